@@ -1,0 +1,1 @@
+"""Terminal commands: parse, call one stage, render its report."""

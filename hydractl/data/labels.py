@@ -1,0 +1,129 @@
+"""Which class of the model is which class of the data."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hydractl.errors import DataError, UsageError
+from hydractl.progress import SILENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hydractl.progress import Progress
+
+_NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
+_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+_SHOWN = 5
+
+
+def are_numerals(names: Iterable[str]) -> bool:
+    """Return whether every name is a whole number as Python writes it: `7`, not `07`."""
+    return all(_NUMERAL.fullmatch(name) for name in names)
+
+
+def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
+    """Return the classes that `classes=` chooses, increasing.
+
+    A class's name goes before everything. Otherwise a number is a name where all names are numbers, and a
+    position counted from 0 where they are not.
+
+    Args:
+        class_names: The data set's classes.
+        wanted: Names, numbers, or inclusive ranges of numbers such as `0-6`.
+
+    Raises:
+        UsageError: If a range runs backwards.
+        DataError: If the data have no such class.
+    """
+    by_name = {name: index for index, name in enumerate(class_names)}
+    numbered = by_name if are_numerals(class_names) else {str(i): i for i in range(len(class_names))}
+    chosen: set[int] = set()
+    for item in wanted:
+        ends = _RANGE.fullmatch(item)
+        if item in by_name:
+            chosen.add(by_name[item])
+        elif ends is None:
+            chosen.add(_number_of(item, numbered, class_names))
+        else:
+            first, last = int(ends[1]), int(ends[2])
+            if first > last:
+                raise UsageError(f"`classes={item}`: the range runs backwards", hint=f"write {last}-{first}")
+            # both ends first: a range far too long must not be walked
+            _number_of(str(last), numbered, class_names)
+            chosen.update(
+                _number_of(str(number), numbered, class_names) for number in range(first, last + 1)
+            )
+    return tuple(sorted(chosen))
+
+
+def align_labels(
+    class_names: Sequence[str],
+    labels: Sequence[int],
+    model_labels: Sequence[str],
+    *,
+    num_classes: int,
+    progress: Progress = SILENT,
+) -> tuple[int, ...]:
+    """Translate the data's labels into the model's.
+
+    By name if the model knows every class of the data; else class names that are numbers are taken for the
+    model's class indices; else classes are taken in order, which needs equal counts, or a model whose
+    classes have no names. Anything but a match by name is said through `progress.warn`.
+
+    Args:
+        class_names: The data's classes.
+        labels: Indices into `class_names`.
+        model_labels: The model's class names, one each; empty if it has none.
+        num_classes: How many classes the model tells apart.
+        progress: Hears the warnings.
+
+    Returns:
+        For each label the model's class, in 0..num_classes-1.
+
+    Raises:
+        DataError: If the classes do not fit.
+    """
+    table = _table(class_names, model_labels, num_classes, progress)
+    return tuple(table[label] for label in labels)
+
+
+def _table(
+    class_names: Sequence[str], model_labels: Sequence[str], num_classes: int, progress: Progress
+) -> tuple[int, ...]:
+    times = Counter(model_labels)
+    unmatched = [name for name in class_names if times[name] != 1]
+    if not unmatched:
+        position = {name: index for index, name in enumerate(model_labels)}
+        return tuple(position[name] for name in class_names)
+    if are_numerals(class_names) and all(int(name) < num_classes for name in class_names):
+        if model_labels:
+            progress.warn(
+                "the data's classes are named by numbers: taken for the model's class indices "
+                f"(`{class_names[0]}` is `{model_labels[int(class_names[0])]}`)"
+            )
+        return tuple(int(name) for name in class_names)
+    count = len(class_names)
+    if count == num_classes or (not model_labels and count < num_classes):
+        reason = "the data's class names are not the model's" if model_labels else "the model's classes have no names"
+        progress.warn(
+            f"{reason}: the data's {count} classes are taken in order, "
+            f"from `{class_names[0]}` as class 0 to `{class_names[-1]}` as class {count - 1}"
+        )
+        return tuple(range(count))
+    first = ", ".join(f"`{name}`" for name in unmatched[:_SHOWN])
+    raise DataError(
+        f"the data have {count} classes and the model {num_classes}; the model does not know {first}"
+        + (f" and {len(unmatched) - _SHOWN} more" if len(unmatched) > _SHOWN else ""),
+        hint="name the classes as the model does, or choose some of them with `::classes=`",
+    )
+
+
+def _number_of(item: str, numbered: dict[str, int], class_names: Sequence[str]) -> int:
+    if item not in numbered:
+        shown = ", ".join(f"`{name}`" for name in class_names[: 2 * _SHOWN])
+        more = ", ..." if len(class_names) > 2 * _SHOWN else ""
+        raise DataError(f"the data have no class `{item}`; their {len(class_names)} classes are {shown}{more}")
+    return numbered[item]

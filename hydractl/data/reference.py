@@ -1,0 +1,198 @@
+"""What a DATA argument says: `SOURCE[::key=value,...]`, parsed and checked without reading anything."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, fields
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
+
+from hydractl.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
+HUB_PREFIX = "hf:"
+SOURCES_HINT = (
+    "DATA is `digits`, `photos`, `noise`, a folder with one sub-folder a class, "
+    "a .jsonl, .csv or .parquet file, or `hf:org/name`"
+)
+
+_HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")
+_NATURAL = re.compile(r"[0-9]{1,18}")
+
+
+class SourceKind(Enum):
+    """Where the items come from; the value is how messages call it."""
+
+    DIGITS = "`digits`"
+    PHOTOS = "`photos`"
+    NOISE = "`noise`"
+    FOLDER = "a folder"
+    FILE = "a file"
+    HUB = "a Hub data set"
+
+
+_COLUMNS = frozenset({"image", "label", "text"})
+_SELECTION = frozenset({"classes", "limit"})
+KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
+    {
+        SourceKind.DIGITS: _SELECTION | {"split"},
+        SourceKind.PHOTOS: frozenset({"limit", "size"}),
+        SourceKind.NOISE: frozenset({"limit", "size", "seed"}),
+        SourceKind.FOLDER: _SELECTION | {"split"},
+        SourceKind.FILE: _SELECTION | _COLUMNS,
+        SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config"},
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRef:
+    """A parsed DATA argument.
+
+    Attributes:
+        source: `digits`, `photos`, `noise`, a path, or `hf:org/name[@revision]`.
+        split: A part of the source: `train`, `val`, `test`, or a name that the source knows.
+        config: Which configuration of a Hub data set.
+        classes: Class names, numbers or inclusive ranges of numbers (`0-6`) to keep.
+        limit: At most so many items, spread evenly over what is left.
+        image: Column with the images.
+        label: Column with the labels.
+        text: Column with the texts.
+        seed: What `noise` is drawn from.
+        size: Side of `photos` and `noise`, in pixels.
+
+    Raises:
+        UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
+    """
+
+    source: str
+    split: str | None = None
+    config: str | None = None
+    classes: tuple[str, ...] | None = None
+    limit: int | None = None
+    image: str | None = None
+    label: str | None = None
+    text: str | None = None
+    seed: int | None = None
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_source()
+        allowed = KEYS[self.kind]
+        for key, value in self._options().items():
+            if key not in allowed:
+                raise UsageError(
+                    f"`{self.source}` is {self.kind.value} and has no use for the key `{key}`; "
+                    f"it reads {', '.join(sorted(allowed))}"
+                )
+            _check_value(key, value)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what `text` refers to.
+
+        Raises:
+            UsageError: If `text` does not follow the grammar; the message says where.
+        """
+        source, separator, rest = text.partition("::")
+        options: dict[str, str] = {}
+        for part in rest.split(",") if separator else ():
+            key, equals, value = part.partition("=")
+            if not equals:
+                raise UsageError(
+                    f"`{text}`: expected key=value after `::`, found `{part}`",
+                    hint="for example `digits::split=test,classes=0-6`",
+                )
+            if key not in OPTION_KEYS:
+                raise UsageError(
+                    f"`{text}`: unknown key `{key}`; known keys are {', '.join(sorted(OPTION_KEYS))}",
+                    hint=did_you_mean(key, OPTION_KEYS),
+                )
+            if key in options:
+                raise UsageError(f"`{text}`: the key `{key}` is given twice")
+            options[key] = value
+        strings = {key: options.get(key) for key in ("split", "config", "image", "label", "text")}
+        numbers = {key: _number(key, options[key]) for key in ("limit", "seed", "size") if key in options}
+        classes = tuple(options["classes"].split("+")) if "classes" in options else None
+        return cls(source=source, classes=classes, **strings, **numbers)
+
+    def __str__(self) -> str:
+        options = self._options()
+        if self.classes is not None:
+            options["classes"] = "+".join(self.classes)
+        tail = ",".join(f"{key}={options[key]}" for key in sorted(options))
+        return f"{self.source}::{tail}" if tail else self.source
+
+    @property
+    def kind(self) -> SourceKind:
+        """Where the items come from, told by the form of the source alone."""
+        for kind in (SourceKind.DIGITS, SourceKind.PHOTOS, SourceKind.NOISE):
+            if kind.value == f"`{self.source}`":
+                return kind
+        if self.source.startswith(HUB_PREFIX):
+            return SourceKind.HUB
+        return SourceKind.FILE if self.source.lower().endswith(FILE_SUFFIXES) else SourceKind.FOLDER
+
+    @property
+    def repo_id(self) -> str:
+        """The Hub data set's `org/name`; empty for other sources."""
+        match = _HUB.fullmatch(self.source)
+        return match["repo"] if match else ""
+
+    @property
+    def revision(self) -> str | None:
+        """The Hub data set's branch, tag or commit, if one is named."""
+        match = _HUB.fullmatch(self.source)
+        return match["revision"] if match else None
+
+    def _options(self) -> dict[str, object]:
+        return {key: value for key in OPTION_KEYS if (value := getattr(self, key)) is not None}
+
+    def _check_source(self) -> None:
+        if not self.source:
+            raise UsageError("the data reference names no source", hint=SOURCES_HINT)
+        if "::" in self.source or self.source.endswith(":"):
+            raise UsageError(f"`{self.source}`: a source can neither hold `::` nor end in `:`", hint=SOURCES_HINT)
+        if self.source.startswith(HUB_PREFIX) and not _HUB.fullmatch(self.source):
+            raise UsageError(
+                f"`{self.source}`: a Hub data set is written hf:org/name or hf:org/name@revision",
+                hint="for example `hf:ylecun/mnist`",
+            )
+
+
+OPTION_KEYS = tuple(field.name for field in fields(DataRef) if field.name != "source")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Return a hint with the known name nearest to `name`, or None if none is near."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"did you mean `{near[0]}`?" if near else None
+
+
+def _number(key: str, value: str) -> int:
+    if not _NATURAL.fullmatch(value):
+        raise UsageError(f"`{key}={value}`: expected a whole number, not negative")
+    return int(value)
+
+
+def _check_value(key: str, value: object) -> None:
+    if isinstance(value, int):
+        least = 0 if key == "seed" else 1
+        if value < least:
+            raise UsageError(f"`{key}={value}`: must be at least {least}")
+        return
+    items = value if isinstance(value, tuple) else (value,)
+    for item in items:
+        if not item:
+            raise UsageError(f"the key `{key}` has an empty value", hint=f"write {key}=VALUE or leave it out")
+        if "," in item or (key == "classes" and "+" in item):
+            raise UsageError(f"`{key}={item}`: a value cannot hold a comma, nor a class name a `+`")
+    if len(set(items)) != len(items):
+        raise UsageError(f"`{key}={'+'.join(items)}` names a class twice")
+    if not items:
+        raise UsageError(f"the key `{key}` has an empty value", hint=f"write {key}=VALUE or leave it out")

@@ -1,0 +1,1 @@
+"""How an architecture is read: one file a family, one table."""

@@ -1,0 +1,132 @@
+"""What every family states, as data: where heads and MLPs lie in its tensors. Importing this loads no library.
+
+Axes: B batch, T tokens, D width, H heads, K head width, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from hydractl.families.tower import Model
+    from hydractl.manifest import Architecture, Preprocess, TowerKeep
+
+
+class Role(StrEnum):
+    """What a tensor with a head axis does."""
+
+    INPUT = "input"  # q, k or v, apart or fused: Taylor scores these weights
+    BIAS = "bias"
+    GATE = "gate"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTensor:
+    """A tensor of a block whose axis `axis` is `(copies H K)`: heads contiguous, `copies` times over.
+
+    A fused qkv weight is axis 0 and three copies; an output projection's weight is axis 1 and one copy.
+    """
+
+    name: str
+    axis: int
+    copies: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerLayout:
+    """Where a tower's blocks lie among the state-dict names.
+
+    Attributes:
+        block: Prefix of a block's tensors, with `{layer}`.
+        heads: Tensors with a head axis, relative to the prefix; one that a model lacks is absent from its state dict.
+        mlp: Prefixes, relative to the block's, of what the paper averages.
+        attention: Prefixes, relative to the block's, of the attention and the norm before it.
+        readout: Prefixes of what lies between the blocks and the classifier.
+        head: Prefixes of the classifier.
+    """
+
+    block: str
+    heads: tuple[HeadTensor, ...]
+    attention: tuple[str, ...]
+    mlp: tuple[str, ...]
+    readout: tuple[str, ...]
+    head: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A model as its headers tell it."""
+
+    architecture: Architecture
+    preprocess: Preprocess
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """The architectures that one adapter can read.
+
+    Attributes:
+        name: As stored in checkpoints.
+        library: The distribution whose version matters.
+        towers: Layout of each tower.
+        read_config: Turn a library folder's `config.json` into an architecture, its preprocessing and its labels.
+        describe: Turn an architecture name and its options into the same.
+        build: Make the model with the given mask; on the meta device unless a state dict is given.
+        initialise: Random weights by the library's own rules, from a seed.
+        matches: Whether a `config.json` is of this family's library.
+    """
+
+    name: str
+    library: str
+    towers: Mapping[str, TowerLayout]
+    matches: Callable[[Mapping[str, object]], bool]
+    read_config: Callable[[Mapping[str, object], str], Described]
+    describe: Callable[[str, Mapping[str, object]], Described]
+    build: Callable[[Architecture, Mapping[str, TowerKeep], Mapping[str, torch.Tensor] | None], Model]
+    initialise: Callable[[Architecture, int], dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one tensor stands in a model: its tower, its layer (None outside the blocks) and what it belongs to."""
+
+    tower: str
+    layer: int | None
+    part: str
+    heads: HeadTensor | None = None
+
+
+def locate(family: Family, name: str) -> Place:
+    """Return where the state-dict name `name` stands.
+
+    `part` is `embed`, `readout`, `head`, `attention`, `mlp` or `norm` (anything else inside a block).
+    """
+    for tower, layout in family.towers.items():
+        prefix, suffix = layout.block.split("{layer}")
+        if name.startswith(prefix):
+            number, _, rest = name.removeprefix(prefix).partition(suffix)
+            if not number.isdecimal():
+                continue
+            heads = next((h for h in layout.heads if h.name == rest), None)
+            part = (
+                "attention"
+                if rest.startswith(layout.attention)
+                else "mlp"
+                if rest.startswith(layout.mlp)
+                else "norm"
+            )
+            return Place(tower=tower, layer=int(number), part=part, heads=heads)
+        if name.startswith(layout.head):
+            return Place(tower=tower, layer=None, part="head")
+        if name.startswith(layout.readout):
+            return Place(tower=tower, layer=None, part="readout")
+    return Place(tower=next(iter(family.towers)), layer=None, part="embed")

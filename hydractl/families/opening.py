@@ -1,0 +1,185 @@
+"""MODEL reference → an open model: headers first, tensors when asked."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydractl.checkpoint import Checkpoint, TensorSpec, spec_of, write_tensors
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.table import FAMILIES, family_for_config, family_of
+from hydractl.manifest import Header, InputFile, Kind, full_mask
+from hydractl.source import Located, locate, parse_arch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from hydractl.families.base import Described, Family
+    from hydractl.families.tower import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """A checkpoint together with the family that reads it."""
+
+    reference: str
+    checkpoint: Checkpoint
+    header: Header
+    family: Family
+    scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """What to call the model in tables: its base name without the suffix."""
+        return Path(self.reference).stem if self.checkpoint.paths[0].is_file() else self.reference
+
+    def as_input(self) -> InputFile:
+        """Return the lineage entry of this file."""
+        return InputFile(
+            name=Path(self.reference).name, sha256=self.checkpoint.digest, made_by=self.header.made_by
+        )
+
+
+def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> OpenModel:
+    """Open a MODEL reference; reads headers, or draws random weights for an `arch:` reference.
+
+    Args:
+        reference: See `hydractl.source`.
+        arch: `NAME[::key=value,...]` for a bare safetensors file that does not describe itself.
+        seed: Of the random weights.
+
+    Raises:
+        CheckpointError: If it is missing, malformed or does not say what it is.
+        UnsupportedModelError: If heads cannot be cut in it.
+    """
+    located = locate(reference)
+    if located.arch is not None:
+        return _fresh(located, seed)
+    checkpoint = Checkpoint.open(
+        located.path if located.config is None else located.weights[0], shards=_shards(located)
+    )
+    header = checkpoint.header
+    if header is not None:
+        if arch is not None:
+            raise UsageError(f"{reference}: describes itself; `--arch` is for files that do not")
+        return OpenModel(
+            reference=reference, checkpoint=checkpoint, header=header, family=family_of(header.architecture)
+        )
+    described = _describe(located, arch)
+    family = FAMILIES[described.architecture.family]
+    header = _base_header(described)
+    check_tensors(checkpoint.name, checkpoint.specs, expected_specs(family, header))
+    return OpenModel(reference=reference, checkpoint=checkpoint, header=header, family=family)
+
+
+def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
+    """Build a base or a member with its weights, in evaluation mode on the CPU.
+
+    Raises:
+        CheckpointError: If its tensors are not those of its architecture and mask, or it is a hydra.
+    """
+    if opened.header.kind == Kind.HYDRA:
+        raise CheckpointError(f"{opened.reference}: is a hydra; a base or a member is wanted here")
+    state = opened.checkpoint.tensors()
+    return build_checked(opened.family, opened.header, state, where=opened.reference, dtype=dtype)
+
+
+def build_checked(
+    family: Family,
+    header: Header,
+    state: Mapping[str, torch.Tensor],
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> Model:
+    """Build a model of `header`'s first mask from a state dict, after checking every name and shape."""
+    check_tensors(where, {k: spec_of(v) for k, v in state.items()}, expected_specs(family, header))
+    if dtype is not None:
+        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+    return family.build(header.architecture, header.masks[0], state)
+
+
+def expected_specs(family: Family, header: Header) -> dict[str, TensorSpec]:
+    """Return the name and shape of every tensor that the architecture has under the header's first mask."""
+    model = family.build(header.architecture, header.masks[0], None)
+    return {name: spec_of(tensor) for name, tensor in model.library_state().items()}
+
+
+def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
+    """Compare names and shapes (dtypes may differ).
+
+    Raises:
+        CheckpointError: Naming the first tensor that is missing, unexpected or of another shape.
+    """
+    hint = "is it another architecture, or another number of classes?"
+    if missing := sorted(expected.keys() - found.keys()):
+        raise CheckpointError(
+            f"{where}: lacks {len(missing)} tensors of its architecture, for example `{missing[0]}`",
+            hint=hint,
+        )
+    if extra := sorted(found.keys() - expected.keys()):
+        raise CheckpointError(
+            f"{where}: has {len(extra)} tensors that its architecture does not, for example `{extra[0]}`",
+            hint=hint,
+        )
+    for name, spec in sorted(expected.items()):
+        if found[name].shape != spec.shape:
+            raise CheckpointError(
+                f"{where}: tensor `{name}` has shape {found[name].shape}, its architecture needs {spec.shape}",
+                hint=hint,
+            )
+
+
+def _shards(located: Located) -> tuple[Path, ...]:
+    return located.weights if located.path.is_dir() else ()
+
+
+def _describe(located: Located, arch: str | None) -> Described:
+    if arch is not None:
+        name, options = parse_arch(arch)
+        return _any_family().describe(name, options)
+    if located.config is None:
+        raise CheckpointError(
+            f"{located.reference}: does not say which architecture it is",
+            hint="add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
+        )
+    return family_for_config(located.config, where=str(located.path)).read_config(
+        located.config, str(located.path)
+    )
+
+
+def _any_family() -> Family:
+    """Return the family that reads architecture names; today there is one."""
+    return next(iter(FAMILIES.values()))
+
+
+def _base_header(described: Described) -> Header:
+    architecture = described.architecture
+    return Header(
+        kind=Kind.BASE,
+        architecture=architecture,
+        masks=(full_mask(architecture),),
+        preprocess=described.preprocess,
+        labels=described.labels,
+    )
+
+
+def _fresh(located: Located, seed: int) -> OpenModel:
+    family = _any_family()
+    described = family.describe(located.arch or "", located.options)
+    header = _base_header(described)
+    folder = tempfile.TemporaryDirectory(prefix="hydractl-")
+    path = Path(folder.name) / "fresh.st"
+    with path.open("wb") as file:
+        write_tensors(file, family.initialise(described.architecture, seed), header=header)
+    return OpenModel(
+        reference=located.reference,
+        checkpoint=Checkpoint.open(path),
+        header=header,
+        family=family,
+        scratch=folder,
+    )

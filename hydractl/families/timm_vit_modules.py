@@ -1,0 +1,113 @@
+"""The tower of a timm vision transformer, out of timm's own modules."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import ResPostBlock
+from torch import nn
+
+from hydractl.families.attention import Attention
+from hydractl.families.tower import Block, Model, Stream, Tower
+
+if TYPE_CHECKING:
+    import torch
+
+READOUT_PARTS = {"norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist"}
+
+
+class VitEmbed(nn.Module):
+    """Patches, prefix tokens and position embedding."""
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self.host = host
+
+    def forward(self, images: torch.Tensor) -> Stream:
+        """Return the stream of images (B, C, height, width)."""
+        host: Any = self.host
+        return Stream(host.norm_pre(host.patch_drop(host._pos_embed(host.patch_embed(images)))))
+
+
+class VitReadout(nn.Module):
+    """Final norm, pooling and classifier."""
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self.host = host
+
+    def forward(self, stream: Stream) -> torch.Tensor:
+        """Return logits (N, C)."""
+        host: Any = self.host
+        logits: torch.Tensor = host.forward_head(host.norm(stream.tokens))
+        return logits
+
+
+class PreNormBlock(Block):
+    """timm's `Block`: norm, attention, residual; norm, MLP, residual."""
+
+    def __init__(self, library: Any) -> None:  # noqa: ANN401 - timm is untyped
+        super().__init__()
+        for name, child in library.named_children():
+            self.add_module(name, Attention([child]) if name == "attn" else child)
+
+    def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
+        """See `Block.heads`."""
+        return self.attn.heads(self.norm1(stream.tokens), queries)
+
+    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+        """See `Block.join`."""
+        x = stream.tokens + self.drop_path1(self.ls1(y))
+        return stream.with_tokens(x + self.drop_path2(self.ls2(self.mlp(self.norm2(x)))))
+
+
+class ResPostNormBlock(PreNormBlock):
+    """timm's `ResPostBlock`: attention, norm, residual; MLP, norm, residual."""
+
+    def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
+        """See `Block.heads`."""
+        return self.attn.heads(stream.tokens, queries)
+
+    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+        """See `Block.join`."""
+        x = stream.tokens + self.drop_path1(self.norm1(y))
+        return stream.with_tokens(x + self.drop_path2(self.norm2(self.mlp(x))))
+
+
+def wrap(library: Any) -> Model:  # noqa: ANN401 - timm is untyped
+    """Return the model whose parts are the library model's own modules."""
+    blocks = [(ResPostNormBlock if isinstance(b, ResPostBlock) else PreNormBlock)(b) for b in library.blocks]
+    return Model(
+        {
+            "vision": Tower(
+                embed=VitEmbed(_part(library, keep=lambda name: name not in READOUT_PARTS)),
+                blocks=blocks,
+                readout=VitReadout(_part(library, keep=lambda name: name in READOUT_PARTS)),
+                reads=_tokens_read(library),
+                prefix="blocks.{layer}.",
+            )
+        }
+    )
+
+
+def _part(library: nn.Module, *, keep: Any) -> nn.Module:  # noqa: ANN401 - a predicate on names
+    """Return the library model with only the children, parameters and buffers whose names `keep` accepts.
+
+    Its methods run unchanged; what was left out belongs to another part.
+    """
+    part = copy.copy(library)
+    for kind in ("_modules", "_parameters", "_buffers"):
+        entries = getattr(library, kind)
+        # what is absent in the library (None) stays None: its methods ask for it
+        part.__dict__[kind] = {
+            n: v if v is None or keep(n) else None for n, v in entries.items() if n != "blocks"
+        }
+    return part
+
+
+def _tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - timm is untyped
+    if isinstance(library, VisionTransformerDistilled):
+        return slice(0, 2)
+    return slice(0, 1) if library.global_pool == "token" and library.attn_pool is None else None

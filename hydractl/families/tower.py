@@ -1,0 +1,181 @@
+"""A model is embed → blocks → readout: the view of a transformer on which the whole tool stands.
+
+Axes: M members, N = M B batch (B where the members agree), T tokens, D width, H heads, K head width, C classes.
+A family wraps a library's modules into `Block`s, an embedding and a readout; running them in turn equals the
+library's own forward pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hydractl.families.attention import Attention
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What flows through a tower: tokens (N, T, D), and what blocks need besides (padding mask, rotary angles)."""
+
+    tokens: torch.Tensor
+    context: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def with_tokens(self, tokens: torch.Tensor) -> Stream:
+        """Return the stream with other tokens."""
+        return replace(self, tokens=tokens)
+
+    def repeat(self, times: int) -> Stream:
+        """Return the stream `times` times over on the batch axis: the fork from one trunk into members."""
+        return Stream(_repeat(self.tokens, times), {k: _repeat(v, times) for k, v in self.context.items()})
+
+
+class Block(nn.Module):
+    """One transformer block; its direct children are the parts that members may share or not."""
+
+    attn: Attention
+
+    def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
+        """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
+        raise NotImplementedError
+
+    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+        """Return the stream after residual, norms, layer scale and MLP, for the attention output y (N, T, D)."""
+        raise NotImplementedError
+
+    def project(self, z: torch.Tensor) -> torch.Tensor:
+        """Return the attention output (N, T', D) of head outputs z (B, T', H, K)."""
+        return self.attn.project(z)
+
+    def run(self, stream: Stream, queries: slice | None = None) -> Stream:
+        """Return the stream after this block, of the tokens `queries` only where given."""
+        y = self.project(self.heads(stream, queries))
+        return self.join(stream if queries is None else stream.with_tokens(stream.tokens[:, queries]), y)
+
+    def with_parts(self, parts: Mapping[str, nn.Module]) -> Block:
+        """Return a copy of this block that has `parts` in place of its own children and shares all others."""
+        other = copy.copy(self)
+        other.__dict__["_modules"] = {**self._modules, **parts}
+        return other
+
+
+class Tower(nn.Module):
+    """A stack of blocks between an embedding and a readout, run for M members at once.
+
+    `embed` and `readout` hold library modules under the name `host`, whose state-dict names are the library's.
+    """
+
+    def __init__(
+        self,
+        *,
+        embed: nn.Module,
+        blocks: Sequence[Block],
+        readout: nn.Module,
+        reads: slice | None,
+        prefix: str,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            embed: Inputs to `Stream`.
+            blocks: The blocks in order.
+            readout: `Stream` to (N, C).
+            reads: The tokens that the readout reads, None for all: the last block computes no others.
+            prefix: State-dict prefix of a block in the library, with `{layer}`.
+        """
+        super().__init__()
+        self.embed = embed
+        self.blocks = nn.ModuleList(blocks)
+        self.readout = readout
+        self.reads = reads
+        self.prefix = prefix
+        self.members = 1
+        self.fork: int | None = None
+
+    def layers(self) -> list[Block]:
+        """Return the blocks in order."""
+        return cast("list[Block]", list(self.blocks))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return logits (N, C): N = M B with members one after another, or B where no part differs among members.
+
+        `fork` is the step before which the stream is repeated: 0 the embedding, i + 1 block i, L + 1 the readout.
+        """
+        stream = self.embed(_repeat(inputs, self.members) if self.fork == 0 else inputs)
+        return self.resume(stream, 0)
+
+    def resume(self, stream: Stream, layer: int) -> torch.Tensor:
+        """Return logits from the stream that enters block `layer`."""
+        blocks = self.layers()
+        for i in range(layer, len(blocks)):
+            stream = self.forked(stream, i + 1)
+            stream = blocks[i].run(stream, self.queries(i))
+        return self.finish(stream)
+
+    def finish(self, stream: Stream) -> torch.Tensor:
+        """Return logits from the stream that leaves the last block."""
+        logits: torch.Tensor = self.readout(self.forked(stream, len(self.blocks) + 1))
+        return logits
+
+    def forked(self, stream: Stream, step: int) -> Stream:
+        """Return the stream as step `step` takes it: repeated for the members if this is where they part."""
+        return stream.repeat(self.members) if self.fork == step else stream
+
+    def queries(self, layer: int) -> slice | None:
+        """Return the tokens that block `layer` must compute: all, or in the last block those that are read."""
+        return self.reads if layer == len(self.blocks) - 1 else None
+
+    def library_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield parameters and persistent buffers under the library's state-dict names, for a single member."""
+        for key, tensor in self.state_dict(keep_vars=True).items():
+            part, _, rest = key.partition(".")
+            if part != "blocks":
+                yield rest.removeprefix("host."), tensor
+                continue
+            layer, _, name = rest.partition(".")
+            yield self.prefix.format(layer=layer) + name.replace("attn.members.0.", "attn."), tensor
+
+
+class Model(nn.Module):
+    """A base or a member: its towers, and a forward pass that equals the library's own."""
+
+    def __init__(self, towers: Mapping[str, Tower]) -> None:
+        super().__init__()
+        self.towers = nn.ModuleDict(towers)
+
+    def tower(self, name: str | None = None) -> Tower:
+        """Return a tower by name, or the only one."""
+        return cast("Tower", self.towers[name] if name else next(iter(self.towers.values())))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, which inputs are cast to."""
+        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, C)."""
+        logits: torch.Tensor = self.tower()(inputs)
+        return logits
+
+    def member_logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return logits (M, B, C); M = 1 here."""
+        return self.forward(inputs).unsqueeze(0)
+
+    def library_state(self) -> dict[str, torch.Tensor]:
+        """Return parameters and persistent buffers under the library's state-dict names, not detached."""
+        return dict(pair for tower in self.towers.values() for pair in cast("Tower", tower).library_tensors())
+
+
+def _repeat(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x.unsqueeze(0).expand(times, *x.shape).flatten(0, 1)

@@ -1,0 +1,1 @@
+"""The fuse plan and the fused runtime."""

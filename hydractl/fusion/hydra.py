@@ -1,0 +1,149 @@
+"""The fused model, and `load` for any checkpoint of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from hydractl.errors import CheckpointError
+from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
+from hydractl.fusion.grouped import assemble
+from hydractl.fusion.plan import split_members
+from hydractl.manifest import Header, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from hydractl.families.tower import Model
+
+
+class HydraOutput(NamedTuple):
+    """What a hydra answers.
+
+    Attributes:
+        logits: `log mean_m softmax(z_m)`, shape (B, C): their softmax is the ensemble's mean probability.
+        member_logits: Each member's own logits z_m, shape (M, B, C).
+    """
+
+    logits: torch.Tensor
+    member_logits: torch.Tensor
+
+
+class Hydra(nn.Module):
+    """M members of one architecture in a single forward pass (Hydra Ensembles, section 4.2).
+
+    A plain `torch.nn.Module`: it works under `torch.compile` and `torch.export`.
+    """
+
+    def __init__(self, members: Sequence[Model]) -> None:
+        """Fuse models in memory; tensors that are the same objects in all of them are held and run once.
+
+        Args:
+            members: Built by one family from one architecture, M >= 1.
+        """
+        super().__init__()
+        names = list(members[0].towers)
+        self.members = len(members)
+        self.towers = nn.ModuleDict({name: assemble([m.tower(name) for m in members]) for name in names})
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, which inputs are cast to."""
+        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def member_logits(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return each member's logits (M, B, C) for inputs (B, ...)."""
+        logits = next(iter(self.towers.values()))(inputs)
+        if logits.shape[0] == inputs.shape[0] * self.members:
+            return logits.unflatten(0, (self.members, -1))
+        return logits.unsqueeze(0).expand(self.members, *logits.shape)
+
+    def forward(self, inputs: torch.Tensor) -> HydraOutput:
+        """Return the ensemble's log-probabilities and the members' logits for inputs (B, ...)."""
+        logits = self.member_logits(inputs)
+        return HydraOutput(ensemble_log_probs(logits), logits)
+
+
+def ensemble_log_probs(member_logits: torch.Tensor) -> torch.Tensor:
+    """Return `log mean_m softmax(z_m)` (B, C) of member logits (M, B, C)."""
+    log_m = torch.log(torch.tensor(float(member_logits.shape[0]), dtype=torch.float32)).to(member_logits)
+    return torch.logsumexp(member_logits.log_softmax(dim=-1), dim=0) - log_m
+
+
+def build_hydra(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Hydra:
+    """Build a hydra from its file.
+
+    Raises:
+        CheckpointError: If its tensors do not fit its plan, masks or architecture.
+    """
+    state: Mapping[str, torch.Tensor] = opened.checkpoint.tensors()
+    if dtype is not None:
+        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+    header = opened.header
+    try:
+        states = split_members(opened.family, header, state)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{opened.reference}: {error}", hint="was the file edited? fuse the members again"
+        ) from error
+    return Hydra(build_members(opened, states))
+
+
+def build_members(opened: OpenModel, states: Sequence[Mapping[str, torch.Tensor]]) -> list[Model]:
+    """Build the members of a hydra from their state dicts, sharing parameter objects where tensors are shared."""
+    header = opened.header
+    shared: dict[int, torch.Tensor] = {}
+    models = []
+    for mask, state in zip(header.masks, states, strict=True):
+        one = Header(
+            kind=Kind.MEMBER,
+            architecture=header.architecture,
+            masks=(mask,),
+            preprocess=header.preprocess,
+            labels=header.labels,
+        )
+        parameters = {k: shared.setdefault(id(v), _parameter(v)) for k, v in state.items()}
+        models.append(build_checked(opened.family, one, parameters, where=opened.reference))
+    return models
+
+
+def load(
+    reference: str | Path, *, arch: str | None = None, dtype: torch.dtype | None = None
+) -> Model | Hydra:
+    """Load a checkpoint as a `torch.nn.Module` in evaluation mode, on the CPU.
+
+    A hydra answers with a `HydraOutput`; a base or a member answers with its logits (B, C), as the library's own
+    model does.
+
+    Args:
+        reference: A MODEL reference: a file, a folder, a Hub id.
+        arch: Architecture of a bare safetensors file.
+        dtype: Convert floating-point weights; None keeps them as stored.
+
+    Raises:
+        InputError: If it cannot be read.
+        HubError: If it cannot be fetched.
+    """
+    opened = open_model(str(reference), arch=arch)
+    return load_any(opened, dtype=dtype)
+
+
+def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
+    """Build whatever an open model holds; see `load`."""
+    return (
+        build_hydra(opened, dtype=dtype)
+        if opened.header.kind == Kind.HYDRA
+        else load_model(opened, dtype=dtype)
+    )
+
+
+def _parameter(tensor: torch.Tensor) -> torch.Tensor:
+    return nn.Parameter(tensor) if tensor.is_floating_point() else tensor

@@ -1,0 +1,91 @@
+"""The fuse plan: what becomes of each tensor, and where a member's part of a fused tensor lies.
+
+A *shared* tensor is bit-identical in all members and stored once. A *merged* one is an MLP tensor that differs: the
+mean over members (Hydra Ensembles, section 4.2). A *grouped* one is everything else that differs: the members'
+tensors one after another along the axis that holds their heads, or along the first axis.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl.checkpoint import TensorSpec
+from hydractl.families.base import Family, locate
+from hydractl.manifest import Fate, FusePlan, Header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+
+def group_axis(family: Family, name: str) -> int:
+    """Return the axis along which members' tensors lie in a grouped tensor."""
+    heads = locate(family, name).heads
+    return heads.axis if heads else 0
+
+
+def fused_spec(family: Family, name: str, fate: Fate, members: Sequence[TensorSpec]) -> TensorSpec:
+    """Return dtype and shape of a fused tensor; a grouped 0-d tensor becomes a vector of M."""
+    first = members[0]
+    if fate != Fate.GROUPED:
+        return first
+    if not first.shape:
+        return TensorSpec(first.dtype, (len(members),))
+    axis = group_axis(family, name)
+    shape = list(first.shape)
+    shape[axis] = sum(spec.shape[axis] for spec in members)
+    return TensorSpec(first.dtype, tuple(shape))
+
+
+def trunk_length(family: Family, fates: Mapping[str, Fate], layers: int) -> int:
+    """Return how many leading blocks run once: those before the first grouped tensor, 0 if the embedding is grouped."""
+    trunk = layers
+    for name, fate in fates.items():
+        if fate == Fate.GROUPED:
+            place = locate(family, name)
+            trunk = min(trunk, 0 if place.part == "embed" else layers if place.layer is None else place.layer)
+    return trunk
+
+
+def member_widths(family: Family, header: Header, name: str, length: int) -> list[int]:
+    """Return each member's length along the group axis of a grouped tensor of `length` there.
+
+    Heads may be ragged, so their lengths come from the masks; anything else is the same for all members.
+
+    Raises:
+        ValueError: If the lengths do not add up to `length`.
+    """
+    place = locate(family, name)
+    if place.heads is not None and place.layer is not None:
+        width = place.heads.copies * header.architecture.towers[place.tower].head_dim
+        widths = [width * len(mask[place.tower].keep[place.layer]) for mask in header.masks]
+    else:
+        widths = [length // len(header.masks)] * len(header.masks)
+    if sum(widths) != length:
+        raise ValueError(f"tensor {name}: members take {widths} along the grouped axis, which has {length}")
+    return widths
+
+
+def split_members(
+    family: Family, header: Header, state: Mapping[str, torch.Tensor]
+) -> list[dict[str, torch.Tensor]]:
+    """Return each member's state dict as views into a hydra's tensors; shared and merged ones are the same objects.
+
+    Raises:
+        ValueError: If a tensor does not fit the plan or the masks.
+    """
+    plan: FusePlan | None = header.plan
+    members: list[dict[str, torch.Tensor]] = [{} for _ in header.masks]
+    for name, tensor in state.items():
+        if plan is None or plan.fates.get(name, None) is None:
+            raise ValueError(f"tensor {name} is not in the fuse plan")
+        if plan.fates[name] != Fate.GROUPED:
+            for member in members:
+                member[name] = tensor
+            continue
+        axis = group_axis(family, name)
+        widths = member_widths(family, header, name, tensor.shape[axis])
+        for member, part in zip(members, tensor.split(widths, dim=axis), strict=True):
+            member[name] = part.contiguous()
+    return members

@@ -1,0 +1,1 @@
+"""Which heads stay: pure functions over scores and masks."""

@@ -1,0 +1,160 @@
+"""Several masks from one model: members that are drawn apart, and the layers where they agree."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydractl.heads.masks import TowerMask, check_order, drop_heads, full_mask, shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hydractl.heads.masks import HeadId, Mask, Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to draw the masks of several members from one removal order.
+
+    Attributes:
+        pool: The first so many heads of the order may go, at least 0.
+        members: How many masks, at least 1.
+        seed: Any integer; member m of seed s is always the same draw.
+        diverge_from: Members remove the same heads in all layers before this one, in every tower; at least 0.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    pool: int
+    members: int
+    seed: int
+    diverge_from: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("pool", 0), ("members", 1), ("diverge_from", 0)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+
+
+def sample_masks(
+    order: Sequence[HeadId], shape: Shape, *, removals: int, sampling: Sampling
+) -> tuple[dict[str, TowerMask], ...]:
+    """Draw distinct masks that each remove `removals` heads out of a pool (Hydra paper, appendix B.5).
+
+    The pool is the first `sampling.pool` heads of the order. Before layer `sampling.diverge_from` every member
+    removes what `best_mask` removes there; the rest is drawn without replacement from the pool's heads in the
+    layers from there on. The draw depends on the set of candidates, the seed and the member's index alone, not
+    on their order, the machine or the Python version.
+
+    Args:
+        order: First to go first, as `removal_order` gives it.
+        shape: The model's shape.
+        removals: How many heads each member removes, at least 0.
+        sampling: Pool, members, seed and where members begin to differ.
+
+    Returns:
+        One mask a member, all different.
+
+    Raises:
+        ValueError: If the order is shorter than the pool, the pool smaller than `removals`, or there are fewer
+            distinct masks than members.
+    """
+    if sampling.pool > len(order):
+        raise ValueError(
+            f"cannot draw from a pool of {sampling.pool} heads: the removal order names {len(order)}"
+        )
+    if not 0 <= removals <= sampling.pool:
+        raise ValueError(f"cannot remove {removals} heads out of a pool of {sampling.pool}")
+    check_order(order, shape)
+    start = sampling.diverge_from
+    trunk = [head for head in order[:removals] if head.layer < start]
+    candidates = sorted(head for head in order[: sampling.pool] if head.layer >= start)
+    count = removals - len(trunk)
+    distinct = math.comb(len(candidates), count)
+    if distinct < sampling.members:
+        raise ValueError(
+            f"{sampling.members} members need as many different masks, but removing {count} of the "
+            f"{len(candidates)} pool heads in layers from {start} on gives {distinct}; "
+            "use a larger pool, fewer members or an earlier layer to diverge from"
+        )
+    base = drop_heads(full_mask(shape), trunk)
+    return tuple(drop_heads(base, heads) for heads in _distinct_draws(candidates, count, sampling=sampling))
+
+
+def _distinct_draws(
+    candidates: Sequence[HeadId], count: int, *, sampling: Sampling
+) -> list[tuple[HeadId, ...]]:
+    """Return for each member `count` candidates, sorted; a draw that an earlier member has is drawn again."""
+    draws: list[tuple[HeadId, ...]] = []
+    for member in range(sampling.members):
+        source = random.Random(f"{sampling.seed}-{member}")  # noqa: S311 - reproducible, not secret
+        draw = _draw(candidates, count, source=source)
+        while draw in draws:
+            draw = _draw(candidates, count, source=source)
+        draws.append(draw)
+    return draws
+
+
+def _draw(candidates: Sequence[HeadId], count: int, *, source: random.Random) -> tuple[HeadId, ...]:
+    """Return `count` candidates, sorted, every subset being equally likely."""
+    # Python keeps the sequence of `random()` across versions, but not the algorithm of `sample()`.
+    shuffled = sorted(candidates, key=lambda _: source.random())
+    return tuple(sorted(shuffled[:count]))
+
+
+def check_agree_before(masks: Sequence[Mask], layer: int) -> None:
+    """Refuse masks that differ before a layer.
+
+    Args:
+        masks: One a member, of one shape.
+        layer: Layers before this one are compared, in every tower; at least 0.
+
+    Raises:
+        ValueError: If two masks differ there, naming member, tower and layer, their
+            shapes differ, or `layer` is negative.
+    """
+    _check_comparable(masks, layer=layer)
+    for member, mask in enumerate(masks):
+        for tower, part in mask.items():
+            for index, (mine, first) in enumerate(zip(part.keep[:layer], masks[0][tower].keep, strict=False)):
+                if mine != first:
+                    raise ValueError(
+                        f"members 0 and {member} must agree before layer {layer}, but in layer {index} of tower "
+                        f"`{tower}` they keep {list(first)} and {list(mine)}"
+                    )
+
+
+def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerMask], ...]:
+    """Return the masks with every layer before one replaced by that of the first mask.
+
+    The number of heads that a member removes may change by this.
+
+    Args:
+        masks: One a member, of one shape.
+        layer: Layers before this one are replaced, in every tower; at least 0.
+
+    Raises:
+        ValueError: If the masks are of different shapes, or `layer` is negative.
+    """
+    _check_comparable(masks, layer=layer)
+    return tuple(
+        {
+            tower: TowerMask(num_heads=part.num_heads, keep=masks[0][tower].keep[:layer] + part.keep[layer:])
+            for tower, part in mask.items()
+        }
+        for mask in masks
+    )
+
+
+def _check_comparable(masks: Sequence[Mask], *, layer: int) -> None:
+    if layer < 0:
+        raise ValueError(f"layer must be at least 0, got {layer}")
+    for member, mask in enumerate(masks):
+        if shape_of(mask) != shape_of(masks[0]):
+            raise ValueError(
+                f"member {member} has a mask for {shape_of(mask)}, but member 0 for {shape_of(masks[0])}"
+            )

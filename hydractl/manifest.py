@@ -1,0 +1,422 @@
+"""The JSON documents: scores, head masks, reports, and what a checkpoint's header says of itself.
+
+Every document is strict: an unknown key, a missing key, a wrong type or a duplicate key is refused with its JSON
+path. A document is dumped with sorted keys, two spaces and a final newline, so equal documents are equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hydractl.errors import ManifestError
+from hydractl.runtime import digest_text
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Option = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
+Heads = tuple[Annotated[int, Field(ge=0)], ...]
+
+
+class Model(BaseModel):
+    """A frozen, strict piece of a document."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Document(Model):
+    """A whole JSON file of ours; `schema` says which."""
+
+    kind_of_file: ClassVar[str]
+
+    def to_json(self) -> str:
+        """Return the canonical text: sorted keys, two spaces, final newline."""
+        return (
+            json.dumps(
+                self.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True, ensure_ascii=False
+            )
+            + "\n"
+        )
+
+    def digest(self) -> str:
+        """Return `sha256:...` of the canonical text."""
+        return digest_text(self.to_json())
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> Self:
+        """Parse and validate a document.
+
+        Args:
+            text: JSON text.
+            where: What to call the file in errors.
+
+        Raises:
+            ManifestError: With the JSON path of the first thing that is wrong.
+        """
+        try:
+            raw = json.loads(text, object_pairs_hook=no_duplicates)
+        except ValueError as error:
+            raise ManifestError(
+                f"{where}: is not JSON: {error}", hint=f"expected a {cls.kind_of_file} file"
+            ) from error
+        if isinstance(raw, dict) and raw.get("schema") != (schema := cls.schema_name()):
+            raise ManifestError(
+                f"{where}: schema is {json.dumps(raw.get('schema'))}, expected `{schema}`",
+                hint=f"this command reads a {cls.kind_of_file} file; see `hydractl schema {cls.kind_of_file}`",
+            )
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ManifestError(
+                f"{where}: {_first_problem(error)}", hint=f"see `hydractl schema {cls.kind_of_file}`"
+            ) from error
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a document from `path`; `-` is standard input.
+
+        Raises:
+            ManifestError: If the file cannot be read or is not a valid document.
+        """
+        return cls.from_json(read_text(path), where=str(path))
+
+    @classmethod
+    def schema_name(cls) -> str:
+        """Return the `schema` value that marks this kind of document."""
+        return str(cls.model_fields["schema_"].default)
+
+
+class TowerHeads(Model):
+    """How many heads each layer of a tower has before pruning, and their width."""
+
+    layers: int = Field(ge=1)
+    num_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+
+
+class Architecture(Model):
+    """Which model class this is: everything that is needed to build it again, without weights."""
+
+    library: str
+    name: str
+    family: str
+    config: dict[str, Option | dict[str, Option]]
+    towers: dict[str, TowerHeads]
+    num_classes: int = Field(ge=1)
+
+
+class Fingerprint(Model):
+    """A data set or model that was used: how it was named and what it held."""
+
+    reference: str
+    sha256: Digest
+    count: int | None = None
+
+
+class TowerScores(Model):
+    """Scores of one tower; row `l`, column `h` is head `(l, h)`. Higher means more important."""
+
+    scores: tuple[tuple[float, ...], ...]
+
+    @model_validator(mode="after")
+    def _rectangular(self) -> Self:
+        if not self.scores or len({len(row) for row in self.scores}) != 1 or not self.scores[0]:
+            raise ValueError("scores must be a layers by heads table")
+        return self
+
+
+class Removal(Model):
+    """One step of a greedy method: the head removed and the objective once it is gone."""
+
+    tower: str
+    layer: int = Field(ge=0)
+    head: int = Field(ge=0)
+    objective: float
+
+
+class HeadScores(Document):
+    """How much each head matters, `hydractl.scores/1`."""
+
+    kind_of_file: ClassVar[str] = "scores"
+
+    schema_: Literal["hydractl.scores/1"] = Field(default="hydractl.scores/1", alias="schema")
+    method: str
+    objective: str | None
+    options: dict[str, Option]
+    model: Fingerprint
+    architecture: str
+    data: dict[str, Fingerprint]
+    towers: dict[str, TowerScores]
+    baseline: float | None = None
+    removals: tuple[Removal, ...] | None = None
+    tool: str
+
+    @model_validator(mode="after")
+    def _removals_fit(self) -> Self:
+        seen: set[tuple[str, int, int]] = set()
+        for i, step in enumerate(self.removals or ()):
+            table = self.towers.get(step.tower)
+            if table is None or step.layer >= len(table.scores) or step.head >= len(table.scores[0]):
+                raise ValueError(
+                    f"removals[{i}] names head ({step.tower}, {step.layer}, {step.head}), which the scores do not have"
+                )
+            if (key := (step.tower, step.layer, step.head)) in seen:
+                raise ValueError(f"removals[{i}] removes head {key} a second time")
+            seen.add(key)
+        return self
+
+
+class TowerKeep(Model):
+    """The heads that stay in one tower: one increasing list a layer, an empty one where no head is left."""
+
+    num_heads: int = Field(ge=1)
+    keep: tuple[Heads, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        for layer, kept in enumerate(self.keep):
+            if list(kept) != sorted(set(kept)):
+                raise ValueError(f"keep[{layer}] must be strictly increasing, got {list(kept)}")
+            if kept and kept[-1] >= self.num_heads:
+                raise ValueError(
+                    f"keep[{layer}] has head {kept[-1]}, but there are {self.num_heads} heads (0..{self.num_heads - 1})"
+                )
+        return self
+
+
+class MaskOrigin(Model):
+    """Where a mask came from. A mask written by hand has none."""
+
+    strategy: str
+    method: str | None = None
+    scores: tuple[Digest, ...] = ()
+    budget: dict[str, Option] = {}
+    seed: int | None = None
+    member: int | None = None
+    tool: str | None = None
+
+
+class HeadMask(Document):
+    """Which heads a member keeps, `hydractl.head-mask/1`."""
+
+    kind_of_file: ClassVar[str] = "head-mask"
+
+    schema_: Literal["hydractl.head-mask/1"] = Field(default="hydractl.head-mask/1", alias="schema")
+    towers: dict[str, TowerKeep] = Field(min_length=1)
+    architecture: str | None = None
+    base: Digest | None = None
+    origin: MaskOrigin | None = None
+
+
+class Value(Model):
+    """One measured number: its 95 % interval and how many samples it rests on."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    count: int | None = None
+
+
+class Row(Model):
+    """What was measured of one model or ensemble."""
+
+    name: str
+    models: tuple[Fingerprint, ...]
+    members: int = Field(ge=1)
+    values: dict[str, Value]
+    ood: dict[str, dict[str, Value]] = {}
+    means: dict[str, dict[str, float]] = {}
+
+
+class Check(Model):
+    """A `--fail-if` condition and what came of it."""
+
+    condition: str
+    failed: bool
+    found: float
+
+
+class Report(Document):
+    """Every number that `eval` prints, `hydractl.report/1`."""
+
+    kind_of_file: ClassVar[str] = "report"
+
+    schema_: Literal["hydractl.report/1"] = Field(default="hydractl.report/1", alias="schema")
+    rows: tuple[Row, ...] = Field(min_length=1)
+    data: dict[str, Fingerprint]
+    near: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+    definitions: dict[str, str]
+    options: dict[str, Option]
+    checks: tuple[Check, ...] = ()
+    versions: dict[str, str]
+
+
+DOCUMENTS: dict[str, type[Document]] = {cls.kind_of_file: cls for cls in (HeadScores, HeadMask, Report)}
+
+
+class Kind(StrEnum):
+    """What a checkpoint holds."""
+
+    BASE = "base"
+    MEMBER = "member"
+    HYDRA = "hydra"
+
+
+class Fate(StrEnum):
+    """What `fuse` did with a tensor."""
+
+    SHARED = "shared"
+    MERGED = "merged"
+    GROUPED = "grouped"
+
+
+class Preprocess(Model):
+    """How an image becomes an input."""
+
+    input_size: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bicubic"
+    crop_pct: float = 1.0
+    crop_mode: str = "center"
+
+
+class InputFile(Model):
+    """A file that a step read: its base name, its digest, and the step that made it."""
+
+    name: str
+    sha256: Digest
+    made_by: Step | None = None
+
+
+class Step(Model):
+    """One stage that led here. No clock, no host, no path: equal work gives equal steps."""
+
+    command: str
+    options: dict[str, Option]
+    inputs: tuple[InputFile, ...] = ()
+    seed: int | None = None
+    results: dict[str, Option] = {}
+    versions: dict[str, str] = {}
+
+
+class FusePlan(Model):
+    """How members were fused: each tensor's fate, and how many leading blocks run once."""
+
+    fates: dict[str, Fate]
+    trunk: int = Field(ge=0)
+    mlp: Literal["merge", "keep"]
+
+
+class Header(Document):
+    """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`."""
+
+    kind_of_file: ClassVar[str] = "checkpoint"
+
+    schema_: Literal["hydractl.checkpoint/1"] = Field(default="hydractl.checkpoint/1", alias="schema")
+    kind: Kind
+    architecture: Architecture
+    masks: tuple[dict[str, TowerKeep], ...] = Field(min_length=1)
+    base: Digest | None = None
+    plan: FusePlan | None = None
+    preprocess: Preprocess
+    labels: tuple[str, ...] = ()
+    made_by: Step | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.kind == Kind.HYDRA) != (self.plan is not None):
+            raise ValueError("plan: a hydra has one, and only a hydra")
+        if self.kind != Kind.HYDRA and len(self.masks) != 1:
+            raise ValueError(f"masks: a {self.kind} has one mask, found {len(self.masks)}")
+        for i, mask in enumerate(self.masks):
+            check_mask_fits(mask, self.architecture, where=f"masks[{i}]")
+        if self.labels and len(self.labels) != self.architecture.num_classes:
+            raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
+        return self
+
+    def to_metadata(self) -> str:
+        """Return the compact text that goes into the header."""
+        return json.dumps(
+            self.model_dump(mode="json", by_alias=True),
+            sort_keys=True,
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
+
+
+def check_mask_fits(mask: dict[str, TowerKeep], architecture: Architecture, *, where: str) -> None:
+    """Check that a mask has the towers, layers and heads of an architecture.
+
+    Raises:
+        ValueError: Naming the tower and both numbers.
+    """
+    if mask.keys() != architecture.towers.keys():
+        raise ValueError(
+            f"{where}: has towers {sorted(mask)}, but {architecture.name} has {sorted(architecture.towers)}"
+        )
+    for name, tower in architecture.towers.items():
+        if len(mask[name].keep) != tower.layers:
+            raise ValueError(
+                f"{where}.{name}.keep: has {len(mask[name].keep)} layers, but {architecture.name} has {tower.layers}"
+            )
+        if mask[name].num_heads != tower.num_heads:
+            raise ValueError(
+                f"{where}.{name}.num_heads: is {mask[name].num_heads}, but {architecture.name} has {tower.num_heads} heads a layer"
+            )
+
+
+def full_mask(architecture: Architecture) -> dict[str, TowerKeep]:
+    """Return the mask that keeps every head."""
+    return {
+        name: TowerKeep(num_heads=t.num_heads, keep=(tuple(range(t.num_heads)),) * t.layers)
+        for name, t in architecture.towers.items()
+    }
+
+
+def read_text(path: Path) -> str:
+    """Read a small text file; `-` is standard input.
+
+    Raises:
+        ManifestError: If it cannot be read or is not UTF-8.
+    """
+    try:
+        return sys.stdin.buffer.read().decode() if path == Path("-") else path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ManifestError(f"{path}: no such file") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(
+            f"{path}: is not UTF-8 text", hint="is it a checkpoint? this argument takes a JSON file"
+        ) from error
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Build a JSON object, refusing a key that stands twice (`object_pairs_hook` of `json.loads`)."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands twice")
+    return found
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    where = (
+        "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+        or "document"
+    )
+    words = {"missing": "is missing", "extra_forbidden": "is not a key of this document"}
+    message = words.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+    separator = " " if problem["type"] in words else ": "
+    return f"{where}{separator}{message}"
+
+
+for _model in (InputFile, Step, Header):
+    _model.model_rebuild()

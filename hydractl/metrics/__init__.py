@@ -1,0 +1,1 @@
+"""Metrics: tensors in, floats out."""

@@ -1,0 +1,72 @@
+"""What every metric asks of its tensors before it counts anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Rows of a bfloat16 softmax over a thousand classes sum to 1 within about 0.4 %.
+ROW_SUM_TOLERANCE = 1e-2
+
+
+def check_probs(probs: Tensor, *, dims: int = 2) -> None:
+    """Refuse what is not a non-empty stack of probability vectors.
+
+    Args:
+        probs: Last axis C are the classes; every other axis holds samples or members.
+        dims: How many axes there must be.
+
+    Raises:
+        ValueError: If the shape is wrong or empty, a value is not finite or negative, or a row does not sum
+            to 1 within 1e-2, as logits would not.
+    """
+    if probs.ndim != dims or probs.numel() == 0:
+        raise ValueError(f"probabilities must have {dims} non-empty axes, got shape {tuple(probs.shape)}")
+    if not bool(torch.isfinite(probs).all()):
+        raise ValueError("probabilities must be finite")
+    if bool((probs < 0).any()):
+        raise ValueError("probabilities must not be negative; are these logits?")
+    worst = float((probs.sum(-1, dtype=torch.float64) - 1).abs().max())
+    if worst > ROW_SUM_TOLERANCE:
+        raise ValueError(f"probabilities must sum to 1 over classes, but a row is off by {worst:.3g}")
+
+
+def check_labels(labels: Tensor, *, samples: int, classes: int) -> None:
+    """Refuse labels that are not one class index a sample.
+
+    Args:
+        labels: Shape (B,), integer, in 0..C-1.
+        samples: B.
+        classes: C.
+
+    Raises:
+        ValueError: If shape, dtype or range is wrong.
+    """
+    if labels.shape != (samples,):
+        raise ValueError(f"labels must have shape ({samples},), got {tuple(labels.shape)}")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers, got {labels.dtype}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels must lie in 0..{classes - 1}, got {low}..{high}")
+
+
+def check_scores(scores: Tensor, *, name: str, dims: int = 1) -> None:
+    """Refuse scores that cannot be ranked.
+
+    Args:
+        scores: Any shape with `dims` axes.
+        name: What the message calls them.
+        dims: How many axes there must be.
+
+    Raises:
+        ValueError: If the shape is wrong or empty, or a score is not finite.
+    """
+    if scores.ndim != dims or scores.numel() == 0:
+        raise ValueError(f"{name} scores must have {dims} non-empty axes, got shape {tuple(scores.shape)}")
+    if not bool(torch.isfinite(scores).all()):
+        raise ValueError(f"{name} scores must be finite")

@@ -1,0 +1,89 @@
+"""How much do the members differ, and how unsure are they together?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.metrics.checks import check_probs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def mutual_information(member_probs: Tensor) -> float:
+    """Return the mutual information of prediction and member, in nats, in [0, ln M], mean over samples.
+
+    H(mean_m p_m) - mean_m H(p_m), the generalised Jensen-Shannon divergence (Depeweg et al. 2018, eq. 4);
+    rounding below 0 is clamped after the mean.
+
+    Args:
+        member_probs: Shape (M, B, C), rows summing to 1.
+
+    Raises:
+        ValueError: If the shape or a value is out of its range.
+    """
+    check_probs(member_probs, dims=3)
+    probs = member_probs.double()
+    gain = _entropy(probs.mean(0)) - _entropy(probs).mean(0)
+    return max(0.0, float(gain.mean()))
+
+
+def disagreement(member_probs: Tensor) -> float:
+    """Return the share of member pairs that predict different classes, in [0, 1], mean over samples.
+
+    One member has no pair and gives 0. Equal probabilities: the lowest class is the prediction.
+
+    Args:
+        member_probs: Shape (M, B, C), rows summing to 1.
+
+    Raises:
+        ValueError: If the shape or a value is out of its range.
+    """
+    check_probs(member_probs, dims=3)
+    members, samples, _ = member_probs.shape
+    if members == 1:
+        return 0.0
+    votes = member_probs.argmax(2)
+    # Every pair counts twice, and no member differs from itself.
+    differing = int((votes[:, None] != votes[None]).sum())
+    return differing / (members * (members - 1) * samples)
+
+
+def predictive_entropy(member_probs: Tensor) -> float:
+    """Return the entropy of the members' mean prediction, in nats, in [0, ln C], mean over samples.
+
+    Args:
+        member_probs: Shape (M, B, C), rows summing to 1; M = 1 is a single model.
+
+    Raises:
+        ValueError: If the shape or a value is out of its range.
+    """
+    check_probs(member_probs, dims=3)
+    return float(_entropy(member_probs.double().mean(0)).mean())
+
+
+def variation_ratio(member_probs: Tensor) -> float:
+    """Return the share of members that do not predict the commonest class, in [0, 1 - 1/M], mean over samples.
+
+    Freeman (1965). Equal probabilities: the lowest class is the prediction.
+
+    Args:
+        member_probs: Shape (M, B, C), rows summing to 1.
+
+    Raises:
+        ValueError: If the shape or a value is out of its range.
+    """
+    check_probs(member_probs, dims=3)
+    members, samples, _ = member_probs.shape
+    votes = member_probs.argmax(2)
+    # The largest group of equal votes is the largest number of members that agree with any one member.
+    commonest = (votes[:, None] == votes[None]).sum(1).amax(0)
+    return 1.0 - int(commonest.sum()) / (members * samples)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """Return the entropy over the last axis in nats, with 0 ln 0 = 0."""
+    surprise: Tensor = torch.special.entr(probs)
+    return surprise.sum(-1)

@@ -1,0 +1,153 @@
+"""How an output reaches its place: whole or not at all.
+
+A regular file is written under a scratch name beside its target and renamed, so a reader never sees half of it
+and an interrupted command leaves nothing behind. Pipes, FIFOs and devices cannot be renamed into; they are
+written straight through. A symbolic link is followed: the file it points to is replaced, the link stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from hydractl.errors import OutputError, OutputExists
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+STDOUT = Path("-")
+
+
+class Sink(Protocol):
+    """Something that takes bytes in order."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Take all of `data` and return its length."""
+        ...
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether `path` is `-`, a FIFO, a socket or a device: something that takes bytes but no rename."""
+    if path == STDOUT:
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def check_output(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
+    """Refuse an output that cannot or must not be written, before any work is done.
+
+    Args:
+        path: Where the output will go; `-` is standard output.
+        force: Whether an existing file may be replaced. An input never may.
+        inputs: Files that the command reads.
+
+    Raises:
+        OutputExists: If `path` is one of `inputs`, or exists and `force` is off.
+        OutputError: If its folder is missing, or it is a folder itself, or it may not be written.
+    """
+    if is_stream(path):
+        return
+    target = path.resolve()
+    for source in inputs:
+        if source.exists() and target.exists() and target.samefile(source):
+            raise OutputExists(f"{path}: is an input of this command", hint="choose another name with `-o`")
+    if target.is_dir():
+        raise OutputError(
+            f"{path}: is a folder, not a file", hint=f"name a file in it, for example `-o {path}/out.st`"
+        )
+    if target.exists() and not force:
+        raise OutputExists(
+            f"{path}: already exists", hint="add `--force` to replace it, or choose another name with `-o`"
+        )
+    if not target.parent.is_dir():
+        raise OutputError(
+            f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
+        )
+    if not os.access(target.parent, os.W_OK):
+        raise OutputError(f"{path}: folder `{path.parent}` is not writable")
+
+
+@contextlib.contextmanager
+def publish(path: Path) -> Iterator[Sink]:
+    """Open `path` for writing bytes, and publish them only if the block ends well.
+
+    The file gets the mode that the umask allows. `check_output` is the caller's, before the work.
+
+    Args:
+        path: Target; `-` is standard output.
+
+    Yields:
+        Where to write the bytes, in order.
+
+    Raises:
+        OutputError: If the operating system refuses (disk full, no permission).
+    """
+    with _translated(path):
+        if is_stream(path):
+            with _stream(path) as file:
+                yield file
+            return
+        target = path.resolve()
+        scratch = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            with scratch.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(target)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def publish_text(path: Path, text: str) -> None:
+    """Publish `text` as UTF-8."""
+    with publish(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def _stream(path: Path) -> Iterator[Sink]:
+    if path != STDOUT:
+        with path.open("wb") as file:
+            yield file
+        return
+    sys.stdout.flush()
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals about the *output* into ours; a closed pipe stays what it is."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None and Path(error.filename).parent != path.resolve().parent:
+            raise  # about some other file, read while this one was open
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise OutputError(
+                f"{path}: no space left to write it; nothing was kept",
+                hint="free some space or choose another disk",
+            ) from error
+        if error.errno in {
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.EIO,
+            errno.ENAMETOOLONG,
+        }:
+            raise OutputError(f"{path}: cannot be written: {os.strerror(error.errno)}") from error
+        raise

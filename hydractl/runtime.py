@@ -1,0 +1,85 @@
+"""The machine: device, dtype, threads, ranks, library versions, digests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from hydractl.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+CHUNK_BYTES = 1 << 22
+
+
+def versions(*libraries: str) -> dict[str, str]:
+    """Return the installed version of each named distribution."""
+    return {name: metadata.version(name) for name in sorted(libraries)}
+
+
+def digest_file(path: Path) -> str:
+    """Return `sha256:...` of a file's bytes, read in chunks."""
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            sha.update(chunk)
+    return f"sha256:{sha.hexdigest()}"
+
+
+def digest_text(text: str) -> str:
+    """Return `sha256:...` of a text's UTF-8 bytes."""
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype that `bf16`, `fp16` or `fp32` names.
+
+    Raises:
+        UsageError: If the name is none of these.
+    """
+    import torch  # noqa: PLC0415 - naming dtypes must not cost the import of torch
+
+    if name not in DTYPES:
+        raise UsageError(f"unknown dtype `{name}`", hint=f"choose one of {', '.join(DTYPES)}")
+    dtype: torch.dtype = getattr(torch, DTYPES[name])
+    return dtype
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device that `auto`, `cpu`, `cuda[:N]` or `mps` means here.
+
+    Raises:
+        UsageError: If the device is unknown or absent.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device `{name}`", hint="choose auto, cpu, cuda, cuda:N or mps") from error
+    absent = (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()) or (
+        device.type == "mps" and not torch.backends.mps.is_available()
+    )
+    if absent or device.type not in {"cpu", "cuda", "mps"}:
+        raise UsageError(
+            f"device `{name}` is not available on this machine", hint="use `--device auto` or `--device cpu`"
+        )
+    return device
+
+
+def rank() -> int:
+    """Return this process's rank under torchrun or accelerate, 0 when there is one process."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Return how many processes run this command together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

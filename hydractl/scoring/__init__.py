@@ -1,0 +1,1 @@
+"""Head importance: one method a file, one table."""

@@ -1,0 +1,177 @@
+"""MODEL references → local files. The only place that talks to a hub for reading models.
+
+A MODEL is, in this order: `-` (standard input) · `arch:NAME[::key=value,...]` (random weights) · `hf-hub:ID` ·
+`local-dir:PATH` · a path that exists · a Hub id `org/name[@revision]`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydractl.errors import CheckpointError, HubError, UsageError
+from hydractl.publish import is_stream
+
+HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?$")
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+NEEDED = ["config.json", "*.safetensors", "*.safetensors.index.json"]
+PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """Where a model's files are.
+
+    Attributes:
+        reference: What the user wrote.
+        path: The file or folder, for messages.
+        weights: The safetensors files, shards in order; empty for `arch:`.
+        config: The folder's `config.json`, if there is one.
+        arch: Architecture name of an `arch:` reference.
+        options: Its options.
+    """
+
+    reference: str
+    path: Path
+    weights: tuple[Path, ...] = ()
+    config: dict[str, object] | None = None
+    arch: str | None = None
+    options: dict[str, object] = field(default_factory=dict)
+
+
+def locate(reference: str) -> Located:
+    """Find the files of a MODEL reference, downloading them if it is a Hub id.
+
+    Raises:
+        CheckpointError: If nothing is there, or what is there has no safetensors weights.
+        HubError: If the Hub cannot be reached or does not have it.
+        UsageError: If the reference is malformed.
+    """
+    if reference.startswith("arch:"):
+        name, options = parse_arch(reference.removeprefix("arch:"))
+        return Located(reference=reference, path=Path(name), arch=name, options=options)
+    if reference.startswith("hf-hub:"):
+        return _in_folder(reference, download(reference.removeprefix("hf-hub:")))
+    path = Path(reference.removeprefix("local-dir:"))
+    if reference == "-" or is_stream(path):
+        return Located(reference=reference, path=path, weights=(path,))
+    if path.is_dir():
+        return _in_folder(reference, path)
+    if path.is_file():
+        return _in_index(reference, path) if path.name.endswith(".index.json") else _one_file(reference, path)
+    if HUB_ID.match(reference) and path.suffix not in {".st", ".safetensors"}:
+        return _in_folder(reference, download(reference))
+    raise CheckpointError(
+        f"{reference}: no such file or folder",
+        hint="a MODEL is a .st file, a folder, or a Hub id `org/name[@revision]`",
+    )
+
+
+def parse_arch(text: str) -> tuple[str, dict[str, object]]:
+    """Split `NAME::key=value,...`; values are JSON where they parse as JSON, otherwise text.
+
+    Raises:
+        UsageError: If an option has no `=`.
+    """
+    name, _, rest = text.partition("::")
+    options: dict[str, object] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise UsageError(
+                f"`{item}` in `arch:{text}` is not key=value",
+                hint="for example `arch:vit_tiny_patch16_224::num_classes=10`",
+            )
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return name, options
+
+
+def download(identifier: str) -> Path:
+    """Return the local snapshot of a Hub model `org/name[@revision]`: configuration and safetensors only.
+
+    Raises:
+        HubError: With the reason, whatever the Hub client raised.
+    """
+    import httpx2  # noqa: PLC0415 - the network stack loads when the Hub is asked
+    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 - as above
+
+    name, _, revision = identifier.partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=NEEDED))
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
+        hint = "check the spelling; a private or gated model needs `hf auth login`"
+        raise HubError(
+            f"{identifier}: the Hub has no such model, or you may not read it", hint=hint
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{identifier}: the model has no revision `{revision}`") from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        hint = "check the connection, unset HF_HUB_OFFLINE, or give a local path"
+        raise HubError(
+            f"{identifier}: is not in the local cache and the Hub cannot be reached", hint=hint
+        ) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, httpx2.HTTPError, OSError) as error:
+        raise HubError(f"{identifier}: the Hub could not be read: {error}") from error
+
+
+def _one_file(reference: str, path: Path) -> Located:
+    if path.suffix in {".pth", ".pt", ".bin", ".ckpt", ".pkl"}:
+        raise CheckpointError(
+            f"{path}: is a pickle, which can run code when it is read; hydractl reads safetensors only",
+            hint="convert it with `safetensors.torch.save_file` and give `--arch`",
+        )
+    return Located(reference=reference, path=path, weights=(path,))
+
+
+def _in_folder(reference: str, folder: Path) -> Located:
+    config = _read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    if (folder / INDEX).is_file():
+        return _in_index(reference, folder / INDEX, config=config)
+    if (folder / WEIGHTS).is_file():
+        return Located(reference=reference, path=folder, weights=(folder / WEIGHTS,), config=config)
+    found = sorted([*folder.glob("*.safetensors"), *folder.glob("*.st")])
+    if len(found) == 1:
+        return Located(reference=reference, path=folder, weights=tuple(found), config=config)
+    if found:
+        names = ", ".join(f.name for f in found[:4])
+        raise CheckpointError(
+            f"{folder}: holds {len(found)} safetensors files and no index: {names}", hint="name one of them"
+        )
+    pickles = [f.name for pattern in PICKLES for f in folder.glob(pattern)]
+    if pickles:
+        raise CheckpointError(
+            f"{folder}: has only pickled weights (`{pickles[0]}`), which hydractl does not read",
+            hint="convert them to safetensors",
+        )
+    raise CheckpointError(
+        f"{folder}: no safetensors weights in this folder", hint=f"expected `{WEIGHTS}` or `{INDEX}`"
+    )
+
+
+def _in_index(reference: str, index: Path, *, config: dict[str, object] | None = None) -> Located:
+    table = _read_json(index).get("weight_map")
+    if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
+        raise CheckpointError(f"{index}: weight_map is missing or is not a table of file names")
+    shards = tuple(index.parent / name for name in sorted(set(table.values())))
+    for shard in shards:
+        if shard.parent != index.parent or not shard.is_file():
+            raise CheckpointError(f"{index}: names the shard `{shard.name}`, which is not beside it")
+    if config is None and (index.parent / "config.json").is_file():
+        config = _read_json(index.parent / "config.json")
+    return Located(reference=reference, path=index.parent, weights=shards, config=config)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: is not a JSON object")
+    return value
