@@ -152,7 +152,9 @@ def open_photos(ref: DataRef) -> PixelSet:
 def open_noise(ref: DataRef) -> NoiseSet:
     """Return uniform noise, mode `L`."""
     return NoiseSet(
-        count=ref.limit or DEFAULT_LIMIT, size=ref.size or DEFAULT_SIZE, seed=0 if ref.seed is None else ref.seed
+        count=ref.limit or DEFAULT_LIMIT,
+        size=ref.size or DEFAULT_SIZE,
+        seed=0 if ref.seed is None else ref.seed,
     )
 
 
@@ -169,7 +171,9 @@ def _digits() -> tuple[NDArray[np.uint8], tuple[int, ...]]:
     try:
         raw = load_digits()
     except OSError as error:
-        raise DataError("scikit-learn is installed without its digits", hint="reinstall scikit-learn") from error
+        raise DataError(
+            "scikit-learn is installed without its digits", hint="reinstall scikit-learn"
+        ) from error
     pixels = np.rint(raw.images * 255 / 16).astype(np.uint8)
     return pixels, tuple(int(label) for label in raw.target)
 

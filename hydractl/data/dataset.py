@@ -48,9 +48,14 @@ def open_data(ref: DataRef | str, *, progress: Progress = SILENT) -> ImageSet:
         images = Subset.of(images, tuple(spread(len(images), ref.limit)))
     if len(images) == 0:
         raise DataError(f"{ref}: no image is left")
-    # a report may travel, so it holds no more of a path than its last part
-    source = ref.source if ref.kind not in {SourceKind.FOLDER, SourceKind.FILE} else Path(ref.source).resolve().name
-    return replace(Subset.of(images, tuple(range(len(images)))), name=str(replace(ref, source=source)))
+    return replace(Subset.of(images, tuple(range(len(images)))), name=_name(ref))
+
+
+def _name(ref: DataRef) -> str:
+    """Return the reference with no more of a path than its last part: reports travel."""
+    if ref.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
+        return str(ref)
+    return Path(ref.source).resolve().name + str(ref).removeprefix(ref.source)
 
 
 def _open(ref: DataRef, progress: Progress) -> ImageSet:

@@ -115,7 +115,8 @@ def _listing(folder: Path) -> tuple[list[str], list[str], list[str]]:
     """Return the names of sub-folders, images and other files, each sorted, hidden ones left out."""
     try:
         entries = sorted(
-            (entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=lambda entry: entry.name
+            (entry for entry in folder.iterdir() if not entry.name.startswith(".")),
+            key=lambda entry: entry.name,
         )
     except OSError as error:
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from error

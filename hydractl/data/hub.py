@@ -26,21 +26,25 @@ def open_hub(ref: DataRef, progress: Progress) -> TableSet:
     """
     progress.step(f"Reading {ref.source}")
     with _translated(ref), _without_bars():
-        dataset = _load(ref)
+        dataset = _load(ref, progress)
     return open_arrow(dataset, ref, where=ref.source, progress=progress)
 
 
-def _load(ref: DataRef) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
+def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
     import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
-    configs: list[str] = datasets.get_dataset_config_names(ref.repo_id, revision=ref.revision)
+    if ref.revision is not None and datasets.config.HF_HUB_OFFLINE:
+        progress.warn(f"{ref.source}: the Hub is switched off, so the cached copy may be of another revision")
+    # a bare name would read a local folder of that name instead
+    address = f"hf://datasets/{ref.repo_id}"
+    configs: list[str] = datasets.get_dataset_config_names(address, revision=ref.revision)
     config = _choose(ref, "config", ref.config, configs)
     if ref.split is None or ref.split.isidentifier():
-        splits: list[str] = datasets.get_dataset_split_names(ref.repo_id, config, revision=ref.revision)
+        splits: list[str] = datasets.get_dataset_split_names(address, config, revision=ref.revision)
         split = _choose(ref, "split", ref.split, splits)
     else:
         split = ref.split  # a slice such as `train[:10%]`, which the library reads itself
-    return datasets.load_dataset(ref.repo_id, config, split=split, revision=ref.revision)
+    return datasets.load_dataset(address, config, split=split, revision=ref.revision)
 
 
 def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) -> str:
@@ -51,16 +55,19 @@ def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) 
             return present[0]
         raise DataError(f"{ref.source}: has several {key}s: {shown}", hint=f"choose one with `::{key}=NAME`")
     if wanted not in present:
-        raise DataError(f"{ref.source}: has no {key} `{wanted}`; it has {shown}", hint=did_you_mean(wanted, present))
+        raise DataError(
+            f"{ref.source}: has no {key} `{wanted}`; it has {shown}", hint=did_you_mean(wanted, present)
+        )
     return wanted
 
 
 @contextlib.contextmanager
 def _translated(ref: DataRef) -> Iterator[None]:
     """Turn the library's errors into ours."""
+    import datasets  # noqa: PLC0415 - as above
     from datasets.exceptions import DatasetNotFoundError, DatasetsError  # noqa: PLC0415 - as above
-    from httpx2 import HTTPError  # noqa: PLC0415 - as above
-    from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled  # noqa: PLC0415 - as above
+    from httpx2 import HTTPError  # noqa: PLC0415 - what huggingface_hub's transport raises; as above
+    from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415 - as above
 
     try:
         yield
@@ -69,18 +76,16 @@ def _translated(ref: DataRef) -> Iterator[None]:
             f"{ref.source}: is not on the Hub, or is private",
             hint="check the name; for a private or gated data set run `hf auth login`",
         ) from error
-    except OfflineModeIsEnabled as error:
+    except DatasetsError as error:
+        raise DataError(f"{ref.source}: cannot be read: {_first_line(error)}") from error
+    except (ConnectionError, TimeoutError, FileNotFoundError, HTTPError, EntryNotFoundError) as error:
+        offline = datasets.config.HF_HUB_OFFLINE
         raise HubError(
-            f"{ref.source}: is not in the local cache, and the Hub is switched off",
-            hint="unset HF_HUB_OFFLINE, or use `digits` or a folder",
+            f"{ref.source}: cannot be reached: {_first_line(error)}",
+            hint="it is not in the cache; unset HF_HUB_OFFLINE" if offline else "check the network",
         ) from error
-    except (ConnectionError, TimeoutError, HTTPError, EntryNotFoundError) as error:
-        raise HubError(
-            f"{ref.source}: the Hub cannot be reached or refuses: {_first_line(error)}",
-            hint="check the network, or use `digits` or a folder",
-        ) from error
-    # unknown slices and configurations are ValueErrors, data sets that need their own code RuntimeErrors
-    except (DatasetsError, ValueError, RuntimeError, OSError) as error:
+    # slices that do not parse are ValueErrors, data sets that need their own code RuntimeErrors, full disks OSErrors
+    except (ValueError, RuntimeError, OSError) as error:
         raise DataError(f"{ref.source}: cannot be read: {_first_line(error)}") from error
 
 
@@ -88,21 +93,25 @@ def _translated(ref: DataRef) -> Iterator[None]:
 def _without_bars() -> Iterator[None]:
     """Keep the libraries' progress bars off the terminal, which is not ours to write to here."""
     import datasets  # noqa: PLC0415 - as above
-    from huggingface_hub import utils  # noqa: PLC0415 - as above
+    from huggingface_hub.utils.tqdm import (  # noqa: PLC0415 - as above
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     shown = not datasets.are_progress_bars_disabled()
-    shown_hub = not utils.are_progress_bars_disabled()
+    shown_hub = not are_progress_bars_disabled()
     if shown:
         datasets.disable_progress_bars()
     if shown_hub:
-        utils.disable_progress_bars()
+        disable_progress_bars()
     try:
         yield
     finally:
         if shown:
             datasets.enable_progress_bars()
         if shown_hub:
-            utils.enable_progress_bars()
+            enable_progress_bars()
 
 
 def _first_line(error: BaseException) -> str:

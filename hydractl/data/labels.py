@@ -53,9 +53,7 @@ def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[i
                 raise UsageError(f"`classes={item}`: the range runs backwards", hint=f"write {last}-{first}")
             # both ends first: a range far too long must not be walked
             _number_of(str(last), numbered, class_names)
-            chosen.update(
-                _number_of(str(number), numbered, class_names) for number in range(first, last + 1)
-            )
+            chosen.update(_number_of(str(number), numbered, class_names) for number in range(first, last + 1))
     return tuple(sorted(chosen))
 
 
@@ -107,7 +105,11 @@ def _table(
         return tuple(int(name) for name in class_names)
     count = len(class_names)
     if count == num_classes or (not model_labels and count < num_classes):
-        reason = "the data's class names are not the model's" if model_labels else "the model's classes have no names"
+        reason = (
+            "the data's class names are not the model's"
+            if model_labels
+            else "the model's classes have no names"
+        )
         progress.warn(
             f"{reason}: the data's {count} classes are taken in order, "
             f"from `{class_names[0]}` as class 0 to `{class_names[-1]}` as class {count - 1}"
@@ -125,5 +127,7 @@ def _number_of(item: str, numbered: dict[str, int], class_names: Sequence[str]) 
     if item not in numbered:
         shown = ", ".join(f"`{name}`" for name in class_names[: 2 * _SHOWN])
         more = ", ..." if len(class_names) > 2 * _SHOWN else ""
-        raise DataError(f"the data have no class `{item}`; their {len(class_names)} classes are {shown}{more}")
+        raise DataError(
+            f"the data have no class `{item}`; their {len(class_names)} classes are {shown}{more}"
+        )
     return numbered[item]

@@ -116,10 +116,18 @@ class DataRef:
             if key in options:
                 raise UsageError(f"`{text}`: the key `{key}` is given twice")
             options[key] = value
-        strings = {key: options.get(key) for key in ("split", "config", "image", "label", "text")}
-        numbers = {key: _number(key, options[key]) for key in ("limit", "seed", "size") if key in options}
-        classes = tuple(options["classes"].split("+")) if "classes" in options else None
-        return cls(source=source, classes=classes, **strings, **numbers)
+        return cls(
+            source=source,
+            split=options.get("split"),
+            config=options.get("config"),
+            classes=tuple(options["classes"].split("+")) if "classes" in options else None,
+            limit=_number("limit", options),
+            image=options.get("image"),
+            label=options.get("label"),
+            text=options.get("text"),
+            seed=_number("seed", options),
+            size=_number("size", options),
+        )
 
     def __str__(self) -> str:
         options = self._options()
@@ -157,7 +165,9 @@ class DataRef:
         if not self.source:
             raise UsageError("the data reference names no source", hint=SOURCES_HINT)
         if "::" in self.source or self.source.endswith(":"):
-            raise UsageError(f"`{self.source}`: a source can neither hold `::` nor end in `:`", hint=SOURCES_HINT)
+            raise UsageError(
+                f"`{self.source}`: a source can neither hold `::` nor end in `:`", hint=SOURCES_HINT
+            )
         if self.source.startswith(HUB_PREFIX) and not _HUB.fullmatch(self.source):
             raise UsageError(
                 f"`{self.source}`: a Hub data set is written hf:org/name or hf:org/name@revision",
@@ -174,10 +184,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean `{near[0]}`?" if near else None
 
 
-def _number(key: str, value: str) -> int:
-    if not _NATURAL.fullmatch(value):
-        raise UsageError(f"`{key}={value}`: expected a whole number, not negative")
-    return int(value)
+def _number(key: str, options: Mapping[str, str]) -> int | None:
+    if key not in options:
+        return None
+    if not _NATURAL.fullmatch(options[key]):
+        raise UsageError(f"`{key}={options[key]}`: expected a whole number, not negative")
+    return int(options[key])
 
 
 def _check_value(key: str, value: object) -> None:

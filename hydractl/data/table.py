@@ -115,14 +115,18 @@ def read_labels(
     """
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-            raise DataError(f"{where}: row {row} has no usable label: {value!r}", hint="labels are names or whole numbers")
+            raise DataError(
+                f"{where}: row {row} has no usable label: {value!r}", hint="labels are names or whole numbers"
+            )
     if all(value == UNKNOWN for value in values):
         progress.warn(f"{where}: every label is {UNKNOWN}, so the images count as unlabelled")
         return (), None
     top = len(names) - 1 if names is not None else None
     for row, value in enumerate(values):
         if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
-            raise DataError(f"{where}: row {row} has label {value}, out of range 0..{'' if top is None else top}")
+            raise DataError(
+                f"{where}: row {row} has label {value}, out of range 0..{'' if top is None else top}"
+            )
     if names is not None:
         return tuple(names), tuple(_index(value, names, row, where) for row, value in enumerate(values))
     texts = [str(value) for value in values]
@@ -133,5 +137,7 @@ def read_labels(
 
 def _index(value: object, names: Sequence[str], row: int, where: str) -> int:
     if not isinstance(value, int):
-        raise DataError(f"{where}: row {row} has {value!r} where an index into {len(names)} class names belongs")
+        raise DataError(
+            f"{where}: row {row} has {value!r} where an index into {len(names)} class names belongs"
+        )
     return value

@@ -28,7 +28,9 @@ def open_file(ref: DataRef, progress: Progress) -> TableSet:
     """
     path = Path(ref.source)
     if path.is_dir():
-        raise DataError(f"{path}: is a folder, not a file", hint=f"write `{path}/` to read it as a folder of images")
+        raise DataError(
+            f"{path}: is a folder, not a file", hint=f"write `{path}/` to read it as a folder of images"
+        )
     if not path.exists():
         raise DataError(f"{path}: no such file", hint=SOURCES_HINT)
     if path.suffix.lower() == ".parquet":
@@ -41,10 +43,18 @@ def open_file(ref: DataRef, progress: Progress) -> TableSet:
     label = find_column(columns, wanted=ref.label, usual=LABEL_COLUMNS, role="label", where=str(path))
     files = _image_files([row[image] for row in rows], folder=path.parent, where=f"{path}: column `{image}`")
     names, labels = _labels(
-        [row[label] for row in rows] if label else None, names=None, where=f"{path}: column `{label}`", progress=progress
+        [row[label] for row in rows] if label else None,
+        names=None,
+        where=f"{path}: column `{label}`",
+        progress=progress,
     )
     return TableSet(
-        count=len(rows), read=files.__getitem__, where=str(path), name=path.name, class_names=names, labels=labels
+        count=len(rows),
+        read=files.__getitem__,
+        where=str(path),
+        name=path.name,
+        class_names=names,
+        labels=labels,
     )
 
 
@@ -127,7 +137,9 @@ def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[P
             raise DataError(f"{where}: row {row} names no image file: {cell!r}")
         file = folder / cell
         if not file.is_file():
-            raise DataError(f"{where}: row {row} names `{cell}`, which is not there", hint=f"paths start from `{folder}`")
+            raise DataError(
+                f"{where}: row {row} names `{cell}`, which is not there", hint=f"paths start from `{folder}`"
+            )
         files.append(file)
     return files
 
@@ -145,7 +157,9 @@ def _read_csv(path: Path) -> Rows:
             rows: Rows = []
             for cells in reader:
                 if cells and len(cells) != len(head):
-                    raise DataError(f"{path}: line {reader.line_num} has {len(cells)} cells under {len(head)} columns")
+                    raise DataError(
+                        f"{path}: line {reader.line_num} has {len(cells)} cells under {len(head)} columns"
+                    )
                 if cells:
                     rows.append(dict(zip(head, cells, strict=True)))
             return rows
@@ -165,7 +179,9 @@ def _read_jsonl(path: Path) -> Rows:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}") from error
+            raise DataError(
+                f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}"
+            ) from error
         if not isinstance(row, dict):
             raise DataError(f"{path}: line {number} is not a JSON object")
         if rows and row.keys() != rows[0].keys():

@@ -9,15 +9,17 @@ from torch import nn
 
 from hydractl.errors import CheckpointError
 from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
+from hydractl.families.table import family_of
 from hydractl.fusion.grouped import assemble
 from hydractl.fusion.plan import split_members
-from hydractl.manifest import Header, Kind
+from hydractl.manifest import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from hydractl.families.tower import Model
+    from hydractl.manifest import Header
 
 
 class HydraOutput(NamedTuple):
@@ -78,41 +80,37 @@ def ensemble_log_probs(member_logits: torch.Tensor) -> torch.Tensor:
     return torch.logsumexp(member_logits.log_softmax(dim=-1), dim=0) - log_m
 
 
-def build_hydra(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Hydra:
-    """Build a hydra from its file.
+def hydra_from_state(
+    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
+) -> Hydra:
+    """Build a hydra from its header and fused tensors.
+
+    Args:
+        header: Of a hydra.
+        state: Fused tensors by name.
+        where: What to call the file in errors.
+        dtype: Convert floating-point weights; None keeps them.
 
     Raises:
-        CheckpointError: If its tensors do not fit its plan, masks or architecture.
+        CheckpointError: If the tensors do not fit plan, masks or architecture.
     """
-    state: Mapping[str, torch.Tensor] = opened.checkpoint.tensors()
+    family = family_of(header.architecture)
     if dtype is not None:
         state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
-    header = opened.header
     try:
-        states = split_members(opened.family, header, state)
+        states = split_members(family, header, state)
     except ValueError as error:
         raise CheckpointError(
-            f"{opened.reference}: {error}", hint="was the file edited? fuse the members again"
+            f"{where}: {error}", hint="was the file edited? fuse the members again"
         ) from error
-    return Hydra(build_members(opened, states))
-
-
-def build_members(opened: OpenModel, states: Sequence[Mapping[str, torch.Tensor]]) -> list[Model]:
-    """Build the members of a hydra from their state dicts, sharing parameter objects where tensors are shared."""
-    header = opened.header
-    shared: dict[int, torch.Tensor] = {}
-    models = []
-    for mask, state in zip(header.masks, states, strict=True):
-        one = Header(
-            kind=Kind.MEMBER,
-            architecture=header.architecture,
-            masks=(mask,),
-            preprocess=header.preprocess,
-            labels=header.labels,
-        )
-        parameters = {k: shared.setdefault(id(v), _parameter(v)) for k, v in state.items()}
-        models.append(build_checked(opened.family, one, parameters, where=opened.reference))
-    return models
+    held: dict[int, torch.Tensor] = {}
+    members = []
+    for mask, own in zip(header.masks, states, strict=True):
+        alone = header.model_copy(update={"kind": Kind.MEMBER, "masks": (mask,), "plan": None})
+        # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
+        parameters = {k: held.setdefault(id(v), _parameter(v)) for k, v in own.items()}
+        members.append(build_checked(family, alone, parameters, where=where))
+    return Hydra(members)
 
 
 def load(
@@ -138,11 +136,9 @@ def load(
 
 def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
     """Build whatever an open model holds; see `load`."""
-    return (
-        build_hydra(opened, dtype=dtype)
-        if opened.header.kind == Kind.HYDRA
-        else load_model(opened, dtype=dtype)
-    )
+    if opened.header.kind != Kind.HYDRA:
+        return load_model(opened, dtype=dtype)
+    return hydra_from_state(opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype)
 
 
 def _parameter(tensor: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,11 @@ def test_a_constant_has_no_width():
 def test_indices_are_drawn_with_replacement_in_range():
     seen = []
 
-    bootstrap(8, lambda index: float(len(seen.append(index) or index)), resamples=50, generator=seeded())
+    def note(index: torch.Tensor) -> float:
+        seen.append(index)
+        return 0.0
+
+    bootstrap(8, note, resamples=50, generator=seeded())
 
     drawn = torch.stack(seen)
     assert drawn.shape == (50, 8)

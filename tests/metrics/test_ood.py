@@ -139,7 +139,7 @@ def test_nineteen_of_twenty_is_95_percent():
     assert fpr_at_tpr(id_scores, ood_scores, tpr=1.0) == 0.5
 
 
-def test_trapezoid_lies_above_the_steps_of_a_rising_curve():
+def test_steps_and_trapezoids_differ():
     # Precision over recall: (0, 1), (0, 0), (1, 1/2), the first point being scikit-learn's convention.
     scores = torch.tensor([1.0]), torch.tensor([0.0])
 

@@ -1,0 +1,75 @@
+"""`hydractl fuse`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hydractl.cli.options import ForceOpt, JsonOpt, ModelsArg, OutOpt, QuietOpt, SeedOpt, VerifyOpt
+from hydractl.cli.output import Terminal, count, line, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hydractl.stages.fuse import FuseReport
+
+
+class Mlp(StrEnum):
+    """What becomes of MLPs that differ."""
+
+    merge = "merge"
+    keep = "keep"
+
+
+def fuse(
+    models: ModelsArg,
+    out: OutOpt,
+    mlp: Annotated[
+        Mlp, typer.Option("--mlp", help="Average MLPs that differ, or keep each member's own.")
+    ] = Mlp.merge,
+    seed: SeedOpt = 0,
+    verify: VerifyOpt = True,
+    force: ForceOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Fuse members into one model that runs them all in a single forward pass.
+
+    Tensors that are equal in all members are stored and computed once. MLPs that differ are averaged; everything
+    else that differs is kept for each member.
+
+    Examples:
+      hydractl fuse a.st b.st c.st -o hydra.st
+      hydractl fuse seed0.st seed1.st seed2.st --mlp keep -o ensemble.st
+    """
+    terminal = Terminal(as_json=json, quiet=quiet, out=out)
+    from hydractl.stages.fuse import FuseConfig, run_fuse
+
+    config = FuseConfig(models=tuple(models), out=out, mlp=mlp.value, verify=verify, seed=seed, force=force)
+    report = run_fuse(config, terminal.progress())
+    terminal.result(report, lambda out: render(report, out))
+
+
+def render(report: FuseReport, out: Console) -> None:
+    """Show fates, trunk and gap."""
+    rows = [
+        (fate, str(report.tensors[fate]), f"{count(report.stored_bytes[fate])}B") for fate in report.tensors
+    ]
+    total = sum(report.stored_bytes.values())
+    out.print(
+        table(
+            ["tensors", "count", "bytes"],
+            [*rows, ("in all", str(sum(report.tensors.values())), f"{count(total)}B")],
+        )
+    )
+    line(out, f"{report.members} members take {count(report.members_bytes)}B apart, {count(total)}B fused")
+    line(out, f"Trunk: {report.trunk} of {report.layers} blocks run once")
+    if report.gap is not None:
+        line(
+            out,
+            f"Largest difference from the members: logits {report.gap.logits:.1e}, probabilities {report.gap.probabilities:.1e}",
+        )
+    if str(report.path) != "-":
+        line(out, f"Wrote {report.path}")

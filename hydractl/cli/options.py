@@ -1,0 +1,62 @@
+"""Options that several commands share: one spelling, one help text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A checkpoint, a folder in timm's layout, a Hub id `org/name[@revision]`, or `-`.",
+        show_default=False,
+    ),
+]
+ModelsArg = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL...", help="Checkpoints, folders or Hub ids.", show_default=False),
+]
+ArchOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--arch",
+        metavar="NAME[::K=V,...]",
+        help="Architecture of a bare .safetensors file.",
+        rich_help_panel="Model",
+    ),
+]
+OutOpt = Annotated[
+    Path,
+    typer.Option(
+        "-o", "--out", metavar="PATH", help="Output file; `-` is standard output.", show_default=False
+    ),
+]
+ForceOpt = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+QuietOpt = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the paths written, one a line.")]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+DeviceOpt = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps.", rich_help_panel="Machine"
+    ),
+]
+DtypeOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="DTYPE", help="bf16, fp16 or fp32; default: as stored.", rich_help_panel="Machine"
+    ),
+]
+BatchSizeOpt = Annotated[
+    int, typer.Option("--batch-size", min=1, help="Samples in one forward pass.", rich_help_panel="Machine")
+]
+VerifyOpt = Annotated[
+    bool,
+    typer.Option(
+        "--verify/--no-verify", help="Check the result on a seeded random batch before it is published."
+    ),
+]
+DATA_METAVAR = "DATA[::K=V,...]"

@@ -1,0 +1,216 @@
+"""The terminal: results to stdout, everything else to stderr; the only place that knows how things look."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from rich.console import Console, RenderableType
+
+    from hydractl.errors import HydraError
+
+T = TypeVar("T")
+
+
+class StageReport(Protocol):
+    """What every stage returns: at least the files it wrote."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files written, in order."""
+        ...
+
+
+class Terminal:
+    """One command's view of the terminal.
+
+    A rank other than 0 says nothing. Colour and bars need a terminal; `NO_COLOR` switches colour off.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, out: Path | None = None) -> None:
+        """Choose where things go.
+
+        Args:
+            as_json: Print one JSON document as the result.
+            quiet: Print only the paths written, and no progress.
+            out: The command's output; where it is `-`, stdout belongs to it and the result goes to stderr.
+        """
+        from hydractl.errors import UsageError
+
+        if as_json and quiet:
+            raise UsageError("`--json` and `-q` exclude each other")
+        self.stdout_taken = out == Path("-")
+        if self.stdout_taken and as_json:
+            raise UsageError(
+                "`-o -` and `--json` both want standard output", hint="write the output to a file"
+            )
+        self.as_json = as_json
+        self.quiet = quiet
+        self.speaks = os.environ.get("RANK", "0") == "0"
+
+    def progress(self) -> TerminalProgress:
+        """Return a `Progress` for a stage."""
+        return TerminalProgress(
+            steps=self.speaks and not self.quiet and not self.as_json, warnings=self.speaks
+        )
+
+    def result(self, report: StageReport, render: Callable[[Console], None]) -> None:
+        """Show a stage's result in the chosen form.
+
+        Args:
+            report: A frozen dataclass.
+            render: Prints it for a person.
+        """
+        if not self.speaks:
+            return
+        if self.as_json:
+            self.document(as_json(report))
+        elif self.quiet:
+            sys.stdout.write("".join(f"{path}\n" for path in report.paths if path != Path("-")))
+        else:
+            render(console(stderr=self.stdout_taken))
+
+    def document(self, value: object) -> None:
+        """Print one JSON document to stdout."""
+        sys.stdout.write(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+class TerminalProgress:
+    """A `Progress` on stderr: steps as dim lines, long loops as a bar where stderr is a terminal."""
+
+    def __init__(self, *, steps: bool, warnings: bool) -> None:
+        self._steps = steps
+        self._warnings = warnings
+
+    def step(self, message: str) -> None:
+        """Print what begins now."""
+        if self._steps:
+            say(message, style="dim")
+
+    def warn(self, message: str) -> None:
+        """Print a warning, also in quiet mode."""
+        if self._warnings:
+            say(f"warning: {message}", style="yellow")
+
+    def track(self, items: Iterable[T], *, label: str, total: int) -> Iterable[T]:
+        """Show a bar with rate and time left while `items` are consumed."""
+        if not (self._steps and sys.stderr.isatty()):
+            return items
+        return _tracked(items, label, total)
+
+
+def _tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        for item in items:
+            yield item
+            bar.advance(task)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that decides on colour by the stream itself, and never cuts or interprets user data."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    terminal = stream.isatty()
+    width = None if terminal else 200
+    # Continuous-integration variables make rich write escapes into a pipe; a stream that is no terminal gets none.
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        no_color=not terminal or "NO_COLOR" in os.environ,
+        width=width,
+        highlight=False,
+    )
+
+
+def say(message: str, *, style: str | None = None) -> None:
+    """Print one literal line to stderr."""
+    from rich.text import Text
+
+    console(stderr=True).print(Text(message, style=style or ""), soft_wrap=True)
+
+
+def fail(error: HydraError) -> None:
+    """Print an error and its hint."""
+    say(f"error: {error.message}", style="bold red")
+    if error.hint:
+        say(f"\nhint: {error.hint}")
+
+
+def line(out: Console, message: str) -> None:
+    """Print one literal line of a result, unwrapped."""
+    from rich.text import Text
+
+    out.print(Text(message), soft_wrap=True)
+
+
+def table(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str | None = None
+) -> RenderableType:
+    """Return a table of literal texts: the first column left-aligned, the others right-aligned."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(
+        title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for i, name in enumerate(columns):
+        grid.add_column(Text(name), justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    return grid
+
+
+def count(value: float) -> str:
+    """Return a count with a unit prefix: 116.3 M, 46.17 G."""
+    for unit in ("", " k", " M", " G", " T"):
+        if abs(value) < 1000:
+            return f"{value:.0f}" if not unit else f"{value:.2f}{unit}"
+        value /= 1000
+    return f"{value:.2f} P"
+
+
+def as_json(value: object) -> object:
+    """Turn a report into plain JSON values: dataclasses, paths, enums, tuples, pydantic models."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return _mapping(value)
+    if isinstance(value, tuple | list):
+        return [as_json(v) for v in value]
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json", by_alias=True) if dump else value
+
+
+def _mapping(value: Mapping[object, object]) -> dict[str, object]:
+    return {str(k): as_json(v) for k, v in value.items()}

@@ -1,0 +1,164 @@
+"""From a data set to batches: decoded in threads, in a fixed order."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hydractl.data.preprocess import EpochTransform, sample_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from PIL import Image
+
+    from hydractl.data.images import ImageSet
+
+    Transform = Callable[[Image.Image], Tensor] | EpochTransform
+
+CACHE_BYTES = 512 * 2**20
+_AHEAD = 2
+"""How many batches are decoded while one is in use."""
+
+
+class Batch(NamedTuple):
+    """Some items of a data set.
+
+    Attributes:
+        inputs: Shape (B, C, H, W), float32.
+        labels: Shape (B,), int64, in the data set's own classes; None if it has no labels.
+        indices: Shape (B,), int64, positions in the data set.
+    """
+
+    inputs: Tensor
+    labels: Tensor | None
+    indices: Tensor
+
+
+def batches(
+    dataset: ImageSet, transform: Transform, *, batch_size: int, indices: Sequence[int] | Tensor | None = None
+) -> Iterator[Batch]:
+    """Yield the items in the order of `indices`, the last batch as small as need be.
+
+    Images are decoded and transformed by threads that run ahead; the random steps of an `EpochTransform`
+    run on the caller's thread, because they borrow torch's global generator.
+
+    Args:
+        dataset: Where the images come from.
+        transform: From `eval_transform`, or `train_transform(...).at(seed=..., epoch=...)`.
+        batch_size: At least 1.
+        indices: Positions in the data set, any order, repeats allowed; None for all of them once.
+
+    Raises:
+        DataError: If an image is missing or corrupt.
+        ValueError: If `batch_size` or an index is out of range.
+    """
+    order = _order(dataset, batch_size, indices)
+    return _batches(dataset, transform, batch_size, order)
+
+
+def tensor_cache(
+    dataset: ImageSet,
+    transform: Callable[[Image.Image], Tensor],
+    *,
+    batch_size: int,
+    indices: Sequence[int] | Tensor | None = None,
+    limit_bytes: int = CACHE_BYTES,
+) -> Iterable[Batch]:
+    """Return batches that can be gone over again and again: held in memory if they fit, else decoded anew.
+
+    Args:
+        dataset: Where the images come from.
+        transform: Must give the same tensor for the same image each time.
+        batch_size: At least 1.
+        indices: As for `batches`.
+        limit_bytes: How much memory the inputs may take.
+
+    Raises:
+        DataError: If an image is missing or corrupt.
+        ValueError: If `batch_size` or an index is out of range.
+    """
+    order = _order(dataset, batch_size, indices)
+    again = _Again(dataset, transform, batch_size, order)
+    if not order:
+        return ()
+    first = transform(dataset.image(order[0]))
+    return tuple(again) if first.nbytes * len(order) <= limit_bytes else again
+
+
+def epoch_order(count: int, *, seed: int, epoch: int) -> Tensor:
+    """Return a permutation of 0..count-1, int64, that depends on (count, seed, epoch) alone."""
+    generator = torch.Generator().manual_seed(sample_seed(seed, epoch))
+    return torch.randperm(count, generator=generator)
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Batches that are decoded anew on each pass."""
+
+    dataset: ImageSet
+    transform: Transform
+    batch_size: int
+    order: Sequence[int]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return _batches(self.dataset, self.transform, self.batch_size, self.order)
+
+
+def _order(dataset: ImageSet, batch_size: int, indices: Sequence[int] | Tensor | None) -> Sequence[int]:
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}, must be at least 1")
+    if indices is None:
+        return range(len(dataset))
+    order: list[int] = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+    if order and not 0 <= min(order) <= max(order) < len(dataset):
+        raise ValueError(f"an index is outside 0..{len(dataset) - 1}")
+    return order
+
+
+def _batches(
+    dataset: ImageSet, transform: Transform, batch_size: int, order: Sequence[int]
+) -> Iterator[Batch]:
+    for start, inputs in enumerate(
+        _groups(_inputs(dataset, transform, order, _AHEAD * batch_size), batch_size)
+    ):
+        chosen = order[start * batch_size : (start + 1) * batch_size]
+        labels = None if dataset.labels is None else torch.tensor([dataset.labels[i] for i in chosen])
+        yield Batch(inputs=torch.stack(inputs), labels=labels, indices=torch.tensor(chosen))
+
+
+def _groups(items: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
+    while group := list(islice(items, size)):
+        yield group
+
+
+def _inputs(dataset: ImageSet, transform: Transform, order: Sequence[int], ahead: int) -> Iterator[Tensor]:
+    """Yield one input after the other while `ahead` more are under way."""
+    threaded: Callable[[Any], Any] = (
+        transform.transform.prepare if isinstance(transform, EpochTransform) else transform
+    )
+    pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="decode")
+    try:
+        waiting = iter(order)
+        running = deque(
+            (index, pool.submit(lambda i: threaded(dataset.image(i)), index))
+            for index in islice(waiting, ahead)
+        )
+        while running:
+            index, future = running.popleft()
+            running.extend(
+                (later, pool.submit(lambda i: threaded(dataset.image(i)), later))
+                for later in islice(waiting, 1)
+            )
+            ready = future.result()
+            yield transform.draw(ready, index) if isinstance(transform, EpochTransform) else ready
+    finally:
+        # a consumer that stops early must not wait for images that nobody will see
+        pool.shutdown(cancel_futures=True)

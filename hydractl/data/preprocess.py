@@ -1,0 +1,274 @@
+"""From an image to a model's input, with or without random augmentation."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hydractl.data.reference import did_you_mean
+from hydractl.errors import CheckpointError, DataError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from PIL import Image
+    from torch import Tensor
+
+MODES = MappingProxyType({1: "L", 3: "RGB"})
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+CROP_MODES = ("center", "squash", "border")
+
+_SHIFT_PROBABILITY = 0.2
+_SHIFT_FRACTION = 1 / 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocessing:
+    """How a model wants its images.
+
+    Attributes:
+        input_size: (channels, height, width); 1 channel is grey, 3 are RGB.
+        mean: One a channel, on the scale where white is 1.
+        std: One a channel, positive.
+        interpolation: One of `INTERPOLATIONS`.
+        crop_pct: How much of the resized image's side the crop keeps, in (0, 1].
+        crop_mode: One of `CROP_MODES`, as timm defines them.
+
+    Raises:
+        CheckpointError: If a value is none of these.
+    """
+
+    input_size: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bicubic"
+    crop_pct: float = 1.0
+    crop_mode: str = "center"
+
+    def __post_init__(self) -> None:
+        channels, height, width = self.input_size
+        if channels not in MODES or min(height, width) < 1:
+            raise CheckpointError(
+                f"preprocessing: no image has input_size {self.input_size}; 1 or 3 channels are known"
+            )
+        if len(self.mean) != channels or len(self.std) != channels or min(self.std) <= 0:
+            raise CheckpointError(
+                f"preprocessing: mean {self.mean} and std {self.std} must be {channels} numbers each, std positive"
+            )
+        if not 0 < self.crop_pct <= 1:
+            raise CheckpointError(f"preprocessing: crop_pct {self.crop_pct} is outside (0, 1]")
+        for key, value, known in (
+            ("interpolation", self.interpolation, INTERPOLATIONS),
+            ("crop_mode", self.crop_mode, CROP_MODES),
+        ):
+            if value not in known:
+                raise CheckpointError(
+                    f"preprocessing: unknown {key} `{value}`; known are {', '.join(known)}",
+                    hint=did_you_mean(value, known),
+                )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.input_size[1:]
+
+
+def eval_transform(preprocessing: Preprocessing) -> Callable[[Image.Image], Tensor]:
+    """Return the transform that timm evaluates with, after conversion to grey or RGB.
+
+    Returns:
+        Maps an image to float32 of shape (C, H, W). Safe to call from several threads.
+    """
+    steps = _timm_steps(preprocessing)
+    channels = preprocessing.input_size[0]
+
+    def transform(image: Image.Image) -> Tensor:
+        result: Tensor = _run(steps, to_channels(image, channels))
+        return result
+
+    return transform
+
+
+def to_channels(image: Image.Image, channels: int) -> Image.Image:
+    """Return an image as mode `L` (1 channel) or `RGB` (3), transparency dropped.
+
+    Raises:
+        DataError: If it has more than 8 bits a channel, which a conversion would cut off at white.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise DataError(
+            f"an image of mode `{image.mode}` has more than 8 bits a channel",
+            hint="convert the images to 8 bits first",
+        )
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert(
+            "RGBA"
+        )  # Pillow's own advice: a palette's transparency is lost otherwise, with a warning
+    return image.convert(MODES[channels])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTransform:
+    """Random augmentation that depends on the image and its seed, and on nothing else.
+
+    Attributes:
+        channels: 1 or 3.
+        resize: Steps from image to image that need no luck.
+        random: Random steps from image to image, the result of input size.
+        finish: Steps from image to normalised tensor.
+    """
+
+    channels: int
+    resize: tuple[Callable[[Any], Any], ...]
+    random: tuple[Callable[[Any], Any], ...]
+    finish: tuple[Callable[[Any], Any], ...]
+
+    def __call__(self, image: Image.Image, seed: int) -> Tensor:
+        """Return the augmented input, float32 of shape (C, H, W).
+
+        Args:
+            image: Any image.
+            seed: 0 <= seed < 2**63, for example from `sample_seed`.
+        """
+        return self.draw(self.prepare(image), seed)
+
+    def prepare(self, image: Image.Image) -> Image.Image:
+        """Take the steps before the first random one. Safe to call from several threads."""
+        prepared: Image.Image = _run(self.resize, to_channels(image, self.channels))
+        return prepared
+
+    def draw(self, prepared: Image.Image, seed: int) -> Tensor:
+        """Take the other steps.
+
+        Forks torch's global generator and puts it back, so no other thread may draw from it meanwhile.
+        """
+        # the CPU's generator alone: reseeding a device's would disturb dropout
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            prepared = _run(self.random, prepared)
+        result: Tensor = _run(self.finish, prepared)
+        return result
+
+    def at(self, *, seed: int, epoch: int) -> EpochTransform:
+        """Return the transform of one epoch."""
+        return EpochTransform(transform=self, seed=seed, epoch=epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTransform:
+    """A `TrainTransform` in one epoch: an image's augmentation depends on (seed, epoch, index) alone.
+
+    Attributes:
+        transform: What is drawn.
+        seed: Of the run.
+        epoch: Counted from 0.
+    """
+
+    transform: TrainTransform
+    seed: int
+    epoch: int
+
+    def __call__(self, image: Image.Image, index: int) -> Tensor:
+        """Return the augmented input of the data set's item `index`, float32 of shape (C, H, W)."""
+        return self.draw(self.transform.prepare(image), index)
+
+    def draw(self, prepared: Image.Image, index: int) -> Tensor:
+        """Take the steps after `transform.prepare`, on the thread that owns torch's generator."""
+        return self.transform.draw(prepared, sample_seed(self.seed, self.epoch, index))
+
+
+def train_transform(preprocessing: Preprocessing, augment: tuple[str, ...]) -> TrainTransform:
+    """Return the training transform with the named augmentations; with none it is the evaluation's.
+
+    They apply in the order of `AUGMENTATIONS`, whatever the order given.
+
+    Raises:
+        UsageError: If a name is unknown or given twice.
+    """
+    for name in augment:
+        if name not in AUGMENTATIONS:
+            raise UsageError(
+                f"unknown augmentation `{name}`; known are {', '.join(AUGMENTATIONS)}",
+                hint=did_you_mean(name, AUGMENTATIONS),
+            )
+        if augment.count(name) > 1:
+            raise UsageError(f"augmentation `{name}` is given twice")
+    steps = _timm_steps(preprocessing)
+    resize = () if "rrc" in augment else steps[:-2]
+    random = tuple(build(preprocessing) for name, build in AUGMENTATIONS.items() if name in augment)
+    return TrainTransform(
+        channels=preprocessing.input_size[0], resize=resize, random=random, finish=steps[-2:]
+    )
+
+
+def sample_seed(*parts: int) -> int:
+    """Return a seed in 0..2**63-1 that mixes whole numbers; near ones give unrelated seeds."""
+    digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1
+
+
+def _run(steps: tuple[Callable[[Any], Any], ...], value: Any) -> Any:  # noqa: ANN401 - image or tensor, step by step
+    for step in steps:
+        value = step(value)
+    return value
+
+
+def _timm_steps(preprocessing: Preprocessing) -> tuple[Callable[[Any], Any], ...]:
+    """Return timm's steps: resizes and crops, then the two that make a tensor and normalise it."""
+    from timm.data import create_transform  # noqa: PLC0415 - describing data must not cost the import of timm
+
+    return tuple(
+        create_transform(
+            preprocessing.input_size,
+            is_training=False,
+            interpolation=preprocessing.interpolation,
+            mean=preprocessing.mean,
+            std=preprocessing.std,
+            crop_pct=preprocessing.crop_pct,
+            crop_mode=preprocessing.crop_mode,
+        ).transforms
+    )
+
+
+def _random_resized_crop(preprocessing: Preprocessing) -> Callable[[Any], Any]:
+    from timm.data.transforms import str_to_interp_mode  # noqa: PLC0415 - as above
+    from torchvision.transforms import v2  # noqa: PLC0415 - as above
+
+    crop: Callable[[Any], Any] = v2.RandomResizedCrop(
+        preprocessing.size, scale=(0.08, 1.0), interpolation=str_to_interp_mode(preprocessing.interpolation)
+    )
+    return crop
+
+
+def _flip(_: Preprocessing) -> Callable[[Any], Any]:
+    from torchvision.transforms import v2  # noqa: PLC0415 - as above
+
+    flip: Callable[[Any], Any] = v2.RandomHorizontalFlip()
+    return flip
+
+
+def _shift(_: Preprocessing) -> Callable[[Any], Any]:
+    from torchvision.transforms import v2  # noqa: PLC0415 - as above
+
+    move = v2.RandomAffine(degrees=0, translate=(_SHIFT_FRACTION, _SHIFT_FRACTION), fill=0)
+    shift: Callable[[Any], Any] = v2.RandomApply([move], p=_SHIFT_PROBABILITY)
+    return shift
+
+
+def _randaugment(_: Preprocessing) -> Callable[[Any], Any]:
+    from torchvision.transforms import v2  # noqa: PLC0415 - as above
+
+    augment: Callable[[Any], Any] = v2.RandAugment(num_ops=2, magnitude=12)
+    return augment
+
+
+AUGMENTATIONS: Mapping[str, Callable[[Preprocessing], Callable[[Any], Any]]] = MappingProxyType(
+    {"rrc": _random_resized_crop, "flip": _flip, "shift": _shift, "randaugment": _randaugment}
+)
+"""Random changes to training images, in the order they apply: a random resized crop of 8 to 100 % of the area;
+a horizontal flip of every other image; in one image of five a move by up to an eighth of the side, black moving
+in; two operations of RandAugment at magnitude 12 of 30 (Cubuk et al. 2020)."""

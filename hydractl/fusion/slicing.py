@@ -1,0 +1,79 @@
+"""Pruning as slicing: which rows and columns of which tensors a mask keeps.
+
+Removing head h of a layer removes its K rows of q, k and v (weights and biases) and its K columns of the output
+projection; the projection's bias stays (Hydra Ensembles, Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.checkpoint import TensorSpec
+from hydractl.families.base import Family, HeadTensor, Role, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hydractl.manifest import Architecture, TowerKeep
+
+
+def kept_indices(tensor: HeadTensor, kept: Sequence[int], *, num_heads: int, head_dim: int) -> torch.Tensor:
+    """Return the indices along the head axis that stay, increasing; shape (copies len(kept) K,)."""
+    grid = torch.arange(tensor.copies * num_heads * head_dim).reshape(tensor.copies, num_heads, head_dim)
+    return grid[:, list(kept)].reshape(-1)
+
+
+def pruned_spec(
+    family: Family, architecture: Architecture, mask: Mapping[str, TowerKeep], name: str, spec: TensorSpec
+) -> TensorSpec:
+    """Return a tensor's dtype and shape once a mask is applied.
+
+    Raises:
+        ValueError: If the tensor does not have the head axis that the architecture calls for.
+    """
+    place = locate(family, name)
+    if place.heads is None or place.layer is None:
+        return spec
+    tower, heads = architecture.towers[place.tower], place.heads
+    full = heads.copies * tower.num_heads * tower.head_dim
+    if len(spec.shape) <= heads.axis or spec.shape[heads.axis] != full:
+        raise ValueError(f"tensor {name} has shape {spec.shape}; axis {heads.axis} should be {full}")
+    shape = list(spec.shape)
+    shape[heads.axis] = heads.copies * len(mask[place.tower].keep[place.layer]) * tower.head_dim
+    return TensorSpec(spec.dtype, tuple(shape))
+
+
+def prune_tensor(
+    family: Family, architecture: Architecture, mask: Mapping[str, TowerKeep], name: str, tensor: torch.Tensor
+) -> torch.Tensor:
+    """Return a tensor without its dropped heads; one without a head axis comes back as it is."""
+    place = locate(family, name)
+    if place.heads is None or place.layer is None:
+        return tensor
+    tower = architecture.towers[place.tower]
+    kept = mask[place.tower].keep[place.layer]
+    if len(kept) == tower.num_heads:
+        return tensor
+    index = kept_indices(place.heads, kept, num_heads=tower.num_heads, head_dim=tower.head_dim)
+    return tensor.index_select(place.heads.axis, index)
+
+
+def zero_dropped(
+    family: Family,
+    architecture: Architecture,
+    mask: Mapping[str, TowerKeep],
+    state: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Return a full state dict whose dropped heads have zeroed output-projection columns: what pruning must equal."""
+    zeroed = dict(state)
+    for name, tensor in state.items():
+        place = locate(family, name)
+        if place.heads is None or place.layer is None or place.heads.role != Role.OUTPUT:
+            continue
+        tower = architecture.towers[place.tower]
+        dropped = [h for h in range(tower.num_heads) if h not in mask[place.tower].keep[place.layer]]
+        index = kept_indices(place.heads, dropped, num_heads=tower.num_heads, head_dim=tower.head_dim)
+        zeroed[name] = tensor.index_fill(place.heads.axis, index, 0)
+    return zeroed

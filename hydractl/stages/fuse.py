@@ -1,0 +1,308 @@
+"""fuse: M members become one hydra, tensor by tensor."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hydractl.checkpoint import TORCH_NAMES, TensorSpec, digest_together, tensor_bytes, write_checkpoint
+from hydractl.errors import CheckFailed, CheckpointError, UsageError
+from hydractl.families.base import locate
+from hydractl.families.opening import open_model
+from hydractl.fusion.plan import fused_spec, group_axis, trunk_length
+from hydractl.manifest import Fate, FusePlan, Header, Kind
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import check_output, publish
+from hydractl.stages.lineage import make_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from hydractl.checkpoint import Chunks
+    from hydractl.families.opening import OpenModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuseConfig:
+    """What to fuse, and how.
+
+    Attributes:
+        models: The members, M >= 1: pruned or not, fine-tuned or not, of one architecture.
+        out: The hydra.
+        mlp: `merge` averages MLPs that differ (the paper); `keep` groups them.
+        verify: Compare the hydra with its members before it is published.
+        seed: Of the random batch for that.
+        force: Replace an existing output.
+    """
+
+    models: tuple[str, ...]
+    out: Path
+    mlp: Literal["merge", "keep"] = "merge"
+    verify: bool = True
+    seed: int = 0
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise UsageError("nothing to fuse", hint="`hydractl fuse a.st b.st c.st -o hydra.st`")
+        if sum(m == "-" for m in self.models) > 1:
+            raise UsageError("only one member can come from standard input")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How far a hydra is from its members run one by one, on the same random batch.
+
+    Attributes:
+        logits: Largest difference of a member's logits, in units of max(1, largest logit).
+        probabilities: Largest difference of the ensemble's probabilities.
+    """
+
+    logits: float
+    probabilities: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuseReport:
+    """What `fuse` did: how many tensors and bytes had each fate, and how long the trunk is."""
+
+    path: Path
+    members: int
+    layers: int
+    trunk: int
+    tensors: dict[str, int]
+    stored_bytes: dict[str, int]
+    members_bytes: int
+    gap: Gap | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files written."""
+        return (self.path,)
+
+
+def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
+    """Fuse members into one hydra.
+
+    Memory holds one tensor of every member at a time, unless the result is verified.
+
+    Raises:
+        CheckpointError: If the members do not belong together; said before their tensors are read.
+        CheckFailed: If nothing was averaged and the hydra still differs from its members.
+        OutputExists: If the output is there already.
+    """
+    members = [open_model(m) for m in config.models]
+    check_output(config.out, force=config.force, inputs=[p for m in members for p in m.checkpoint.paths])
+    _check_compatible(config, members)
+    progress.step(f"Comparing {len(members)} members")
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        hashing = pool.submit(digest_together, [m.checkpoint for m in members])
+        fusion = Fusion(members, mlp=config.mlp)
+        hashing.result()
+    header = _header(config, members, fusion)
+    gap = None
+    if config.verify:
+        progress.step("Checking that the hydra equals its members")
+        gap = _verify(config, members, fusion, header)
+    progress.step(f"Writing {config.out}")
+    with publish(config.out) as file:
+        write_checkpoint(file, fusion.specs, fusion.chunks, header=header)
+    return _report(config, members, fusion, gap)
+
+
+class Fusion:
+    """The fused tensors of some members: fates first, bytes when asked."""
+
+    def __init__(self, members: Sequence[OpenModel], *, mlp: Literal["merge", "keep"]) -> None:
+        self.family = members[0].family
+        self.checkpoints = [m.checkpoint for m in members]
+        self.mlp = mlp
+        self.fates = {name: self._fate(name) for name in sorted(self.checkpoints[0].specs)}
+        self.specs = {
+            name: fused_spec(self.family, name, fate, self._specs(name)) for name, fate in self.fates.items()
+        }
+
+    def chunks(self, name: str) -> Chunks:
+        """Return a fused tensor's bytes."""
+        fate = self.fates[name]
+        if fate == Fate.SHARED:
+            return self.checkpoints[0].chunks(name)
+        if fate == Fate.MERGED:
+            return [tensor_bytes(self._mean(name))]
+        if group_axis(self.family, name) == 0:
+            return (chunk for checkpoint in self.checkpoints for chunk in checkpoint.chunks(name))
+        return [tensor_bytes(self._side_by_side(name))]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a fused tensor in memory, from the same bytes that are written."""
+        import torch  # noqa: PLC0415 - fusing without verification needs torch for few tensors only
+
+        spec = self.specs[name]
+        raw = (
+            torch.frombuffer(bytearray().join(self.chunks(name)), dtype=torch.uint8)
+            if spec.size_bytes
+            else torch.empty(0, dtype=torch.uint8)
+        )
+        dtype: torch.dtype = getattr(torch, TORCH_NAMES[spec.dtype])
+        return raw.view(dtype).reshape(spec.shape)
+
+    def _specs(self, name: str) -> list[TensorSpec]:
+        return [c.specs[name] for c in self.checkpoints]
+
+    def _fate(self, name: str) -> Fate:
+        specs = self._specs(name)
+        if all(s == specs[0] for s in specs) and self._identical(name):
+            return Fate.SHARED
+        return (
+            Fate.MERGED if self.mlp == "merge" and locate(self.family, name).part == "mlp" else Fate.GROUPED
+        )
+
+    def _identical(self, name: str) -> bool:
+        """Compare bytes in lockstep and stop at the first difference."""
+        streams = zip(*(c.chunks(name) for c in self.checkpoints), strict=True)
+        return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
+
+    def _mean(self, name: str) -> torch.Tensor:
+        """Average over members, summed in float64 in the order given, rounded once."""
+        first = self.checkpoints[0].tensor(name)
+        total = first.double()
+        for checkpoint in self.checkpoints[1:]:
+            total += checkpoint.tensor(name)
+        return total.div_(len(self.checkpoints)).to(first.dtype)
+
+    def _side_by_side(self, name: str) -> torch.Tensor:
+        import torch  # noqa: PLC0415 - as above
+
+        return torch.cat([c.tensor(name) for c in self.checkpoints], dim=group_axis(self.family, name))
+
+
+def _check_compatible(config: FuseConfig, members: Sequence[OpenModel]) -> None:
+    """Refuse members that do not belong together, from their headers alone."""
+    first = members[0]
+    for member in members:
+        where, header = member.reference, member.header
+        if header.kind == Kind.HYDRA:
+            raise CheckpointError(f"{where}: is a hydra already", hint="fuse its members instead")
+        ours, theirs = header.architecture, first.header.architecture
+        if ours.num_classes != theirs.num_classes:
+            raise CheckpointError(
+                f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}"
+            )
+        if ours != theirs:
+            raise CheckpointError(
+                f"{where}: is a {ours.name} {_differing(ours.config, theirs.config)}, {first.reference} a {theirs.name}",
+                hint="members must be of one architecture",
+            )
+        if header.labels != first.header.labels:
+            raise CheckpointError(
+                f"{where}: has other class labels, or in another order, than {first.reference}"
+            )
+        if header.preprocess != first.header.preprocess:
+            raise CheckpointError(
+                f"{where}: expects other preprocessing than {first.reference}: {header.preprocess} and {first.header.preprocess}"
+            )
+        if member.checkpoint.specs.keys() != first.checkpoint.specs.keys():
+            name = min(member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys())
+            raise CheckpointError(
+                f"{where}: tensor `{name}` is in this member or in {first.reference}, but not in both"
+            )
+        _check_dtypes(member, first)
+    origins = {m.header.base or f"{i}" for i, m in enumerate(members)}
+    if config.mlp == "merge" and len(origins) > 1:
+        raise CheckpointError(
+            f"{_odd_one(members)}: comes from another base than {first.reference}; the mean of unrelated MLPs is no MLP",
+            hint="add `--mlp keep` to fuse models that were trained apart",
+        )
+
+
+def _odd_one(members: Sequence[OpenModel]) -> str:
+    return next(
+        m.reference for m in members[1:] if m.header.base is None or m.header.base != members[0].header.base
+    )
+
+
+def _check_dtypes(member: OpenModel, first: OpenModel) -> None:
+    for name, spec in member.checkpoint.specs.items():
+        if spec.dtype != first.checkpoint.specs[name].dtype:
+            raise CheckpointError(
+                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {first.checkpoint.specs[name].dtype}",
+                hint="prune with the same `--dtype` for all members",
+            )
+
+
+def _differing(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
+    keys = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
+    return f"with {', '.join(f'{k}={ours.get(k)}' for k in keys)}" if keys else "of another shape"
+
+
+def _header(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion) -> Header:
+    first = members[0].header
+    layers = sum(t.layers for t in first.architecture.towers.values())
+    plan = FusePlan(
+        fates=fusion.fates, trunk=trunk_length(fusion.family, fusion.fates, layers), mlp=config.mlp
+    )
+    step = make_step(
+        "fuse",
+        family=members[0].family,
+        options={"mlp": config.mlp},
+        inputs=[m.as_input() for m in members],
+        seed=config.seed if config.verify else None,
+        results={"verified": True} if config.verify else {},
+    )
+    return first.model_copy(
+        update={
+            "kind": Kind.HYDRA,
+            "masks": tuple(m.header.masks[0] for m in members),
+            "plan": plan,
+            "made_by": step,
+        }
+    )
+
+
+def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, header: Header) -> Gap:
+    """Run hydra and members on one batch in fp32; without averaged tensors they must agree."""
+    import torch  # noqa: PLC0415 - as above
+
+    from hydractl.families.opening import load_model  # noqa: PLC0415 - builds models: not needed to fuse
+    from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs  # noqa: PLC0415 - as above
+    from hydractl.fusion.hydra import ensemble_log_probs, hydra_from_state  # noqa: PLC0415 - as above
+
+    inputs = probe_inputs(header, seed=config.seed)
+    state = {name: fusion.tensor(name) for name in fusion.specs}
+    with torch.inference_mode():
+        hydra = hydra_from_state(header, state, where=str(config.out), dtype=torch.float32)
+        found = hydra.member_logits(inputs)
+        expected = torch.cat([load_model(m, dtype=torch.float32).member_logits(inputs) for m in members])
+        difference = largest_difference(found, expected)
+        probabilities = (
+            (ensemble_log_probs(found).exp() - ensemble_log_probs(expected).exp()).abs().max().item()
+        )
+    exact = Fate.MERGED not in fusion.fates.values()
+    if not difference <= TOLERANCE and (exact or difference == float("inf")):
+        raise CheckFailed(
+            f"the hydra differs from its members by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
+            hint="are there non-finite weights? `--no-verify` skips the check",
+        )
+    return Gap(logits=difference, probabilities=probabilities)
+
+
+def _report(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, gap: Gap | None) -> FuseReport:
+    layers = sum(t.layers for t in members[0].header.architecture.towers.values())
+
+    def of(fate: Fate) -> Iterator[str]:
+        return (name for name, found in fusion.fates.items() if found == fate)
+
+    return FuseReport(
+        path=config.out,
+        members=len(members),
+        layers=layers,
+        trunk=trunk_length(fusion.family, fusion.fates, layers),
+        tensors={fate.value: sum(1 for _ in of(fate)) for fate in Fate},
+        stored_bytes={fate.value: sum(fusion.specs[n].size_bytes for n in of(fate)) for fate in Fate},
+        members_bytes=sum(m.checkpoint.size_bytes for m in members),
+        gap=gap,
+    )

@@ -1,0 +1,42 @@
+"""What a stage writes down about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl import __version__
+from hydractl.manifest import InputFile, Option, Step
+from hydractl.runtime import digest_file, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from hydractl.families.base import Family
+
+TOOL = f"hydractl {__version__}"
+
+
+def make_step(
+    command: str,
+    *,
+    family: Family,
+    options: Mapping[str, Option],
+    inputs: Sequence[InputFile],
+    seed: int | None = None,
+    results: Mapping[str, Option] | None = None,
+) -> Step:
+    """Return the lineage entry of one stage. Options are those that shape the output, never paths."""
+    return Step(
+        command=command,
+        options={k: v for k, v in options.items() if v is not None},
+        inputs=tuple(inputs),
+        seed=seed,
+        results=dict(results or {}),
+        versions={"hydractl": __version__, **versions("torch", "safetensors", family.library)},
+    )
+
+
+def document_input(path: Path, digest: str | None = None) -> InputFile:
+    """Return the lineage entry of a JSON file; `digest` where the file was a stream and is gone."""
+    return InputFile(name=path.name, sha256=digest or digest_file(path))

@@ -1,0 +1,214 @@
+"""Sampled members: exact counts, the pool, seeds, and what is shared before the trunk ends."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from hydractl.heads.masks import HeadId, TowerMask, TowerShape, all_heads, dropped, shape_of
+from hydractl.heads.members import Sampling, check_agree_before, sample_masks, share_before
+from hydractl.heads.select import best_mask
+
+
+@st.composite
+def sampling_tasks(draw):
+    """An order of all heads of one or two towers, a number of removals, and a sampling that is possible."""
+    shape = {"vision": TowerShape(draw(st.integers(1, 4)), draw(st.integers(1, 4)))}
+    if draw(st.booleans()):
+        shape["text"] = TowerShape(draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    order = draw(st.permutations(all_heads(shape)))
+    pool = draw(st.integers(0, len(order)))
+    removals = draw(st.integers(0, pool))
+    start = draw(st.integers(0, 4))
+    fixed = sum(head.layer < start for head in order[:removals])
+    distinct = math.comb(sum(head.layer >= start for head in order[:pool]), removals - fixed)
+    members = draw(st.integers(1, min(4, distinct)))
+    seed = draw(st.integers(-5, 1000))
+    return order, shape, removals, Sampling(pool=pool, members=members, seed=seed, diverge_from=start)
+
+
+@given(sampling_tasks())
+def test_every_member_removes_its_count_from_the_pool(task):
+    order, shape, removals, sampling = task
+
+    masks = sample_masks(order, shape, removals=removals, sampling=sampling)
+
+    assert len(masks) == sampling.members
+    for mask in masks:
+        assert shape_of(mask) == shape
+        assert len(dropped(mask)) == removals
+        assert set(dropped(mask)) <= set(order[: sampling.pool])
+
+
+@given(sampling_tasks())
+def test_members_are_all_different(task):
+    order, shape, removals, sampling = task
+
+    masks = sample_masks(order, shape, removals=removals, sampling=sampling)
+
+    assert len({dropped(mask) for mask in masks}) == sampling.members
+
+
+@given(sampling_tasks())
+def test_members_agree_with_the_best_mask_before_they_diverge(task):
+    order, shape, removals, sampling = task
+    best = best_mask(order, shape, removals=removals)
+
+    masks = sample_masks(order, shape, removals=removals, sampling=sampling)
+
+    check_agree_before([best, *masks], sampling.diverge_from)
+
+
+@given(sampling_tasks())
+def test_the_draw_depends_on_the_pool_as_a_set(task):
+    order, shape, removals, sampling = task
+    assume(sampling.diverge_from == 0)
+    reordered = order[: sampling.pool][::-1] + order[sampling.pool :]
+    swapped = dict(reversed(shape.items()))
+
+    first = sample_masks(order, shape, removals=removals, sampling=sampling)
+
+    assert first == sample_masks(order, shape, removals=removals, sampling=sampling)
+    assert first == sample_masks(reordered, swapped, removals=removals, sampling=sampling)
+
+
+def test_every_subset_is_drawn_when_all_are_needed():
+    shape = {"t": TowerShape(2, 2)}
+    sampling = Sampling(pool=4, members=6, seed=0)
+
+    masks = sample_masks(all_heads(shape), shape, removals=2, sampling=sampling)
+
+    assert len({dropped(mask) for mask in masks}) == math.comb(4, 2)
+
+
+def test_another_seed_draws_other_masks():
+    shape = {"t": TowerShape(12, 12)}
+    order = all_heads(shape)
+
+    def draw(seed: int) -> tuple:
+        return sample_masks(order, shape, removals=48, sampling=Sampling(pool=100, members=3, seed=seed))
+
+    assert len({dropped(mask) for seed in range(5) for mask in draw(seed)}) == 15
+
+
+def test_more_members_leave_the_first_ones_alone():
+    shape = {"t": TowerShape(12, 12)}
+
+    def draw(members: int) -> tuple:
+        return sample_masks(
+            all_heads(shape), shape, removals=48, sampling=Sampling(pool=100, members=members, seed=0)
+        )
+
+    assert draw(5)[:3] == draw(3)
+
+
+def test_a_draw_is_the_same_for_ever():
+    shape = {"t": TowerShape(2, 4)}
+
+    masks = sample_masks(all_heads(shape), shape, removals=4, sampling=Sampling(pool=6, members=3, seed=0))
+
+    assert [mask["t"].drop for mask in masks] == [((0, 2), (0, 1)), ((0, 2, 3), (1,)), ((1, 2), (0, 1))]
+
+
+def test_heads_are_drawn_evenly():
+    shape = {"t": TowerShape(1, 5)}
+    counts = dict.fromkeys(range(5), 0)
+
+    for seed in range(400):
+        (mask,) = sample_masks(
+            all_heads(shape), shape, removals=2, sampling=Sampling(pool=5, members=1, seed=seed)
+        )
+        for head in dropped(mask):
+            counts[head.head] += 1
+
+    # Each head goes in 2 of 5 draws: 160 of 400, with a standard deviation of 10.
+    assert all(abs(count - 160) < 40 for count in counts.values())
+
+
+@pytest.mark.parametrize(
+    ("removals", "sampling", "message"),
+    [
+        (2, Sampling(pool=9, members=1, seed=0), "pool of 9 heads: the removal order names 8"),
+        (5, Sampling(pool=4, members=1, seed=0), "cannot remove 5 heads out of a pool of 4"),
+        (-1, Sampling(pool=4, members=1, seed=0), "cannot remove -1 heads out of a pool of 4"),
+        (
+            4,
+            Sampling(pool=4, members=2, seed=0),
+            "removing 4 of the 4 pool heads in layers from 0 on gives 1;",
+        ),
+        (
+            4,
+            Sampling(pool=5, members=3, seed=0, diverge_from=1),
+            "3 members need as many different masks, but removing 0 of the 1 pool heads in layers from 1 on gives 1;",
+        ),
+    ],
+)
+def test_refuses_draws_that_do_not_exist(removals, sampling, message):
+    shape = {"t": TowerShape(2, 4)}
+
+    with pytest.raises(ValueError, match=message):
+        sample_masks(all_heads(shape), shape, removals=removals, sampling=sampling)
+
+
+def test_refuses_an_order_with_a_head_the_model_lacks():
+    order = [HeadId("t", 0, 0), HeadId("t", 0, 9)]
+
+    with pytest.raises(ValueError, match="no head 9 in layer 0"):
+        sample_masks(order, {"t": TowerShape(1, 2)}, removals=1, sampling=Sampling(pool=2, members=1, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool": -1, "members": 1}, "pool must be at least 0, got -1"),
+        ({"pool": 1, "members": 0}, "members must be at least 1, got 0"),
+        ({"pool": 1, "members": 1, "diverge_from": -1}, "diverge_from must be at least 0, got -1"),
+    ],
+)
+def test_refuses_samplings_that_mean_nothing(options, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling(seed=0, **options)
+
+
+def one_tower(*keep: tuple[int, ...]) -> dict[str, TowerMask]:
+    return {"t": TowerMask(num_heads=2, keep=keep)}
+
+
+def test_sharing_replaces_the_early_layers_alone():
+    first, second = one_tower((0,), (1,), ()), one_tower((1,), (0, 1), (0,))
+
+    assert share_before([first, second], 2) == (first, one_tower((0,), (1,), (0,)))
+    assert share_before([first, second], 0) == (first, second)
+    assert share_before([first, second], 9) == (first, first)
+
+
+@given(sampling_tasks(), st.integers(0, 4))
+def test_shared_masks_agree(task, layer):
+    order, shape, removals, sampling = task
+    masks = sample_masks(order, shape, removals=removals, sampling=sampling)
+
+    shared = share_before(masks, layer)
+
+    check_agree_before(shared, layer)
+    assert share_before(shared, layer) == shared
+
+
+def test_disagreement_names_member_layer_and_tower():
+    masks = [one_tower((0,), (1,)), one_tower((0,), (1,)), one_tower((0,), (0, 1))]
+
+    check_agree_before(masks, 1)
+    with pytest.raises(
+        ValueError, match=r"members 0 and 2 must agree before layer 2, .* layer 1 of tower `t`"
+    ):
+        check_agree_before(masks, 2)
+
+
+@pytest.mark.parametrize("function", [check_agree_before, share_before])
+def test_refuses_masks_that_cannot_be_compared(function):
+    with pytest.raises(ValueError, match=r"member 1 has a mask for .*layers=2.*layers=1"):
+        function([one_tower((0,)), one_tower((0,), (1,))], 1)
+    with pytest.raises(ValueError, match="layer must be at least 0, got -1"):
+        function([one_tower((0,))], -1)
