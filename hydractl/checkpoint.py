@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -62,16 +63,27 @@ class _Place:
     begin: int
 
 
+class ScratchFolder:
+    """A temporary folder that lives as long as this object, at most until the process ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="hydractl-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
 @dataclass
 class Checkpoint:
-    """One model's tensors in one file, or in several shards. Opening reads headers only."""
+    """One model's tensors in one file, or in several shards. Opening reads headers only.
+
+    `scratch` is the folder that goes with the object, where the file is a copy of a stream.
+    """
 
     name: str
     paths: tuple[Path, ...]
     specs: dict[str, TensorSpec]
     metadata: dict[str, str]
     _places: dict[str, _Place]
-    _spool: tempfile.TemporaryDirectory[str] | None = None
+    scratch: ScratchFolder | None = None
 
     @classmethod
     def open(cls, path: Path, *, shards: Sequence[Path] = ()) -> Checkpoint:
@@ -127,20 +139,23 @@ class Checkpoint:
         """The bytes of all tensors together."""
         return sum(spec.size_bytes for spec in self.specs.values())
 
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """Yield a tensor's raw bytes, a few megabytes at a time."""
-        place, left = self._places[name], self.specs[name].size_bytes
+    def chunks(self, name: str) -> Iterator[memoryview]:
+        """Yield a tensor's raw bytes in pieces of `CHUNK_BYTES`; a piece is valid until the next one is asked for."""
+        place, size = self._places[name], self.specs[name].size_bytes
+        buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
         with place.path.open("rb", buffering=0) as file:
-            offset = place.begin
-            while left:
-                chunk = os.pread(file.fileno(), min(left, CHUNK_BYTES), offset)
-                if not chunk:
-                    raise CheckpointError(
-                        f"{self.name}: tensor `{name}` ends early; was the file changed while it was read?"
-                    )
-                yield chunk
-                offset += len(chunk)
-                left -= len(chunk)
+            file.seek(place.begin)
+            for done in range(0, size, CHUNK_BYTES):
+                piece = buffer[: min(size - done, CHUNK_BYTES)]
+                filled = 0
+                while filled < len(piece):
+                    read = file.readinto(piece[filled:])
+                    if not read:
+                        raise CheckpointError(
+                            f"{self.name}: tensor `{name}` ends early; was the file changed while it was read?"
+                        )
+                    filled += read
+                yield piece
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read one tensor into memory of its own.
@@ -148,8 +163,6 @@ class Checkpoint:
         Raises:
             CheckpointError: If it is not there, or torch has no such dtype.
         """
-        import torch  # noqa: PLC0415 - inspecting a file must not load torch
-
         spec = self.specs.get(name)
         if spec is None:
             raise CheckpointError(f"{self.name}: has no tensor `{name}`")
@@ -157,13 +170,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.name}: tensor `{name}` has dtype {spec.dtype}, which torch cannot hold"
             )
-        raw = torch.empty(spec.size_bytes, dtype=torch.uint8)
-        view, done = raw.numpy().data, 0
-        for chunk in self.chunks(name):
-            view[done : done + len(chunk)] = chunk
-            done += len(chunk)
-        dtype: torch.dtype = getattr(torch, TORCH_NAMES[spec.dtype])
-        return raw.view(dtype).reshape(spec.shape)
+        return tensor_of(spec, self.chunks(name))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Read every tensor."""
@@ -179,6 +186,19 @@ def digest_together(checkpoints: Sequence[Checkpoint]) -> None:
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """Return the spec of a tensor in memory."""
     return TensorSpec(DTYPE_NAMES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))
+
+
+def tensor_of(spec: TensorSpec, chunks: Chunks) -> torch.Tensor:
+    """Return the tensor whose raw bytes come as chunks, in memory of its own."""
+    import torch  # noqa: PLC0415 - inspecting a file must not load torch
+
+    raw = torch.empty(spec.size_bytes, dtype=torch.uint8)
+    view, done = raw.numpy().data, 0
+    for chunk in chunks:
+        view[done : done + len(chunk)] = chunk
+        done += len(chunk)
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES[spec.dtype])
+    return raw.view(dtype).reshape(spec.shape)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
@@ -241,9 +261,9 @@ def write_tensors(file: Sink, tensors: Mapping[str, torch.Tensor], *, header: He
     )
 
 
-def _spool(path: Path) -> tuple[tempfile.TemporaryDirectory[str], tuple[Path, ...]]:
-    folder = tempfile.TemporaryDirectory(prefix="hydractl-")
-    copy = Path(folder.name) / "stdin.safetensors"
+def _spool(path: Path) -> tuple[ScratchFolder, tuple[Path, ...]]:
+    folder = ScratchFolder()
+    copy = folder.path / "stdin.safetensors"
     with copy.open("wb") as target:
         if path == Path("-"):
             shutil.copyfileobj(sys.stdin.buffer, target, CHUNK_BYTES)
@@ -272,7 +292,7 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
     try:
         table = json.loads(text, object_pairs_hook=no_duplicates)
         return _check_table(table, data_begin=8 + length, data_bytes=size - 8 - length)
-    except ValueError as error:  # json and Unicode errors are ValueErrors too
+    except (ValueError, RecursionError) as error:  # json and Unicode errors are ValueErrors too
         raise CheckpointError(f"{where}: is not a well-formed safetensors file: {error}") from error
 
 
@@ -313,6 +333,8 @@ def _check_entry(name: str, entry: object) -> tuple[TensorSpec, int, int]:
             if not all(type(n) is int and n >= 0 for n in shape):
                 raise ValueError(f"tensor `{name}` has shape {shape}")
             spec = TensorSpec(dtype, tuple(shape))
+            if type(begin) is not int or type(end) is not int:
+                raise ValueError(f"tensor `{name}` has data_offsets {[begin, end]}")
             if begin < 0 or end - begin != spec.size_bytes:
                 raise ValueError(
                     f"tensor `{name}` takes {end - begin} bytes, its shape {shape} needs {spec.size_bytes}"

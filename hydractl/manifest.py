@@ -59,7 +59,7 @@ class Document(Model):
         """
         try:
             raw = json.loads(text, object_pairs_hook=no_duplicates)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ManifestError(
                 f"{where}: is not JSON: {error}", hint=f"expected a {cls.kind_of_file} file"
             ) from error
@@ -72,7 +72,7 @@ class Document(Model):
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise ManifestError(
-                f"{where}: {_first_problem(error)}", hint=f"see `hydractl schema {cls.kind_of_file}`"
+                f"{where}: {first_problem(error)}", hint=f"see `hydractl schema {cls.kind_of_file}`"
             ) from error
 
     @classmethod
@@ -213,7 +213,7 @@ class HeadMask(Document):
 
 
 class Value(Model):
-    """One measured number: its 95 % interval and how many samples it rests on."""
+    """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
 
     value: float
     low: float | None = None
@@ -222,7 +222,10 @@ class Value(Model):
 
 
 class Row(Model):
-    """What was measured of one model or ensemble."""
+    """What was measured of one model or ensemble.
+
+    `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`.
+    """
 
     name: str
     models: tuple[Fingerprint, ...]
@@ -255,6 +258,23 @@ class Report(Document):
     checks: tuple[Check, ...] = ()
     versions: dict[str, str]
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        sets = (*self.near, *self.far)
+        if len(set(sets)) != len(sets) or not {*sets} <= self.data.keys():
+            raise ValueError("near, far: must name data sets of `data`, each once")
+        if len({row.name for row in self.rows}) != len(self.rows):
+            raise ValueError("rows: two rows have one name")
+        for i, row in enumerate(self.rows):
+            if row.ood.keys() != {*sets}:
+                raise ValueError(f"rows[{i}].ood: has {sorted(row.ood)}, but near and far name {sorted(sets)}")
+            if not row.means.keys() <= {"near", "far", "all"}:
+                raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
+            for metric in (*row.values, *(m for values in row.ood.values() for m in values)):
+                if metric not in self.definitions:
+                    raise ValueError(f"rows[{i}]: `{metric}` has no definition")
+        return self
+
 
 DOCUMENTS: dict[str, type[Document]] = {cls.kind_of_file: cls for cls in (HeadScores, HeadMask, Report)}
 
@@ -276,14 +296,29 @@ class Fate(StrEnum):
 
 
 class Preprocess(Model):
-    """How an image becomes an input."""
+    """How an image becomes a model's input.
 
-    input_size: tuple[int, int, int]
+    Attributes:
+        input_size: (channels, height, width); 1 channel is grey, 3 are RGB.
+        mean: One a channel, on the scale where white is 1.
+        std: One a channel, positive.
+        interpolation: How images are resized.
+        crop_pct: How much of the resized image's side the crop keeps.
+        crop_mode: As timm defines them.
+    """
+
+    input_size: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str = "bicubic"
-    crop_pct: float = 1.0
-    crop_mode: str = "center"
+    std: tuple[Annotated[float, Field(gt=0)], ...]
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
+    crop_pct: float = Field(default=1.0, gt=0, le=1)
+    crop_mode: Literal["center", "squash", "border"] = "center"
+
+    @model_validator(mode="after")
+    def _one_a_channel(self) -> Self:
+        if len(self.mean) != self.input_size[0] or len(self.std) != self.input_size[0]:
+            raise ValueError(f"mean and std must be {self.input_size[0]} numbers each, one a channel")
+        return self
 
 
 class InputFile(Model):
@@ -406,7 +441,8 @@ def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a document, with its JSON path, in one line."""
     problem = error.errors(include_url=False)[0]
     where = (
         "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")

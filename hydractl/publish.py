@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import sys
 from pathlib import Path
@@ -91,13 +92,14 @@ def publish(path: Path) -> Iterator[Sink]:
     Raises:
         OutputError: If the operating system refuses (disk full, no permission).
     """
-    with _translated(path):
+    target = path.resolve()
+    # a random name, short even where the target's is not: nobody else's scratch file is in the way
+    scratch = target.with_name(f".{target.name[:32]}.{secrets.token_hex(4)}.part")
+    with _translated(path, ours={str(path), str(target), str(scratch)}):
         if is_stream(path):
             with _stream(path) as file:
                 yield file
             return
-        target = path.resolve()
-        scratch = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             with scratch.open("xb") as file:
                 yield file
@@ -126,14 +128,14 @@ def _stream(path: Path) -> Iterator[Sink]:
 
 
 @contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def _translated(path: Path, *, ours: set[str]) -> Iterator[None]:
     """Turn the operating system's refusals about the *output* into ours; a closed pipe stays what it is."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        if error.filename is not None and Path(error.filename).parent != path.resolve().parent:
+        if error.filename is not None and str(error.filename) not in ours:
             raise  # about some other file, read while this one was open
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise OutputError(

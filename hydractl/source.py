@@ -17,7 +17,7 @@ from hydractl.publish import is_stream
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?$")
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-NEEDED = ["config.json", "*.safetensors", "*.safetensors.index.json"]
+NEEDED = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.st"]
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
@@ -113,10 +113,23 @@ def download(identifier: str) -> Path:
         raise HubError(f"{identifier}: the model has no revision `{revision}`") from error
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
         hint = "check the connection, unset HF_HUB_OFFLINE, or give a local path"
+        reason = f": {error.__cause__}" if error.__cause__ else ""
         raise HubError(
-            f"{identifier}: is not in the local cache and the Hub cannot be reached", hint=hint
+            f"{identifier}: is not in the local cache and the Hub cannot be reached{reason}", hint=hint
         ) from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, httpx2.HTTPError, OSError) as error:
+    except (
+        errors.HFValidationError,
+        errors.HfUriError,
+        errors.EntryNotFoundError,
+        errors.RevisionResolutionError,
+        errors.CacheNotFound,
+        errors.CorruptedCacheException,
+        errors.CachedRepoTreeNotFoundError,
+        errors.XetDownloadError,
+        httpx2.HTTPError,
+        httpx2.InvalidURL,
+        OSError,  # the Hub's own HfHubHTTPError is one, and so is a full disk
+    ) as error:
         raise HubError(f"{identifier}: the Hub could not be read: {error}") from error
 
 
@@ -170,7 +183,7 @@ def _in_index(reference: str, index: Path, *, config: dict[str, object] | None =
 def _read_json(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: is not a JSON object")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import Annotated, cast
 
 import typer
+import typer.core
+import typer.main
 
 from hydractl import __version__
-from hydractl.cli import fuse, prune
+from hydractl.cli import eval, finetune, fuse, inspect, prune, schema, score
+from hydractl.cli.helptext import escaped, has_required, literal_help
 
-if TYPE_CHECKING:
-    from types import FrameType
+# 128 and the number of the signal, as a shell reports a program that it ended
+INTERRUPTED, BROKEN_PIPE = 130, 141
 
 app = typer.Typer(
     name="hydractl",
@@ -23,12 +25,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
+    "score": score.score,
     "prune": prune.prune,
+    "finetune": finetune.finetune,
     "fuse": fuse.fuse,
+    "eval": eval.evaluate,
+    "inspect": inspect.inspect,
+    "schema": schema.schema,
 }
 for _name, _command in COMMANDS.items():
-    app.command(_name, no_args_is_help=True)(_command)
+    app.command(_name, no_args_is_help=has_required(_command))(_command)
 
 
 def _version(value: bool) -> None:
@@ -46,30 +53,50 @@ def root(
     """Turn one trained transformer into a pruned, fused ensemble with calibrated uncertainty."""
 
 
+def command_tree() -> typer.core.TyperGroup:
+    """Return the finished tree: help is literal text, and examples keep their lines.
+
+    Typer joins the lines of a docstring's paragraphs, except after a backspace, and on a terminal it reads `[...]`
+    in them as rich markup.
+    """
+    tree = cast("typer.core.TyperGroup", typer.main.get_command(app))
+    for command in (tree, *tree.commands.values()):
+        command.help = literal_help(command.help or "", rich=typer.core.HAS_RICH)
+        for parameter in command.params:
+            text = getattr(parameter, "help", None)
+            if text and typer.core.HAS_RICH:
+                parameter.help = escaped(text)  # type: ignore[attr-defined]  # typer's own parameters have one
+    help_option = tree.get_help_option(typer.Context(tree, **tree.context_settings))
+    if help_option is not None:
+        help_option.default = False  # typer loads pydantic to learn what an absent `--help` means
+    return tree
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line and return its exit code; see DESIGN: errors become messages here and nowhere else."""
+    """Run one command line and return its exit code; errors become messages here and nowhere else."""
+    from hydractl.cli.output import drop_stdout, fail, say
     from hydractl.errors import HydraError
 
-    signal.signal(signal.SIGTERM, _terminate)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        result = app(args=argv, standalone_mode=False)
+        tree = command_tree()
+        with tree.make_context("hydractl", arguments) as context:
+            tree.invoke(context)
+        sys.stdout.flush()
     except HydraError as error:
-        from hydractl.cli.output import fail
-
         fail(error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader left: what is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        drop_stdout()
+        return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
-        from hydractl.cli.output import say
-
         say("interrupted")
-        return 130
+        return INTERRUPTED
+    except typer.Exit as done:
+        return done.exit_code
     except Exception as error:  # noqa: BLE001 - typer's usage errors are of a private class; all others are raised again
         return _usage_or_bug(error)
-    return result if isinstance(result, int) else 0
+    return 0
 
 
 def _usage_or_bug(error: Exception) -> int:
@@ -79,8 +106,3 @@ def _usage_or_bug(error: Exception) -> int:
         show()
         return code
     raise error
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    """Unwind on SIGTERM, so that scratch files go."""
-    raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hydractl.cli.options import ForceOpt, JsonOpt, ModelsArg, OutOpt, QuietOpt, SeedOpt, VerifyOpt
-from hydractl.cli.output import Terminal, count, line, table
+from hydractl.cli.output import Terminal, line, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,16 +55,16 @@ def fuse(
 def render(report: FuseReport, out: Console) -> None:
     """Show fates, trunk and gap."""
     rows = [
-        (fate, str(report.tensors[fate]), f"{count(report.stored_bytes[fate])}B") for fate in report.tensors
+        (fate, str(report.tensors[fate]), size(report.stored_bytes[fate])) for fate in report.tensors
     ]
     total = sum(report.stored_bytes.values())
     out.print(
         table(
             ["tensors", "count", "bytes"],
-            [*rows, ("in all", str(sum(report.tensors.values())), f"{count(total)}B")],
+            [*rows, ("in all", str(sum(report.tensors.values())), size(total))],
         )
     )
-    line(out, f"{report.members} members take {count(report.members_bytes)}B apart, {count(total)}B fused")
+    line(out, f"{report.members} members take {size(report.members_bytes)} apart, {size(total)} fused")
     line(out, f"Trunk: {report.trunk} of {report.layers} blocks run once")
     if report.gap is not None:
         line(

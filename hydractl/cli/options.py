@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hydractl.heads.select import Budget
 
 ModelArg = Annotated[
     str,
@@ -37,7 +40,7 @@ OutOpt = Annotated[
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 QuietOpt = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the paths written, one a line.")]
-SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of everything random.")]
 DeviceOpt = Annotated[
     str,
     typer.Option(
@@ -51,7 +54,7 @@ DtypeOpt = Annotated[
     ),
 ]
 BatchSizeOpt = Annotated[
-    int, typer.Option("--batch-size", min=1, help="Samples in one forward pass.", rich_help_panel="Machine")
+    int, typer.Option("--batch-size", min=1, metavar="N", help="Samples in one forward pass.", rich_help_panel="Machine")
 ]
 VerifyOpt = Annotated[
     bool,
@@ -60,3 +63,22 @@ VerifyOpt = Annotated[
     ),
 ]
 DATA_METAVAR = "DATA[::K=V,...]"
+
+
+def budget_of(*, keep: int | None, remove: int | None, keep_fraction: float | None) -> Budget | None:
+    """Return the budget that one of three options gives, or None without any.
+
+    Raises:
+        UsageError: If two are given, or one is out of range.
+    """
+    from hydractl.errors import UsageError
+    from hydractl.heads.select import Budget
+
+    if keep is None and remove is None and keep_fraction is None:
+        return None
+    try:
+        return Budget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)
+    except ValueError as error:
+        raise UsageError(
+            str(error), hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`"
+        ) from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import math
 import os
 import sys
 from enum import Enum
@@ -69,18 +71,50 @@ class Terminal:
             report: A frozen dataclass.
             render: Prints it for a person.
         """
-        if not self.speaks:
-            return
         if self.as_json:
             self.document(as_json(report))
-        elif self.quiet:
-            sys.stdout.write("".join(f"{path}\n" for path in report.paths if path != Path("-")))
-        else:
-            render(console(stderr=self.stdout_taken))
+            return
+        with written_out():
+            if self.quiet and self.speaks:
+                paths = (path for path in report.paths if path != Path("-"))
+                sys.stdout.write("".join(f"{path}\n" for path in paths))
+            elif self.speaks:
+                render(console(stderr=self.stdout_taken))
 
     def document(self, value: object) -> None:
         """Print one JSON document to stdout."""
-        sys.stdout.write(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+        if not self.speaks:
+            return
+        unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+        with written_out():
+            sys.stdout.write(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=not unicode) + "\n")
+
+
+@contextlib.contextmanager
+def written_out() -> Iterator[None]:
+    """Flush standard output at the end, while a failure can still be answered.
+
+    Raises:
+        OutputError: If it cannot be written, other than because its reader has left.
+    """
+    from hydractl.errors import OutputError
+
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        drop_stdout()
+        raise OutputError(f"standard output: cannot be written: {error.strerror}") from error
+
+
+def drop_stdout() -> None:
+    """Let what is still buffered for standard output go nowhere, so that nothing complains at exit."""
+    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 class TerminalProgress:
@@ -133,16 +167,17 @@ def _tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console that decides on colour by the stream itself, and never cuts or interprets user data."""
-    from rich.console import Console
+    from hydractl.cli.tables import PipedConsole
 
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty()
     width = None if terminal else 200
     # Continuous-integration variables make rich write escapes into a pipe; a stream that is no terminal gets none.
-    return Console(
+    return PipedConsole(
         file=stream,
         force_terminal=terminal,
-        no_color=not terminal or "NO_COLOR" in os.environ,
+        # `no_color` alone would keep bold and dim
+        color_system="auto" if terminal and "NO_COLOR" not in os.environ else None,
         width=width,
         highlight=False,
     )
@@ -156,8 +191,9 @@ def say(message: str, *, style: str | None = None) -> None:
 
 
 def fail(error: HydraError) -> None:
-    """Print an error and its hint."""
-    say(f"error: {error.message}", style="bold red")
+    """Print an error and its hint; also on a rank that is otherwise silent, since it may be the only one that failed."""
+    rank = os.environ.get("RANK", "0")
+    say(f"{'' if rank == '0' else f'rank {rank}: '}error: {error.message}", style="bold red")
     if error.hint:
         say(f"\nhint: {error.hint}")
 
@@ -170,21 +206,12 @@ def line(out: Console, message: str) -> None:
 
 
 def table(
-    columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str | None = None
+    columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str | None = None, left: int = 1
 ) -> RenderableType:
-    """Return a table of literal texts: the first column left-aligned, the others right-aligned."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    """Return a table of literal texts, its first `left` columns left-aligned; a narrow terminal folds, never cuts it."""
+    from hydractl.cli.tables import Grid
 
-    grid = Table(
-        title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for i, name in enumerate(columns):
-        grid.add_column(Text(name), justify="left" if i == 0 else "right", no_wrap=True)
-    for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
-    return grid
+    return Grid(columns=tuple(columns), rows=tuple(tuple(row) for row in rows), title=title, left=left)
 
 
 def count(value: float) -> str:
@@ -194,6 +221,12 @@ def count(value: float) -> str:
             return f"{value:.0f}" if not unit else f"{value:.2f}{unit}"
         value /= 1000
     return f"{value:.2f} P"
+
+
+def size(value: int) -> str:
+    """Return a number of bytes: 812 B, 46.17 GB."""
+    text = count(value)
+    return f"{text}B" if " " in text else f"{text} B"
 
 
 def as_json(value: object) -> object:
@@ -208,6 +241,8 @@ def as_json(value: object) -> object:
         return _mapping(value)
     if isinstance(value, tuple | list):
         return [as_json(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no word for it
     dump = getattr(value, "model_dump", None)
     return dump(mode="json", by_alias=True) if dump else value
 

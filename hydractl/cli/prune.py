@@ -17,8 +17,9 @@ from hydractl.cli.options import (
     QuietOpt,
     SeedOpt,
     VerifyOpt,
+    budget_of,
 )
-from hydractl.cli.output import Terminal, count, line, table
+from hydractl.cli.output import Terminal, count, line, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,17 +109,18 @@ def prune(
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Cut attention heads out of a base: one member, or several that differ.
+    r"""Cut attention heads out of a base: one member, or several that differ.
 
     Each member is written with its head mask beside it (`member-0.mask.json`).
 
     Examples:
       hydractl prune base.st --scores scores.json --keep 8 -o member.st
-      hydractl prune base.st --scores scores.json --keep 8 --members 3 --pool 96 -o 'member-{i}.st'
+      hydractl prune base.st --scores scores.json --keep 8 \
+        --members 3 --pool 96 -o 'member-{i}.st'
       hydractl prune base.st --mask mask.json -o member.st
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
-    from hydractl.stages.prune import PruneConfig, budget_of, run_prune
+    from hydractl.stages.prune import PruneConfig, run_prune
 
     config = PruneConfig(
         model=model, out=out, arch=arch, scores=tuple(scores or ()), masks=tuple(mask or ()),
@@ -147,6 +149,6 @@ def render(report: PruneReport, out: Console) -> None:
             line(out, f"Wrote {path}")
 
 
-def size_cells(size: Size) -> tuple[str, str, str]:
+def size_cells(cost: Size) -> tuple[str, str, str]:
     """Return parameters, MACs and bytes as texts."""
-    return count(size.parameters), count(size.macs), f"{count(size.size_bytes)}B"
+    return count(cost.parameters), count(cost.macs), size(cost.size_bytes)

@@ -37,14 +37,18 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
         progress.warn(f"{ref.source}: the Hub is switched off, so the cached copy may be of another revision")
     # a bare name would read a local folder of that name instead
     address = f"hf://datasets/{ref.repo_id}"
-    configs: list[str] = datasets.get_dataset_config_names(address, revision=ref.revision)
-    config = _choose(ref, "config", ref.config, configs)
-    if ref.split is None or ref.split.isidentifier():
-        splits: list[str] = datasets.get_dataset_split_names(address, config, revision=ref.revision)
-        split = _choose(ref, "split", ref.split, splits)
-    else:
-        split = ref.split  # a slice such as `train[:10%]`, which the library reads itself
-    return datasets.load_dataset(address, config, split=split, revision=ref.revision)
+    try:
+        split = ref.split
+        if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
+            splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
+            split = _choose(ref, "split", split, splits)
+        return datasets.load_dataset(address, ref.config, split=split, revision=ref.revision)
+    except ValueError:
+        if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
+            _choose(
+                ref, "config", ref.config, datasets.get_dataset_config_names(address, revision=ref.revision)
+            )
+        raise
 
 
 def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) -> str:

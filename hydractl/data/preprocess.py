@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydractl.data.reference import did_you_mean
-from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,66 +18,15 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from hydractl.manifest import Preprocess
+
 MODES = MappingProxyType({1: "L", 3: "RGB"})
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-CROP_MODES = ("center", "squash", "border")
 
-_SHIFT_PROBABILITY = 0.2
-_SHIFT_FRACTION = 1 / 8
+SHIFT_PROBABILITY = 0.2
+SHIFT_FRACTION = 1 / 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preprocessing:
-    """How a model wants its images.
-
-    Attributes:
-        input_size: (channels, height, width); 1 channel is grey, 3 are RGB.
-        mean: One a channel, on the scale where white is 1.
-        std: One a channel, positive.
-        interpolation: One of `INTERPOLATIONS`.
-        crop_pct: How much of the resized image's side the crop keeps, in (0, 1].
-        crop_mode: One of `CROP_MODES`, as timm defines them.
-
-    Raises:
-        CheckpointError: If a value is none of these.
-    """
-
-    input_size: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str = "bicubic"
-    crop_pct: float = 1.0
-    crop_mode: str = "center"
-
-    def __post_init__(self) -> None:
-        channels, height, width = self.input_size
-        if channels not in MODES or min(height, width) < 1:
-            raise CheckpointError(
-                f"preprocessing: no image has input_size {self.input_size}; 1 or 3 channels are known"
-            )
-        if len(self.mean) != channels or len(self.std) != channels or min(self.std) <= 0:
-            raise CheckpointError(
-                f"preprocessing: mean {self.mean} and std {self.std} must be {channels} numbers each, std positive"
-            )
-        if not 0 < self.crop_pct <= 1:
-            raise CheckpointError(f"preprocessing: crop_pct {self.crop_pct} is outside (0, 1]")
-        for key, value, known in (
-            ("interpolation", self.interpolation, INTERPOLATIONS),
-            ("crop_mode", self.crop_mode, CROP_MODES),
-        ):
-            if value not in known:
-                raise CheckpointError(
-                    f"preprocessing: unknown {key} `{value}`; known are {', '.join(known)}",
-                    hint=did_you_mean(value, known),
-                )
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width."""
-        return self.input_size[1:]
-
-
-def eval_transform(preprocessing: Preprocessing) -> Callable[[Image.Image], Tensor]:
+def eval_transform(preprocessing: Preprocess) -> Callable[[Image.Image], Tensor]:
     """Return the transform that timm evaluates with, after conversion to grey or RGB.
 
     Returns:
@@ -181,7 +130,7 @@ class EpochTransform:
         return self.transform.draw(prepared, sample_seed(self.seed, self.epoch, index))
 
 
-def train_transform(preprocessing: Preprocessing, augment: tuple[str, ...]) -> TrainTransform:
+def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> TrainTransform:
     """Return the training transform with the named augmentations; with none it is the evaluation's.
 
     They apply in the order of `AUGMENTATIONS`, whatever the order given.
@@ -217,7 +166,7 @@ def _run(steps: tuple[Callable[[Any], Any], ...], value: Any) -> Any:  # noqa: A
     return value
 
 
-def _timm_steps(preprocessing: Preprocessing) -> tuple[Callable[[Any], Any], ...]:
+def _timm_steps(preprocessing: Preprocess) -> tuple[Callable[[Any], Any], ...]:
     """Return timm's steps: resizes and crops, then the two that make a tensor and normalise it."""
     from timm.data import create_transform  # noqa: PLC0415 - describing data must not cost the import of timm
 
@@ -234,39 +183,41 @@ def _timm_steps(preprocessing: Preprocessing) -> tuple[Callable[[Any], Any], ...
     )
 
 
-def _random_resized_crop(preprocessing: Preprocessing) -> Callable[[Any], Any]:
+def _random_resized_crop(preprocessing: Preprocess) -> Callable[[Any], Any]:
     from timm.data.transforms import str_to_interp_mode  # noqa: PLC0415 - as above
     from torchvision.transforms import v2  # noqa: PLC0415 - as above
 
     crop: Callable[[Any], Any] = v2.RandomResizedCrop(
-        preprocessing.size, scale=(0.08, 1.0), interpolation=str_to_interp_mode(preprocessing.interpolation)
+        preprocessing.input_size[1:],
+        scale=(0.08, 1.0),
+        interpolation=str_to_interp_mode(preprocessing.interpolation),
     )
     return crop
 
 
-def _flip(_: Preprocessing) -> Callable[[Any], Any]:
+def _flip(_: Preprocess) -> Callable[[Any], Any]:
     from torchvision.transforms import v2  # noqa: PLC0415 - as above
 
     flip: Callable[[Any], Any] = v2.RandomHorizontalFlip()
     return flip
 
 
-def _shift(_: Preprocessing) -> Callable[[Any], Any]:
+def _shift(_: Preprocess) -> Callable[[Any], Any]:
     from torchvision.transforms import v2  # noqa: PLC0415 - as above
 
-    move = v2.RandomAffine(degrees=0, translate=(_SHIFT_FRACTION, _SHIFT_FRACTION), fill=0)
-    shift: Callable[[Any], Any] = v2.RandomApply([move], p=_SHIFT_PROBABILITY)
+    move = v2.RandomAffine(degrees=0, translate=(SHIFT_FRACTION, SHIFT_FRACTION), fill=0)
+    shift: Callable[[Any], Any] = v2.RandomApply([move], p=SHIFT_PROBABILITY)
     return shift
 
 
-def _randaugment(_: Preprocessing) -> Callable[[Any], Any]:
+def _randaugment(_: Preprocess) -> Callable[[Any], Any]:
     from torchvision.transforms import v2  # noqa: PLC0415 - as above
 
     augment: Callable[[Any], Any] = v2.RandAugment(num_ops=2, magnitude=12)
     return augment
 
 
-AUGMENTATIONS: Mapping[str, Callable[[Preprocessing], Callable[[Any], Any]]] = MappingProxyType(
+AUGMENTATIONS: Mapping[str, Callable[[Preprocess], Callable[[Any], Any]]] = MappingProxyType(
     {"rrc": _random_resized_crop, "flip": _flip, "shift": _shift, "randaugment": _randaugment}
 )
 """Random changes to training images, in the order they apply: a random resized crop of 8 to 100 % of the area;

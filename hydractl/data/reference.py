@@ -87,8 +87,8 @@ class DataRef:
         for key, value in self._options().items():
             if key not in allowed:
                 raise UsageError(
-                    f"`{self.source}` is {self.kind.value} and has no use for the key `{key}`; "
-                    f"it reads {', '.join(sorted(allowed))}"
+                    f"`{self.source}` has no use for the key `{key}`; "
+                    f"{self.kind.value} reads {', '.join(sorted(allowed))}"
                 )
             _check_value(key, value)
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.data.reference import SOURCES_HINT
+from hydractl.data.reference import SOURCES_HINT, SourceKind
 from hydractl.data.table import LABEL_COLUMNS, TableSet, find_column, image_column, read_labels
 from hydractl.errors import DataError
 
@@ -94,12 +94,14 @@ def open_arrow(
     rows = dataset.select_columns([image])
     place = f"{where}: column `{image}`"
     read: Callable[[int], bytes | Path]
-    if isinstance(rows.features[image], datasets.Image):
+    kind = rows.features[image]
+    storage = getattr(kind, "dtype", "")
+    if isinstance(kind, datasets.Image):
         read = _ImageCells(rows.cast_column(image, datasets.Image(decode=False)), image, place)
-    elif rows.features[image] == datasets.Value("string") and ref.kind.name == "FILE":
-        read = _image_files(rows[image][:], folder=Path(ref.source).parent, where=place).__getitem__
-    elif rows.features[image] in {datasets.Value("binary"), datasets.Value("large_binary")}:
+    elif storage in {"binary", "large_binary"} or (isinstance(kind, dict) and "bytes" in kind):
         read = _ImageCells(rows, image, place)
+    elif storage in {"string", "large_string"} and ref.kind is SourceKind.FILE:
+        read = _image_files(rows[image][:], folder=Path(ref.source).parent, where=place).__getitem__
     else:
         raise DataError(f"{place}: holds no images", hint="name the column with the images: `::image=COLUMN`")
     name = where if ref.repo_id else Path(ref.source).name
@@ -117,7 +119,8 @@ class _ImageCells:
     def __call__(self, index: int) -> bytes | Path:
         cell = self._rows[index][self._column]
         if isinstance(cell, dict):
-            cell = cell["bytes"] if cell["bytes"] is not None else Path(cell["path"] or "")
+            path = cell.get("path")
+            cell = Path(path) if cell["bytes"] is None and path else cell["bytes"]
         if not isinstance(cell, bytes | Path):
             raise DataError(f"{self._where}: row {index} has no image")
         return cell

@@ -6,7 +6,8 @@ heads is allowed, zero included. `Attention` puts the groups of M members side b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,7 +24,11 @@ class HeadGroup(nn.Module):
     the library's, sliced. Covered: biases or none, q/k norms of width K, an elementwise output gate.
     """
 
-    def __init__(self, library: nn.Module, *, heads: int) -> None:
+    qkv: nn.Linear
+    gate: nn.Linear | None
+    proj: nn.Linear
+
+    def __init__(self, library: Any, *, heads: int) -> None:  # noqa: ANN401 - libraries are untyped
         """Take over a library attention's parts, resized to `heads` heads on the same device.
 
         Args:
@@ -36,49 +41,81 @@ class HeadGroup(nn.Module):
         self.scale: float = library.scale
         width = heads * self.head_dim
         self.qkv = _resized(library.qkv, out_features=3 * width)
-        self.q_norm = library.q_norm
-        self.k_norm = library.k_norm
+        self.q_norm: nn.Module = library.q_norm
+        self.k_norm: nn.Module = library.k_norm
         self.gate = None if library.gate is None else _resized(library.gate, out_features=width)
-        self.attn_drop = library.attn_drop
+        self.attn_drop: nn.Dropout = library.attn_drop
         self.proj = _resized(library.proj, in_features=width)
-        self.proj_drop = library.proj_drop
-
-    def project_in(
-        self, x: torch.Tensor, queries: slice | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q (B, H, T', K), k and v (B, H, T, K) of x (B, T, D); `queries` picks the T' tokens that ask."""
-        if queries is None:
-            q, k, v = (
-                F.linear(x, self.qkv.weight, self.qkv.bias)
-                .unflatten(-1, (3, self.heads, self.head_dim))
-                .unbind(-3)
-            )
-        else:
-            width = self.heads * self.head_dim
-            weight, bias = self.qkv.weight, self.qkv.bias
-            b_q, b_kv = (None, None) if bias is None else (bias[:width], bias[width:])
-            q = F.linear(x[:, queries], weight[:width], b_q).unflatten(-1, (self.heads, self.head_dim))
-            k, v = F.linear(x, weight[width:], b_kv).unflatten(-1, (2, self.heads, self.head_dim)).unbind(-3)
-        return self.q_norm(q.transpose(1, 2)), self.k_norm(k.transpose(1, 2)), v.transpose(1, 2)
+        self.proj_drop: nn.Module = library.proj_drop
 
     def attend(self, x: torch.Tensor, queries: slice | None) -> torch.Tensor:
-        """Return every head's output (B, T', H, K), before the output projection."""
+        """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
         asked = x if queries is None else x[:, queries]
         if self.heads == 0:
             return x.new_empty(*asked.shape[:2], 0, self.head_dim)
-        q, k, v = self.project_in(x, queries)
-        dropout = self.attn_drop.p if self.training else 0.0
-        z = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale).transpose(1, 2)
+        z = self._attend_all(x) if queries is None else self._attend_some(x, asked)
         if self.gate is not None:
             z = z * self.gate(asked).sigmoid().unflatten(-1, (self.heads, self.head_dim))
         return z
+
+    def _attend_all(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim)).transpose(1, 3).unbind(2)
+        return self._attention(self.q_norm(q), self.k_norm(k), v).transpose(1, 2)
+
+    def _attend_some(self, x: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        """Attend from the tokens `asked` (B, T', D) to all of x (B, T, D).
+
+        Where few ask, keys and values are not computed: q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k, of which the second
+        term is the same for all tokens and drops out of the softmax; and as attention weights sum to 1,
+        Σ a (W_v x + b_v) = W_v (Σ a x) + b_v. A norm on the keys forbids the first step.
+        """
+        width = self.heads * self.head_dim
+        w_q, w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in self.qkv.weight.split(width))
+        b_q, _, b_v = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.split(width)
+        q = self.q_norm(
+            F.linear(asked, w_q.flatten(0, 1), b_q).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        )
+        if not isinstance(self.k_norm, nn.Identity) or asked.shape[1] > self.head_dim // 4:
+            weight, bias = self.qkv.weight[width:], None if self.qkv.bias is None else self.qkv.bias[width:]
+            k, v = (
+                F.linear(x, weight, bias)
+                .unflatten(-1, (2, self.heads, self.head_dim))
+                .transpose(1, 3)
+                .unbind(2)
+            )
+            return self._attention(q, self.k_norm(k), v).transpose(1, 2)
+        folded = torch.matmul(q, w_k)  # (B, H, T', D): what each query looks for in x itself
+        mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))
+        z = torch.matmul(mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v.transpose(1, 2)).transpose(1, 2)
+        return z if b_v is None else z + b_v.unflatten(0, (self.heads, -1))
+
+    def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        dropout = self.attn_drop.p if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return the layer's attention output (B, T', D) of z (B, T', H, K)."""
         out: torch.Tensor = self.proj_drop(self.proj(z.flatten(-2)))
         return out
 
-    def head_terms(self, z: torch.Tensor, head: int) -> torch.Tensor:
+    def select(self, kept: Sequence[int]) -> HeadGroup:
+        """Return a copy with only the heads at the positions `kept`, weights sliced."""
+        rows = torch.tensor(
+            [h * self.head_dim + k for h in kept for k in range(self.head_dim)], dtype=torch.long
+        )
+        rows = rows.to(self.proj.weight.device)
+        width = self.heads * self.head_dim
+        other = copy.copy(self)
+        other.__dict__["_modules"] = dict(self._modules)
+        other.heads = len(kept)
+        other.qkv = _rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
+        other.gate = None if self.gate is None else _rows(self.gate, rows)
+        other.proj = _resized(self.proj, in_features=len(rows))
+        other.proj.weight = nn.Parameter(self.proj.weight.detach()[:, rows])
+        other.proj.bias = self.proj.bias
+        return other
+
+    def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
         """Return head `head`'s own term of `project`, (B, T', D): the sum over heads, plus the bias, is `project`."""
         columns = slice(head * self.head_dim, (head + 1) * self.head_dim)
         return F.linear(z[..., head, :], self.proj.weight[:, columns])
@@ -140,3 +177,12 @@ def _resized(
     if layer.bias is not None:
         resized.bias = nn.Parameter(layer.bias.new_empty(sizes[1]))
     return resized
+
+
+def _rows(layer: nn.Linear, rows: torch.Tensor) -> nn.Linear:
+    """Return a linear layer with only some output features."""
+    sliced = _resized(layer, out_features=len(rows))
+    sliced.weight = nn.Parameter(layer.weight.detach()[rows])
+    if layer.bias is not None:
+        sliced.bias = nn.Parameter(layer.bias.detach()[rows])
+    return sliced

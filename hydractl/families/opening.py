@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.checkpoint import Checkpoint, TensorSpec, spec_of, write_tensors
+from hydractl.checkpoint import Checkpoint, ScratchFolder, TensorSpec, spec_of, write_tensors
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.table import FAMILIES, family_for_config, family_of
 from hydractl.manifest import Header, InputFile, Kind, full_mask
@@ -30,7 +29,7 @@ class OpenModel:
     checkpoint: Checkpoint
     header: Header
     family: Family
-    scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+    scratch: ScratchFolder | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -172,13 +171,13 @@ def _fresh(located: Located, seed: int) -> OpenModel:
     family = _any_family()
     described = family.describe(located.arch or "", located.options)
     header = _base_header(described)
-    folder = tempfile.TemporaryDirectory(prefix="hydractl-")
-    path = Path(folder.name) / "fresh.st"
+    folder = ScratchFolder()
+    path = folder.path / "fresh.st"
     with path.open("wb") as file:
         write_tensors(file, family.initialise(described.architecture, seed), header=header)
     return OpenModel(
         reference=located.reference,
-        checkpoint=Checkpoint.open(path),
+        checkpoint=replace(Checkpoint.open(path), scratch=folder),
         header=header,
         family=family,
         scratch=folder,

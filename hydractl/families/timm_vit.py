@@ -10,9 +10,11 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic import ValidationError
+
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
-from hydractl.manifest import Architecture, Option, Preprocess, TowerHeads, TowerKeep
+from hydractl.manifest import Architecture, Option, Preprocess, TowerHeads, TowerKeep, first_problem
 
 if TYPE_CHECKING:
     import torch
@@ -49,20 +51,24 @@ REFUSED_ATTENTIONS = {"DiffAttention": "each value head has two query and two ke
 
 
 def matches(config: Mapping[str, object]) -> bool:
-    """Return whether a `config.json` is timm's own, or transformers' wrapper around a timm model."""
-    return "architecture" in config and ("pretrained_cfg" in config or "num_classes" in config)
+    """Return whether a `config.json` is timm's own; transformers' wrapper around timm has a `model_type`."""
+    return "architecture" in config and "model_type" not in config
 
 
 def read_config(config: Mapping[str, object], where: str) -> Described:
-    """Read a timm `config.json`; `model_args` may be null and may repeat `num_classes`."""
-    given = config.get("model_args") or {}
+    """Read a timm `config.json`; `model_args` may be null and may repeat `num_classes`.
+
+    Raises:
+        UnsupportedModelError: If it is not a timm configuration, or not of a supported model.
+    """
+    given, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
+    if not isinstance(given, dict) or not isinstance(pretrained, dict):
+        raise UnsupportedModelError(f"{where}: model_args and pretrained_cfg of config.json must be objects")
     options: dict[str, object] = {
         k: config[k] for k in ("num_classes", "global_pool") if config.get(k) is not None
     }
-    options |= cast("dict[str, object]", given)
-    described = describe(str(config["architecture"]), options)
+    described = describe(str(config["architecture"]), options | given)
     names = config.get("label_names")
-    pretrained = cast("Mapping[str, object]", config.get("pretrained_cfg") or {})
     names = names if names is not None else pretrained.get("label_names")
     labels = (
         tuple(str(n) for n in names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
@@ -71,7 +77,10 @@ def read_config(config: Mapping[str, object], where: str) -> Described:
         raise UnsupportedModelError(
             f"{where}: has {len(labels)} label names for {described.architecture.num_classes} classes"
         )
-    preprocess = _preprocess(pretrained, described.preprocess)
+    preprocess = _preprocess(
+        {**described.preprocess.model_dump(), **{k: v for k, v in pretrained.items() if v is not None}},
+        described.preprocess.input_size,
+    )
     return Described(architecture=described.architecture, preprocess=preprocess, labels=labels)
 
 
@@ -106,9 +115,8 @@ def describe(name: str, options: Mapping[str, object]) -> Described:
         num_classes=library.num_classes,
     )
     data = timm.data.resolve_data_config(model=library)
-    chans, size = library.in_chans, library.patch_embed.img_size
-    cfg = {**data, "input_size": (chans, *size)}
-    return Described(architecture=architecture, preprocess=_preprocess(cfg, None))
+    size = (library.in_chans, *library.patch_embed.img_size)
+    return Described(architecture=architecture, preprocess=_preprocess(data, size))
 
 
 def refusal(library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
@@ -121,6 +129,8 @@ def refusal(library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
     kind = type(library).__name__
     if type(library) not in {VisionTransformer, VisionTransformerDistilled}:
         return f"class {kind}: {REFUSED_MODELS.get(kind, 'not a plain vision transformer')}"
+    if not len(library.blocks):
+        return "it has no blocks"
     if library.global_pool == "" or library.num_classes < 1:
         return "it has no classifier; give `num_classes` and a pooling"
     for block in library.blocks:
@@ -148,14 +158,15 @@ def build(
     from hydractl.families.attention import HeadGroup
     from hydractl.families.timm_vit_modules import wrap
 
-    library = _create(architecture.name, architecture.config)
+    # timm fills even meta tensors with random numbers, for most of the time that building takes
+    library = _create(architecture.name, {**architecture.config, "weight_init": "skip"})
     for block, kept in zip(library.blocks, mask["vision"].keep, strict=True):
         block.attn = HeadGroup(block.attn, heads=len(kept))
     if state is not None:
         library.load_state_dict(state, strict=True, assign=True)
         for parameter in library.parameters():
             parameter.requires_grad_(parameter.is_floating_point() and parameter.numel() > 0)
-    return wrap(library.eval())
+    return wrap(library).eval()
 
 
 def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]:
@@ -180,8 +191,9 @@ def _create(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
     try:
         with torch.device("meta"):
             return timm.create_model(name, pretrained=False, **_thawed(options))
-    except (TypeError, AssertionError, ValueError) as error:
-        raise UnsupportedModelError(f"timm cannot build `{name}` with {dict(options)}: {error}") from error
+    except Exception as error:  # whatever a constructor raises, these options make no model
+        reason = str(error) or type(error).__name__
+        raise UnsupportedModelError(f"timm cannot build `{name}` with {dict(options)}: {reason}") from error
 
 
 def _frozen(value: object) -> object:
@@ -192,32 +204,27 @@ def _thawed(options: Mapping[str, object]) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
 
 
-def _preprocess(cfg: Mapping[str, Any], default: Preprocess | None) -> Preprocess:
-    """Read the fields of a timm `pretrained_cfg` that say how an image becomes an input."""
-    known = {} if default is None else default.model_dump()
-    size = tuple(cfg.get("input_size") or known["input_size"])
-    if default is not None and default.input_size[1:] != size[1:] and not cfg.get("input_size"):
-        size = default.input_size
-    chans = int(size[0])
-    fields = {
-        **known,
-        **{
-            k: cfg[k]
-            for k in ("mean", "std", "interpolation", "crop_pct", "crop_mode")
-            if cfg.get(k) is not None
-        },
-    }
-    mean, std = (tuple(float(v) for v in fields[k]) for k in ("mean", "std"))
-    if len(mean) != chans:
-        mean, std = (sum(mean) / len(mean),) * chans, (sum(std) / len(std),) * chans
-    return Preprocess(
-        input_size=cast("tuple[int, int, int]", size),
-        mean=mean,
-        std=std,
-        interpolation=str(fields["interpolation"]),
-        crop_pct=float(fields["crop_pct"]),
-        crop_mode=str(fields["crop_mode"]),
-    )
+def _preprocess(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:
+    """Read the fields of a timm `pretrained_cfg` that say how an image becomes an input of `size`.
+
+    The size itself is the model's: what a `pretrained_cfg` says of it may be older.
+
+    Raises:
+        UnsupportedModelError: If a field has a value that no preprocessing of ours has.
+    """
+    named = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+    fields = {k: cfg[k] for k in named if cfg.get(k) is not None}
+    try:
+        for key in ("mean", "std"):
+            values = tuple(float(v) for v in fields[key])
+            # one number for a model of other channels than its statistics, as timm does
+            fits = len(values) == size[0]
+            fields[key] = values if fits else (sum(values) / len(values),) * size[0]
+        return Preprocess.model_validate({**fields, "input_size": tuple(size)})
+    except ValidationError as error:
+        raise UnsupportedModelError(f"its preprocessing is not supported: {first_problem(error)}") from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise UnsupportedModelError(f"its preprocessing has no usable mean and std: {error}") from error
 
 
 TIMM_VIT = Family(

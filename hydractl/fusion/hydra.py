@@ -110,7 +110,7 @@ def hydra_from_state(
         # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
         parameters = {k: held.setdefault(id(v), _parameter(v)) for k, v in own.items()}
         members.append(build_checked(family, alone, parameters, where=where))
-    return Hydra(members)
+    return Hydra(members).eval()
 
 
 def load(

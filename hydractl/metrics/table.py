@@ -162,6 +162,14 @@ METRICS: Mapping[str, Metric] = _by_name(
         unit="ms",
         high=math.inf,
         higher_is_better=False,
-        definition="Median wall-clock time of one forward pass, its last kernel included.",
+        definition="Median wall-clock time of one forward pass of one sample, its last kernel included.",
+    ),
+    Metric(
+        name="latency_batch_ms",
+        label="Latency (batch)",
+        unit="ms",
+        high=math.inf,
+        higher_is_better=False,
+        definition="Median wall-clock time of one forward pass of `batch_size` samples, its last kernel included.",
     ),
 )

@@ -6,7 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.checkpoint import TORCH_NAMES, TensorSpec, digest_together, tensor_bytes, write_checkpoint
+from hydractl.checkpoint import (
+    TORCH_NAMES,
+    TensorSpec,
+    digest_together,
+    tensor_bytes,
+    tensor_of,
+    write_checkpoint,
+)
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.base import locate
 from hydractl.families.opening import open_model
@@ -14,6 +21,7 @@ from hydractl.fusion.plan import fused_spec, group_axis, trunk_length
 from hydractl.manifest import Fate, FusePlan, Header, Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, publish
+from hydractl.runtime import one_thread
 from hydractl.stages.lineage import make_step
 
 if TYPE_CHECKING:
@@ -109,7 +117,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         progress.step("Checking that the hydra equals its members")
         gap = _verify(config, members, fusion, header)
     progress.step(f"Writing {config.out}")
-    with publish(config.out) as file:
+    with one_thread(), publish(config.out) as file:
         write_checkpoint(file, fusion.specs, fusion.chunks, header=header)
     return _report(config, members, fusion, gap)
 
@@ -132,23 +140,14 @@ class Fusion:
         if fate == Fate.SHARED:
             return self.checkpoints[0].chunks(name)
         if fate == Fate.MERGED:
-            return [tensor_bytes(self._mean(name))]
+            return self._mean(name)
         if group_axis(self.family, name) == 0:
             return (chunk for checkpoint in self.checkpoints for chunk in checkpoint.chunks(name))
         return [tensor_bytes(self._side_by_side(name))]
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a fused tensor in memory, from the same bytes that are written."""
-        import torch  # noqa: PLC0415 - fusing without verification needs torch for few tensors only
-
-        spec = self.specs[name]
-        raw = (
-            torch.frombuffer(bytearray().join(self.chunks(name)), dtype=torch.uint8)
-            if spec.size_bytes
-            else torch.empty(0, dtype=torch.uint8)
-        )
-        dtype: torch.dtype = getattr(torch, TORCH_NAMES[spec.dtype])
-        return raw.view(dtype).reshape(spec.shape)
+        return tensor_of(self.specs[name], self.chunks(name))
 
     def _specs(self, name: str) -> list[TensorSpec]:
         return [c.specs[name] for c in self.checkpoints]
@@ -163,16 +162,22 @@ class Fusion:
 
     def _identical(self, name: str) -> bool:
         """Compare bytes in lockstep and stop at the first difference."""
-        streams = zip(*(c.chunks(name) for c in self.checkpoints), strict=True)
+        streams = zip(
+            *(map(bytes, c.chunks(name)) for c in self.checkpoints), strict=True
+        )  # bytes compare fastest
         return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
 
-    def _mean(self, name: str) -> torch.Tensor:
-        """Average over members, summed in float64 in the order given, rounded once."""
-        first = self.checkpoints[0].tensor(name)
-        total = first.double()
-        for checkpoint in self.checkpoints[1:]:
-            total += checkpoint.tensor(name)
-        return total.div_(len(self.checkpoints)).to(first.dtype)
+    def _mean(self, name: str) -> Iterator[memoryview | bytes]:
+        """Average over members piece by piece, summed in float64 in the order given, rounded once."""
+        import torch  # noqa: PLC0415 - fusing without averages needs torch for few tensors only
+
+        dtype: torch.dtype = getattr(torch, TORCH_NAMES[self.specs[name].dtype])
+        for pieces in zip(*(c.chunks(name) for c in self.checkpoints), strict=True):
+            first, *others = (torch.frombuffer(piece, dtype=dtype) for piece in pieces)
+            total = first.double()
+            for other in others:
+                total += other
+            yield tensor_bytes((total / len(self.checkpoints)).to(dtype))
 
     def _side_by_side(self, name: str) -> torch.Tensor:
         import torch  # noqa: PLC0415 - as above
@@ -211,18 +216,17 @@ def _check_compatible(config: FuseConfig, members: Sequence[OpenModel]) -> None:
                 f"{where}: tensor `{name}` is in this member or in {first.reference}, but not in both"
             )
         _check_dtypes(member, first)
-    origins = {m.header.base or f"{i}" for i, m in enumerate(members)}
-    if config.mlp == "merge" and len(origins) > 1:
-        raise CheckpointError(
-            f"{_odd_one(members)}: comes from another base than {first.reference}; the mean of unrelated MLPs is no MLP",
-            hint="add `--mlp keep` to fuse models that were trained apart",
-        )
+    for member in members[1:] if config.mlp == "merge" else ():
+        if _origin(member) != _origin(first):
+            raise CheckpointError(
+                f"{member.reference}: comes from another base than {first.reference}; the mean of unrelated MLPs is no MLP",
+                hint="add `--mlp keep` to fuse models that were trained apart",
+            )
 
 
-def _odd_one(members: Sequence[OpenModel]) -> str:
-    return next(
-        m.reference for m in members[1:] if m.header.base is None or m.header.base != members[0].header.base
-    )
+def _origin(member: OpenModel) -> str:
+    """Return the digest of the base that a member was made of; a base is its own."""
+    return member.header.base or member.checkpoint.digest
 
 
 def _check_dtypes(member: OpenModel, first: OpenModel) -> None:

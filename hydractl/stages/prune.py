@@ -107,7 +107,7 @@ class PruneConfig:
 
     def outputs(self) -> tuple[Path, ...]:
         """Return each member's path."""
-        return tuple(self.out.with_name(self.out.name.replace("{i}", str(i))) for i in range(self.count))
+        return tuple(self.out.parent / self.out.name.replace("{i}", str(i)) for i in range(self.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
 
 def mask_path(path: Path) -> Path | None:
     """Return where a member's mask manifest goes: beside it, nowhere for a stream."""
-    return None if path == STDOUT else path.with_name(f"{path.stem}.mask.json")
+    return None if path == STDOUT else path.parent / f"{path.stem}.mask.json"
 
 
 def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
@@ -427,19 +427,3 @@ def _size(opened: OpenModel, mask: Mapping[str, TowerKeep], specs: Mapping[str, 
         macs=count_macs(model, inputs),
         size_bytes=sum(s.size_bytes for s in specs.values()),
     )
-
-
-def budget_of(*, keep: int | None, remove: int | None, keep_fraction: float | None) -> Budget | None:
-    """Return the budget that one of three options gives, or None without any.
-
-    Raises:
-        UsageError: If two are given, or one is out of range.
-    """
-    if keep is None and remove is None and keep_fraction is None:
-        return None
-    try:
-        return Budget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)
-    except ValueError as error:
-        raise UsageError(
-            str(error), hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`"
-        ) from error

@@ -1,0 +1,139 @@
+"""What `fuse` costs at ViT-L size, 3 members: peak memory over `import torch`, and time against copying the inputs.
+
+Copying and fusing are interleaved; time is the median of the per-repetition ratios. Two kinds of members: pruned only
+(MLPs shared) and fine-tuned (every tensor differs, MLPs averaged).
+
+    python benchmarks/fuse_cost.py [--repeats 5] [--arch vit_large_patch16_224]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from hydractl.checkpoint import Checkpoint, write_tensors
+from hydractl.families.opening import open_model
+from hydractl.manifest import HeadMask, TowerKeep
+
+MEGABYTE = 1e6
+# A process's own high-water mark; the one that a parent is told of also counts what it had before it called exec.
+WATCHED = """
+import sys
+from pathlib import Path
+code = 0
+if sys.argv[2:]:
+    from hydractl.cli.app import main
+    code = main(sys.argv[2:])
+else:
+    import torch
+peak = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+Path(sys.argv[1]).write_text(peak)
+sys.exit(code)
+"""
+MEMORY_CLAIM = "4 x largest output tensor + 100 MB"
+TIME_CLAIM = 2.0
+
+
+def main() -> int:
+    """Build the members, measure, and return 1 if a claim does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--arch", default="vit_large_patch16_224")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        members = make_members(options.arch, Path(folder))
+        failed = measure("pruned", members, options.repeats)
+        for i, member in enumerate(members):
+            perturb(member, seed=i)
+        failed += measure("fine-tuned", members, options.repeats)
+    return 1 if failed else 0
+
+
+def make_members(arch: str, folder: Path) -> list[Path]:
+    """Prune a random base to two thirds of its heads, differently three times."""
+    opened = open_model(f"arch:{arch}")
+    base = folder / "base.st"
+    base.write_bytes(opened.checkpoint.paths[0].read_bytes())
+    tower = opened.header.architecture.towers["vision"]
+    kept = round(tower.num_heads * 2 / 3)
+    for i in range(3):
+        rows = tuple(tuple(sorted((h + i + layer) % tower.num_heads for h in range(kept))) for layer in range(tower.layers))
+        mask = HeadMask(towers={"vision": TowerKeep(num_heads=tower.num_heads, keep=rows)})
+        (folder / f"{i}.json").write_text(mask.to_json())
+    masks = [f"--mask={folder / f'{i}.json'}" for i in range(3)]
+    run([sys.executable, "-m", "hydractl", "prune", str(base), *masks, "--no-verify", "-q", "-o", str(folder / "m{i}.st")])
+    base.unlink()
+    return [folder / f"m{i}.st" for i in range(3)]
+
+
+def perturb(member: Path, *, seed: int) -> None:
+    """Change every tensor a little, as fine-tuning does."""
+    checkpoint = Checkpoint.open(member)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in checkpoint.tensors().items()}
+    with member.with_suffix(".new").open("wb") as file:
+        write_tensors(file, tensors, header=checkpoint.header)
+    member.with_suffix(".new").replace(member)
+
+
+def measure(kind: str, members: list[Path], repeats: int) -> int:
+    """Fuse and copy in turn; print both sides and return how many claims fail."""
+    out = members[0].with_name("hydra.st")
+    command = ["fuse", *map(str, members), "-o", str(out), "--no-verify", "--force", "--json"]
+    fused, copied, memory = [], [], []
+    for _ in range(repeats):
+        copied.append(run(["cp", *map(str, members), str(fresh(members[0].parent / "copy"))]))
+        idle_s, idle_bytes = watched([], members[0].parent)
+        seconds, peak = watched(command, members[0].parent)
+        fused.append(seconds - idle_s)
+        memory.append(peak - idle_bytes)
+    specs = Checkpoint.open(out).specs.values()
+    largest = max(spec.size_bytes for spec in specs)
+    size = sum(path.stat().st_size for path in members)
+    ratio = statistics.median(f / c for f, c in zip(fused, copied, strict=True))
+    bound = 4 * largest + 100 * MEGABYTE
+    peak = statistics.median(memory)
+    print(f"\n{kind}: 3 members of {size / 3 / MEGABYTE:.0f} MB, hydra {out.stat().st_size / MEGABYTE:.0f} MB")
+    print(f"  copy {statistics.median(copied):.2f} s, fuse {statistics.median(fused):.2f} s (start-up taken off): ratio {ratio:.2f}, claimed at most {TIME_CLAIM}")
+    print(f"  peak memory over `import torch`: {peak / MEGABYTE:.0f} MB; claimed below {MEMORY_CLAIM} = {bound / MEGABYTE:.0f} MB")
+    failed = (ratio > TIME_CLAIM) + (peak > bound)
+    print("  holds" if not failed else "  FAILS")
+    return failed
+
+
+def fresh(folder: Path) -> Path:
+    """Return an empty folder."""
+    if folder.exists():
+        for path in folder.iterdir():
+            path.unlink()
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def watched(arguments: list[str], folder: Path) -> tuple[float, float]:
+    """Run `hydractl` with some arguments, or `import torch` without any; return seconds and peak resident bytes."""
+    note = folder / "peak"
+    seconds = run([sys.executable, "-c", WATCHED, str(note), *arguments])
+    return seconds, 1024 * float(note.read_text())
+
+
+def run(command: list[str]) -> float:
+    """Run a command and return its seconds.
+
+    Raises:
+        SystemExit: If it fails.
+    """
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main())

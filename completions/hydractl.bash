@@ -1,0 +1,197 @@
+# bash completion for hydractl
+# Generated from the command tree by `python -m hydractl.cli.completion`; do not edit.
+# shellcheck shell=bash
+
+_hydractl_words() {
+    local word
+    while IFS= read -r word; do
+        COMPREPLY+=("$word")
+    done < <(compgen -W "$1" -- "$cur")
+}
+
+# Offer folders, and files with one of the suffixes in $1 (a|b|c; any file if it is empty).
+_hydractl_files() {
+    local name pattern="\\.($1)$"
+    compopt -o filenames 2>/dev/null
+    while IFS= read -r name; do
+        if [[ -d ${name/#\~/$HOME} || -z $1 || $name =~ $pattern ]]; then
+            COMPREPLY+=("$name")
+        fi
+    done < <(compgen -f -- "$cur")
+}
+
+_hydractl() {
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command='' i
+    COMPREPLY=()
+    # --option=value arrives as three words
+    if [[ $cur == = ]]; then
+        cur=''
+    elif [[ $prev == = ]]; then
+        prev=${COMP_WORDS[COMP_CWORD-2]}
+    fi
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        if [[ ${COMP_WORDS[i]} != -* ]]; then
+            command=${COMP_WORDS[i]}
+            break
+        fi
+    done
+    case $command in
+    '')
+        _hydractl_words 'score prune finetune fuse eval inspect schema --version -h --help'
+        ;;
+    score)
+        case $prev in
+        -o | --out)
+            _hydractl_files ''
+            ;;
+        --method)
+            _hydractl_words 'circuit taylor magnitude random'
+            ;;
+        --data | --ood)
+            _hydractl_words 'digits photos noise'
+            _hydractl_files ''
+            ;;
+        --limit | --keep | --remove | --keep-fraction | --seed | --arch | --batch-size)
+            : # any text
+            ;;
+        --objective)
+            _hydractl_words 'acc ood avg'
+            ;;
+        --scope)
+            _hydractl_words 'layer global'
+            ;;
+        --device)
+            _hydractl_words 'auto cpu cuda mps'
+            ;;
+        --dtype)
+            _hydractl_words 'bf16 fp16 fp32'
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '-o --out --method --data --limit --objective --ood --scope --keep --remove --keep-fraction --seed --arch --batch-size --device --dtype --force --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    prune)
+        case $prev in
+        -o | --out)
+            _hydractl_files ''
+            ;;
+        --scores | --mask)
+            _hydractl_files 'json'
+            ;;
+        --keep | --remove | --keep-fraction | --members | --pool | --diverge-from | --seed | --arch)
+            : # any text
+            ;;
+        --dtype)
+            _hydractl_words 'bf16 fp16 fp32'
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '-o --out --scores --mask --keep --remove --keep-fraction --per-layer --members --pool --diverge-from --seed --arch --dtype --verify --no-verify --force --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    finetune)
+        case $prev in
+        --data | --val)
+            _hydractl_words 'digits photos noise'
+            _hydractl_files ''
+            ;;
+        -o | --out)
+            _hydractl_files ''
+            ;;
+        --recipe | --optimizer | --lr | --weight-decay | --momentum | --schedule | --warmup | --clip | --label-smoothing | --dropout | --augment | --precision | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --eval-every | --early-stop | --patience-delta | --save-every | --seed | --arch)
+            : # any text
+            ;;
+        --device)
+            _hydractl_words 'auto cpu cuda mps'
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--data --val -o --out --recipe --optimizer --lr --weight-decay --momentum --schedule --warmup --clip --label-smoothing --dropout --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --save-every --seed --device --arch --force --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    fuse)
+        case $prev in
+        -o | --out)
+            _hydractl_files ''
+            ;;
+        --mlp)
+            _hydractl_words 'merge keep'
+            ;;
+        --seed)
+            : # any text
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '-o --out --mlp --seed --verify --no-verify --force --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    eval)
+        case $prev in
+        --data)
+            _hydractl_words 'digits photos noise'
+            _hydractl_files ''
+            ;;
+        --near | --far | --compare | --name | --metrics | --bootstrap | --fail-if | --batch-size | --arch | --seed)
+            : # any text
+            ;;
+        -o | --out | --save-predictions)
+            _hydractl_files ''
+            ;;
+        --device)
+            _hydractl_words 'auto cpu cuda mps'
+            ;;
+        --dtype)
+            _hydractl_words 'bf16 fp16 fp32'
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--data --near --far --compare --name --metrics --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --batch-size --device --dtype --arch --seed --force --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    inspect)
+        case $prev in
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--tensors --json -h --help'
+            else
+                _hydractl_files 'st|safetensors|json'
+            fi
+            ;;
+        esac
+        ;;
+    schema)
+        case $prev in
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--json -h --help'
+            else
+                _hydractl_words 'scores head-mask report'
+            fi
+            ;;
+        esac
+        ;;
+    esac
+}
+
+complete -F _hydractl hydractl

@@ -1,0 +1,179 @@
+"""`hydractl score`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hydractl.cli.options import (
+    DATA_METAVAR,
+    ArchOpt,
+    BatchSizeOpt,
+    DeviceOpt,
+    DtypeOpt,
+    ForceOpt,
+    JsonOpt,
+    ModelArg,
+    OutOpt,
+    QuietOpt,
+    SeedOpt,
+    budget_of,
+)
+from hydractl.cli.output import Terminal, line, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hydractl.stages.score import ScoreReport
+
+GREEDY, TAYLOR, BUDGET = "Circuit", "Taylor", "Budget (one of three; default: keep two thirds)"
+HEADS_SHOWN = 10
+
+
+class MethodName(StrEnum):
+    """The scoring methods."""
+
+    circuit = "circuit"
+    taylor = "taylor"
+    magnitude = "magnitude"
+    random = "random"
+
+
+class ObjectiveName(StrEnum):
+    """The objectives of greedy methods."""
+
+    acc = "acc"
+    ood = "ood"
+    avg = "avg"
+
+
+class Scope(StrEnum):
+    """Over what gradients are compared."""
+
+    layer = "layer"
+    all = "global"
+
+
+def score(
+    model: ModelArg,
+    out: OutOpt,
+    method: Annotated[
+        MethodName, typer.Option("--method", help="How heads are scored.")
+    ] = MethodName.circuit,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            metavar=DATA_METAVAR,
+            help="Labelled data: validation (circuit) or calibration (taylor).",
+        ),
+    ] = "digits",
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, metavar="N", help="Use N samples of it, drawn with the seed."),
+    ] = None,
+    objective: Annotated[
+        ObjectiveName,
+        typer.Option("--objective", help="What the kept heads should be good at.", rich_help_panel=GREEDY),
+    ] = ObjectiveName.avg,
+    ood: Annotated[
+        str | None,
+        typer.Option(
+            "--ood",
+            metavar=DATA_METAVAR,
+            help="Out-of-distribution validation data, for ood and avg.",
+            rich_help_panel=GREEDY,
+        ),
+    ] = None,
+    scope: Annotated[
+        Scope,
+        typer.Option(
+            "--scope",
+            help="Score layer by layer, each without what went before; or all at once.",
+            rich_help_panel=TAYLOR,
+        ),
+    ] = Scope.layer,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep", min=0, metavar="N", help="Heads that a layer keeps, on average.", rich_help_panel=BUDGET
+        ),
+    ] = None,
+    remove: Annotated[
+        int | None,
+        typer.Option("--remove", min=0, metavar="R", help="Heads to remove in all.", rich_help_panel=BUDGET),
+    ] = None,
+    keep_fraction: Annotated[
+        float | None,
+        typer.Option(
+            "--keep-fraction",
+            min=0.0,
+            max=1.0,
+            metavar="F",
+            help="Share of heads to keep.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = None,
+    seed: SeedOpt = 0,
+    arch: ArchOpt = None,
+    batch_size: BatchSizeOpt = 64,
+    device: DeviceOpt = "auto",
+    dtype: DtypeOpt = None,
+    force: ForceOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Score how much each attention head matters.
+
+    A circuit run keeps a journal beside its output: interrupted and started again, it goes on where it was.
+
+    Examples:
+      hydractl score base.st --data val/ --ood places/ -o scores.json
+      hydractl score base.st --method taylor --data train/ --limit 1024 --keep 8 -o scores.json
+      hydractl score base.st --method random --seed 1 -o - | hydractl prune base.st --scores - --keep 8 -o member.st
+    """
+    terminal = Terminal(as_json=json, quiet=quiet, out=out)
+    from hydractl.stages.score import ScoreConfig, run_score
+
+    config = ScoreConfig(
+        model=model, out=out, method=method.value, data=data, ood=ood, objective=objective.value, scope=scope.value,
+        budget=budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction), limit=limit, seed=seed, arch=arch,
+        batch_size=batch_size, device=device, dtype=dtype, force=force,
+    )  # fmt: skip
+    report = run_score(config, terminal.progress())
+    terminal.result(report, lambda out: render(report, out))
+
+
+def render(report: ScoreReport, out: Console) -> None:
+    """Show the first heads to go."""
+    scores = report.scores
+    if scores.removals is not None:
+        rows = [
+            (str(i + 1), f"{r.tower} {r.layer}.{r.head}", f"{r.objective:.4f}")
+            for i, r in enumerate(scores.removals[:HEADS_SHOWN])
+        ]
+        out.print(
+            table(
+                ["step", "head removed", f"{scores.objective} after"],
+                [("0", "", f"{scores.baseline:.4f}"), *rows],
+            )
+        )
+        if len(scores.removals) > HEADS_SHOWN:
+            last = scores.removals[-1]
+            line(
+                out,
+                f"... {len(scores.removals)} removals; {scores.objective} {last.objective:.4f} after the last",
+            )
+    else:
+        heads = sorted(
+            (s, n, layer, h)
+            for n, t in scores.towers.items()
+            for layer, row in enumerate(t.scores)
+            for h, s in enumerate(row)
+        )
+        rows = [(f"{n} {layer}.{h}", f"{s:.4g}") for s, n, layer, h in heads[:HEADS_SHOWN]]
+        out.print(table(["lowest heads", "score"], rows))
+    if str(report.path) != "-":
+        line(out, f"Wrote {report.path}")

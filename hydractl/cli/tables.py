@@ -1,0 +1,198 @@
+"""Tables and maps of literal texts that fit the terminal without cutting anything. Loaded when a result is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import ConsoleOptions, RenderResult
+
+NARROWEST_FIRST_COLUMN = 14
+KEPT, DROPPED = ("■", "·"), ("#", ".")
+GAP = 3
+
+
+class PipedConsole(Console):
+    """A console that leaves a closed pipe to its caller, as any other write does."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what was caught, instead of ending the program."""
+        raise BrokenPipeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table of texts, right-aligned but for the first `left` columns.
+
+    Where it is wider than the terminal, headings are stacked word by word, then the first column is folded, then the
+    columns are shown in several tables that repeat the first. No cell is ever shortened.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str | None = None
+    left: int = 1
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Choose the first layout that fits."""
+        width = options.max_width
+        stacked = tuple(name.replace(" ", "\n") for name in self.columns)
+        for headings in (self.columns, stacked):
+            if self._width(console, options, headings) <= width:
+                yield self._table(headings, range(len(headings)))
+                return
+        first = self._natural(stacked, 0)
+        for part in self._parts(console, options, stacked):
+            left = width - (self._width(console, options, stacked, part) - first)
+            yield self._table(stacked, part, first=min(first, max(left, NARROWEST_FIRST_COLUMN)))
+
+    def _natural(self, headings: Sequence[str], column: int) -> int:
+        heading = (cell_len(word) for word in headings[column].split("\n"))
+        return max(*heading, *(cell_len(row[column]) for row in self.rows), 0)
+
+    def _parts(
+        self, console: Console, options: ConsoleOptions, headings: Sequence[str]
+    ) -> Iterator[list[int]]:
+        """Deal the columns into tables that fit once the first column is as narrow as it may be."""
+        spare = max(0, self._natural(headings, 0) - NARROWEST_FIRST_COLUMN)
+        part = [0]
+        for column in range(1, len(headings)):
+            fits = self._width(console, options, headings, [*part, column]) - spare <= options.max_width
+            if not fits and len(part) > 1:
+                yield part
+                part = [0]
+            part = [*part, column]
+        yield part
+
+    def _width(
+        self,
+        console: Console,
+        options: ConsoleOptions,
+        headings: Sequence[str],
+        part: Sequence[int] | None = None,
+    ) -> int:
+        grid = self._table(headings, range(len(headings)) if part is None else part, title=False)
+        return Measurement.get(console, options.update(max_width=100_000), grid).maximum
+
+    def _table(
+        self, headings: Sequence[str], part: Sequence[int], *, first: int | None = None, title: bool = True
+    ) -> Table:
+        grid = Table(
+            title=Text(self.title) if self.title and title else None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+        )
+        for column in part:
+            folded = column == 0 and first is not None
+            grid.add_column(
+                Text(headings[column]),
+                justify="left" if column < self.left else "right",
+                vertical="bottom" if folded else "top",
+                no_wrap=not folded,
+                overflow="fold",
+                width=first if folded else None,
+            )
+        for row in self.rows:
+            grid.add_row(*(Text(row[column]) for column in part))
+        return grid
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> Table:
+    """Return names and values, one a line; a long value is folded beside its name."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(Text(name), Text(value))
+    return grid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadMaps:
+    """Kept and dropped heads of one tower, layers by heads: one map a member, side by side while they fit.
+
+    Attributes:
+        names: Of the members.
+        keep: For each member and layer the kept heads.
+        num_heads: Heads of a layer of the base.
+    """
+
+    names: tuple[str, ...]
+    keep: tuple[tuple[tuple[int, ...], ...], ...]
+    num_heads: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw as many maps beside each other as fit, and the rest below."""
+        kept, dropped = (ends[options.ascii_only] for ends in zip(KEPT, DROPPED, strict=True))
+        digits = len(str(self.num_heads))
+        width = max(self.num_heads + 1 + digits, *(cell_len(name) for name in self.names))
+        count = max(1, (options.max_width - len("layer")) // (width + GAP))
+        for begin in range(0, len(self.names), count):
+            end = begin + count
+            if begin:
+                yield Text("")
+            heading = "".join(" " * GAP + name.ljust(width) for name in self.names[begin:end])
+            yield Text("layer" + heading.rstrip(), style="bold", overflow="fold")
+            for layer in range(len(self.keep[0])):
+                text = Text(f"{layer:>5}")
+                for member in self.keep[begin:end]:
+                    heads = set(member[layer])
+                    text.append(" " * GAP)
+                    for head in range(self.num_heads):
+                        text.append(kept if head in heads else dropped, style="" if head in heads else "dim")
+                    text.append(f" {len(heads):>{digits}}".ljust(width - self.num_heads))
+                text.rstrip()
+                yield text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMap:
+    """Ranks of one tower's heads, layers by heads: rank 1 matters most, bold in the first quarter, dim in the last."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    total: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw all heads side by side, or as many as fit and the rest below."""
+        width = max(len(str(self.total)), len("h0")) + 1
+        heads = len(self.ranks[0])
+        count = max(1, (options.max_width - len("layer")) // width)
+        for begin in range(0, heads, count):
+            shown = range(begin, min(begin + count, heads))
+            if begin:
+                yield Text("")
+            yield Text("layer" + "".join(f"h{head}".rjust(width) for head in shown), style="bold")
+            for layer, row in enumerate(self.ranks):
+                text = Text(f"{layer:>5}")
+                for head in shown:
+                    rank = row[head]
+                    style = "bold" if 4 * rank <= self.total else "dim" if 4 * rank > 3 * self.total else ""
+                    text.append(str(rank).rjust(width), style=style)
+                yield text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newspaper:
+    """Short lines read downwards, in as many columns as fit but none shorter than ten lines."""
+
+    lines: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Deal the lines into columns."""
+        width = max((cell_len(line) for line in self.lines), default=0)
+        fit = max(1, (options.max_width + GAP) // (width + GAP))
+        height = max(10, -(-len(self.lines) // fit))
+        for row in range(min(height, len(self.lines))):
+            yield Text((" " * GAP).join(line.ljust(width) for line in self.lines[row::height]).rstrip())

@@ -1,0 +1,280 @@
+"""eval: how good, how well calibrated, how watchful and how expensive are models?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from hydractl import __version__
+from hydractl.data.batches import CACHE_BYTES
+from hydractl.data.dataset import open_data
+from hydractl.data.labels import align_labels
+from hydractl.data.reference import SourceKind
+from hydractl.errors import CheckFailed, DataError, InputError
+from hydractl.families.opening import open_model
+from hydractl.fusion.hydra import load_any
+from hydractl.manifest import Fingerprint, Report, Row
+from hydractl.metrics.table import METRICS
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import check_output, publish, publish_text
+from hydractl.runtime import pick_device, torch_dtype, versions
+from hydractl.stages.evaluate_config import EvalConfig
+from hydractl.stages.evaluate_cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate_metrics import LATENCIES
+from hydractl.stages.evaluate_refs import ID_NAME
+from hydractl.stages.measures import measure
+from hydractl.stages.predictions import Inputs, SavedPredictions, predict
+from hydractl.stages.resampling import Resampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from hydractl.data.images import ImageSet
+    from hydractl.families.opening import OpenModel
+    from hydractl.stages.evaluate_refs import NamedModels
+
+__all__ = ["EvalConfig", "EvalReport", "run_eval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """What `eval` measured and where it was written."""
+
+    document: Report
+    paths: tuple[Path, ...]
+
+    def require_checks(self) -> None:
+        """Raise if a condition came true; call it once the report has been shown.
+
+        Raises:
+            CheckFailed: Naming each such condition and the number found.
+        """
+        failed = [check for check in self.document.checks if check.failed]
+        if failed:
+            what = ", ".join(f"`{c.condition}` (found {c.found:.6g})" for c in failed)
+            raise CheckFailed(
+                f"{len(failed)} of {len(self.document.checks)} checks failed for "
+                f"`{self.document.rows[0].name}`: {what}"
+            )
+
+
+def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
+    """Measure every row on every data set, and write report and predictions if wanted.
+
+    Models are loaded one row at a time unless time is measured, which needs them side by side.
+
+    Raises:
+        InputError: If a model or a data set cannot be used, or the models do not belong in one table.
+        OutputExists: If an output is there already.
+    """
+    device = pick_device(config.device)
+    dtype = None if config.dtype is None else torch_dtype(config.dtype)
+    opened = _open_rows(config)
+    _check_outputs(config, opened)
+    _check_alike([m for row in opened for m in row])
+    task = _Task.open(config, opened, progress)
+    rows, predictions = _measure_rows(config, opened, task, Machine(device, dtype), progress)
+    document = _document(config, task, rows, device, opened)
+    _publish(config, document, predictions)
+    paths = tuple(path for path in (config.save_predictions, config.out) if path is not None)
+    return EvalReport(document=document, paths=paths)
+
+
+class Machine(NamedTuple):
+    """Where and in which dtype models run; None is each model's own."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """The data, ready for any row."""
+
+    inputs: dict[str, Inputs]
+    labels: Tensor
+    fingerprints: dict[str, Fingerprint]
+
+    @classmethod
+    def open(cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], progress: Progress) -> _Task:
+        """Open all data sets and translate the labels.
+
+        Raises:
+            DataError: If a set cannot be used, the ID set has no labels, or they do not fit the models.
+        """
+        sets = {ID_NAME: open_data(config.data, progress=progress)}
+        sets |= {d.name: open_data(d.ref, progress=progress) for d in config.ood}
+        labels = _aligned(sets[ID_NAME], [m for row in opened for m in row], progress)
+        models = sum(len(row) for row in opened)
+        limit = CACHE_BYTES // len(sets) if models > 1 else 0
+        progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
+        return cls(
+            inputs={
+                name: Inputs(found, batch_size=config.batch_size, limit_bytes=limit, name=name)
+                for name, found in sets.items()
+            },
+            labels=labels,
+            fingerprints={
+                name: Fingerprint(reference=found.name, sha256=found.fingerprint(), count=len(found))
+                for name, found in sets.items()
+            },
+        )
+
+
+def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
+    return [
+        [open_model(m, arch=config.arch if row == 0 else None) for m in named.models]
+        for row, named in enumerate(config.rows)
+    ]
+
+
+def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
+    inputs = [path for row in opened for m in row for path in m.checkpoint.paths]
+    refs = [config.data, *(d.ref for d in config.ood)]
+    inputs += [Path(ref.source) for ref in refs if ref.kind is SourceKind.FILE]
+    for path in (config.out, config.save_predictions):
+        if path is not None:
+            check_output(path, force=config.force, inputs=inputs)
+
+
+def _check_alike(models: Sequence[OpenModel]) -> None:
+    """Refuse models that answer different questions; one without class names may stand beside any other."""
+    first = models[0]
+    named = next((m for m in models if m.header.labels), first)
+    for model in models[1:]:
+        ours, theirs = model.header.architecture.num_classes, first.header.architecture.num_classes
+        if ours != theirs:
+            raise InputError(
+                f"{model.reference}: has {ours} classes, {first.reference} has {theirs}; one table compares models of one task"
+            )
+        if model.header.labels and model.header.labels != named.header.labels:
+            raise InputError(
+                f"{model.reference}: has other class labels, or in another order, than {named.reference}"
+            )
+
+
+def _aligned(dataset: ImageSet, models: Sequence[OpenModel], progress: Progress) -> Tensor:
+    if dataset.labels is None:
+        raise DataError(
+            f"{dataset.name}: has no labels, which `--data` needs",
+            hint="unlabelled data can be an OOD set: `--near NAME=DATA`",
+        )
+    names = next((m.header.labels for m in models if m.header.labels), ())
+    classes = models[0].header.architecture.num_classes
+    return torch.tensor(
+        align_labels(dataset.class_names, dataset.labels, names, num_classes=classes, progress=progress)
+    )
+
+
+def _measure_rows(
+    config: EvalConfig,
+    opened: Sequence[Sequence[OpenModel]],
+    task: _Task,
+    machine: Machine,
+    progress: Progress,
+) -> tuple[list[Row], SavedPredictions]:
+    timed = any(m in LATENCIES for m in config.chosen)
+    rows: list[Row] = []
+    loaded: list[Loaded] = []
+    saved = SavedPredictions(log_probs={}, labels={ID_NAME: task.labels})
+    for named, models in zip(config.rows, opened, strict=True):
+        progress.step(f"Evaluating {named.name}")
+        row = _load(models, machine)
+        found = {name: _predict_row(row, models, inputs, progress) for name, inputs in task.inputs.items()}
+        rows.append(_row(config, named, models, found, task, row))
+        if config.save_predictions is not None:
+            saved.log_probs[named.name] = found
+        if timed:
+            loaded.append(row)
+        del row  # before the next one is loaded
+    if timed:
+        times = measure_latencies(
+            loaded, config.chosen, batch_size=config.batch_size, seed=config.seed, progress=progress
+        )
+        rows = [r.model_copy(update={"values": r.values | t}) for r, t in zip(rows, times, strict=True)]
+    return rows, saved
+
+
+def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
+    try:
+        loaded = tuple(load_any(m, dtype=machine.dtype).to(machine.device) for m in models)
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{models[0].reference}: does not fit into the memory of {machine.device}",
+            hint="try `--device cpu`, or `--no-latency`, which holds one row at a time",
+        ) from error
+    return Loaded(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
+
+
+def _predict_row(row: Loaded, opened: Sequence[OpenModel], inputs: Inputs, progress: Progress) -> Tensor:
+    """Return the log-probabilities of all members of all models of a row, (M, N, C)."""
+    triples = zip(row.models, row.preprocess, opened, strict=True)
+    parts = [predict(m, inputs, p, name=o.reference, progress=progress) for m, p, o in triples]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _row(
+    config: EvalConfig,
+    named: NamedModels,
+    models: Sequence[OpenModel],
+    found: dict[str, Tensor],
+    task: _Task,
+    row: Loaded,
+) -> Row:
+    measured = measure(
+        found[ID_NAME],
+        task.labels,
+        {d.name: found[d.name] for d in config.ood},
+        metrics=config.chosen,
+        groups=config.groups,
+        resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
+    )
+    return Row(
+        name=named.name,
+        models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
+        members=found[ID_NAME].shape[0],
+        values=measured.values | count_sizes(row, config.chosen),
+        ood=measured.ood,
+        means=measured.means,
+    )
+
+
+def _document(
+    config: EvalConfig,
+    task: _Task,
+    rows: Sequence[Row],
+    device: torch.device,
+    opened: Sequence[Sequence[OpenModel]],
+) -> Report:
+    libraries = {m.family.library for row in opened for m in row}
+    return Report(
+        rows=tuple(rows),
+        data=task.fingerprints,
+        near=tuple(d.name for d in config.near),
+        far=tuple(d.name for d in config.far),
+        definitions={m: METRICS[m].definition for m in config.chosen},
+        options={
+            "batch_size": config.batch_size,
+            "bootstrap": config.bootstrap,
+            "device": device.type,
+            "dtype": config.dtype,
+            "seed": config.seed,
+        },
+        checks=tuple(condition.check(rows[0]) for condition in config.fail_if),
+        versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
+    )
+
+
+def _publish(config: EvalConfig, document: Report, predictions: SavedPredictions) -> None:
+    """Write both files or neither."""
+    with ExitStack() as stack:
+        if config.save_predictions is not None:
+            predictions.write(stack.enter_context(publish(config.save_predictions)))
+        if config.out is not None:
+            publish_text(config.out, document.to_json())

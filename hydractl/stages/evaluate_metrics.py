@@ -1,0 +1,62 @@
+"""Which numbers `eval` can measure, by what they need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl.data.reference import did_you_mean
+from hydractl.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LABELLED = ("accuracy", "brier", "nll", "ece", "adaptive_ece")
+DIVERSITY = ("mutual_information", "disagreement", "entropy")
+RANKING = ("auroc", "fpr95", "aupr", "aupr_in", "aupr_out_trapezoid", "aupr_in_trapezoid")
+SIZES = ("parameters", "macs")
+LATENCIES = ("latency_ms", "latency_batch_ms")
+ALL = (*LABELLED, *DIVERSITY, *RANKING, *SIZES, *LATENCIES)
+
+
+def choose_metrics(wanted: Sequence[str] | None, *, ood: bool, latency: bool) -> tuple[str, ...]:
+    """Return the metrics to measure, in the order of reports.
+
+    Args:
+        wanted: Their names; None for all that can be measured.
+        ood: Whether there is an OOD set.
+        latency: Whether time may be measured.
+
+    Raises:
+        UsageError: If a name is unknown, or cannot be measured.
+    """
+    measurable = [m for m in ALL if (ood or m not in RANKING) and (latency or m not in LATENCIES)]
+    if wanted is None:
+        return tuple(measurable)
+    for name in wanted:
+        check_metric(name)
+        if name not in measurable:
+            raise UsageError(
+                f"`{name}` cannot be measured "
+                + ("without an OOD data set" if name in RANKING else "with `--no-latency`"),
+                hint="add `--near NAME=DATA` or `--far NAME=DATA`"
+                if name in RANKING
+                else "drop `--no-latency`",
+            )
+    return tuple(m for m in measurable if m in wanted)
+
+
+def check_metric(name: str) -> None:
+    """Refuse a name that is no metric.
+
+    Raises:
+        UsageError: With the nearest known one.
+    """
+    if name not in ALL:
+        raise UsageError(
+            f"unknown metric `{name}`", hint=did_you_mean(name, ALL) or f"known metrics: {', '.join(ALL)}"
+        )
+
+
+def metrics_for_ood(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return those that are measured on every OOD set."""
+    return tuple(m for m in metrics if m in RANKING or m in DIVERSITY)

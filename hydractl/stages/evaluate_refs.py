@@ -1,0 +1,136 @@
+"""What `eval` measures, as written on the command line: `NAME=DATA` and `NAME=MODEL[,MODEL...]`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from hydractl.data.reference import DataRef, SourceKind
+from hydractl.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
+NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
+OPTION = re.compile(r"\w+=")
+ID_NAME = "id"
+RESERVED = (ID_NAME, "near", "far", "all")
+WEIGHTS_SUFFIXES = {".st", ".safetensors"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedData:
+    """An OOD data set and what tables call it."""
+
+    name: str
+    ref: DataRef
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if self.name in RESERVED:
+            raise UsageError(
+                f"an OOD data set cannot be called `{self.name}`",
+                hint=f"{', '.join(f'`{name}`' for name in RESERVED)} mean something in a report",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `NAME=DATA`, or a bare DATA named after its source.
+
+        Raises:
+            UsageError: If the name or the reference is malformed.
+        """
+        name, rest = _split_name(text)
+        ref = DataRef.parse(rest)
+        return cls(name=_source_name(ref) if name is None else name, ref=ref)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModels:
+    """One row of the table: a model, or several that answer together."""
+
+    name: str
+    models: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not self.models or not all(self.models):
+            raise UsageError(
+                f"`{self.name}`: an empty model reference",
+                hint="for example `--compare 'Deep ensemble=a.st,b.st,c.st'`",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `NAME=MODEL[,MODEL...]`, or bare models named after the first.
+
+        Raises:
+            UsageError: If the name or a reference is malformed.
+        """
+        name, rest = _split_name(text)
+        models = _split_models(rest)
+        return cls(name=model_name(models[0]) if name is None else name, models=models)
+
+
+def model_name(reference: str) -> str:
+    """Return what tables call a model without a name of its own: its file's name without suffix."""
+    if reference == "-":
+        return "stdin"
+    last = Path(reference.removeprefix("arch:").partition("::")[0])
+    return last.stem if last.suffix in WEIGHTS_SUFFIXES else last.name
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that cannot stand in options, tables and files.
+
+    Raises:
+        UsageError: If it is empty, begins or ends blank, or holds one of `= , : / [ ]`.
+    """
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` cannot be a name: it is empty or blank at an end, or holds one of `= , : / [ ]`",
+            hint="choose another: `--name NAME` for MODEL, `NAME=...` for the others",
+        )
+
+
+def check_distinct(names: Sequence[str], *, what: str, option: str) -> None:
+    """Refuse two rows or data sets of one name.
+
+    Raises:
+        UsageError: Naming it.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"{names.count(name)} {what} are called `{name}`",
+                hint=f"name them apart: `{option} NAME=...`",
+            )
+
+
+def _split_name(text: str) -> tuple[str | None, str]:
+    """Split at the first `=`, unless what stands before it is the beginning of a reference."""
+    name, equals, rest = text.partition("=")
+    if not equals or ":" in name or "/" in name:
+        return None, text
+    return name, rest
+
+
+def _split_models(text: str) -> tuple[str, ...]:
+    """Split at commas, except at those between the options of an `arch:` reference."""
+    models: list[str] = []
+    for part in text.split(","):
+        if models and models[-1].startswith("arch:") and "::" in models[-1] and OPTION.match(part):
+            models[-1] += f",{part}"
+        else:
+            models.append(part)
+    return tuple(models)
+
+
+def _source_name(ref: DataRef) -> str:
+    if ref.kind is SourceKind.HUB:
+        return ref.repo_id.rpartition("/")[2]
+    path = Path(ref.source)
+    return path.stem if ref.kind is SourceKind.FILE else path.resolve().name

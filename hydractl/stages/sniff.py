@@ -1,0 +1,115 @@
+"""Which kind of file is this? The content answers, not the name; of a checkpoint only the header is read."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from hydractl.checkpoint import MAX_HEADER_BYTES, Checkpoint
+from hydractl.errors import CheckpointError, InputError, ManifestError
+from hydractl.manifest import DOCUMENTS, Document, no_duplicates
+from hydractl.publish import is_stream
+from hydractl.runtime import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PICKLE_STARTS = (b"PK\x03\x04", b"\x80")
+TEXT_STARTS = b"\xef\xbb\xbf \t\r\n"
+
+
+def open_any(path: Path) -> Checkpoint | Document:
+    """Open a checkpoint, or read a JSON file of ours.
+
+    A stream is read to its end, so that its writer never meets a closed pipe; of a checkpoint that comes this way
+    nothing but the header can be read afterwards.
+
+    Args:
+        path: A file, a FIFO, or `-` for standard input.
+
+    Raises:
+        CheckpointError: If it is a malformed checkpoint, or a pickle.
+        ManifestError: If it is JSON but none of our files, or a malformed one.
+        InputError: If it is neither, or cannot be read.
+    """
+    with _source(path) as source:
+        begin = _read_exactly(source, 8)
+        if b"\0" in begin:  # the length of a safetensors header; a JSON text holds no zero byte
+            return _checkpoint(path, begin, source)
+        return _document(str(path), _text(str(path), begin, source))
+
+
+@contextmanager
+def _source(path: Path) -> Iterator[BinaryIO]:
+    if path == Path("-"):
+        yield sys.stdin.buffer
+        return
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _read_exactly(source: BinaryIO, size: int) -> bytes:
+    """Read up to `size` bytes, however small the pieces are in which a pipe hands them over."""
+    found = b""
+    while len(found) < size and (piece := source.read(size - len(found))):
+        found += piece
+    return found
+
+
+def _checkpoint(path: Path, begin: bytes, source: BinaryIO) -> Checkpoint:
+    if not is_stream(path):
+        return Checkpoint.open(path)
+    length = min(int.from_bytes(begin, "little"), MAX_HEADER_BYTES)
+    with tempfile.TemporaryDirectory(prefix="hydractl-") as folder:
+        hollow = Path(folder) / "header.safetensors"
+        with hollow.open("wb") as file:
+            size = file.write(begin) + file.write(_read_exactly(source, length))
+            while piece := source.read(CHUNK_BYTES):
+                size += len(piece)
+            file.truncate(size)
+        try:
+            return Checkpoint.open(path, shards=[hollow])
+        except CheckpointError as error:
+            raise CheckpointError(error.message.replace(str(hollow), str(path)), hint=error.hint) from error
+
+
+def _text(where: str, begin: bytes, source: BinaryIO) -> str:
+    if not begin:
+        raise InputError(f"{where}: is empty", hint="did the command that should have written it fail?")
+    if begin.startswith(PICKLE_STARTS):
+        raise CheckpointError(
+            f"{where}: is a pickle or an archive; hydractl reads safetensors only",
+            hint="convert it with `safetensors.torch.save_file`",
+        )
+    if begin.lstrip(TEXT_STARTS)[:1] not in {b"{", b""}:
+        raise InputError(
+            f"{where}: is neither a safetensors file nor a JSON file of hydractl",
+            hint="give a checkpoint, scores, a head mask or a report",
+        )
+    try:
+        return (begin + source.read()).decode()
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{where}: is not UTF-8 text") from error
+
+
+def _document(where: str, text: str) -> Document:
+    try:
+        raw = json.loads(text, object_pairs_hook=no_duplicates)
+    except ValueError as error:
+        raise ManifestError(f"{where}: is not JSON: {error}") from error
+    known = {cls.schema_name(): cls for cls in DOCUMENTS.values()}
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(schema, str) or schema not in known:
+        raise ManifestError(
+            f"{where}: schema is {json.dumps(schema)}, which is none of ours",
+            hint=f"hydractl knows {', '.join(f'`{name}`' for name in known)}",
+        )
+    return known[schema].from_json(text, where=where)

@@ -1,0 +1,1 @@
+"""The training loop that every stage with gradients goes through."""

@@ -1,0 +1,123 @@
+"""accelerate, with types: devices, ranks, autocast, and what has to be said to DDP."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from hydractl.errors import UsageError
+from hydractl.runtime import pick_device, world_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of every batch this process computes: `pieces` consecutive ones from `first` of `total` equal pieces."""
+
+    first: int
+    pieces: int
+    total: int
+
+    def bounds(self, batch: int) -> list[tuple[int, int]]:
+        """Return the rows (begin, end) of this process's pieces in a batch of `batch` samples; a piece may be empty."""
+        return [
+            (batch * p // self.total, batch * (p + 1) // self.total)
+            for p in range(self.first, self.first + self.pieces)
+        ]
+
+
+class Engine:
+    """One process's view of all that train together."""
+
+    def __init__(self, accelerator: Any) -> None:  # noqa: ANN401 - accelerate is untyped
+        self._accelerator = accelerator
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return cast("torch.device", self._accelerator.device)
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return int(self._accelerator.process_index)
+
+    @property
+    def world(self) -> int:
+        """How many processes train together."""
+        return int(self._accelerator.num_processes)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def share(self, accumulate: int) -> Share:
+        """Return this process's part of every batch."""
+        return Share(first=self.rank * accumulate, pieces=accumulate, total=self.world * accumulate)
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Wrap a model that is on the device, for autocast and for several processes."""
+        return cast("nn.Module", self._accelerator.prepare_model(model))
+
+    def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
+        """Add the gradients of `loss`, exchanging them between processes only with `sync`."""
+        with contextlib.nullcontext() if sync else self._accelerator.no_sync(model):
+            self._accelerator.backward(loss)
+
+    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> None:
+        """Scale gradients down to a norm of `limit`."""
+        self._accelerator.clip_grad_norm_(parameters, limit)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return each number summed over all processes, in float64."""
+        if self.world == 1:
+            return list(values)
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        return cast("list[float]", self._accelerator.reduce(mine, reduction="sum").tolist())
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        self._accelerator.wait_for_everyone()
+
+    def forget(self) -> None:
+        """Let go of the prepared models."""
+        self._accelerator.free_memory()
+
+
+@contextlib.contextmanager
+def start_engine(device: str, *, precision: str) -> Iterator[Engine]:
+    """Start accelerate for one stage, and leave no trace of it in the process.
+
+    Args:
+        device: As for `pick_device`; under a launcher each process takes its own.
+        precision: `fp32`, or `bf16` for autocast.
+
+    Raises:
+        UsageError: If the device is absent, or names one GPU for several processes.
+    """
+    from accelerate import Accelerator  # noqa: PLC0415 - a second that refused inputs need not pay
+    from accelerate.state import AcceleratorState  # noqa: PLC0415 - as above
+
+    chosen = pick_device(device)
+    numbered = ":" in device
+    if numbered and world_size() > 1:
+        raise UsageError(
+            f"`--device {device}` is one device for {world_size()} processes", hint="use `--device cuda`"
+        )
+    mixed = "bf16" if precision == "bf16" else "no"
+    on_one = torch.cuda.device(chosen) if numbered else contextlib.nullcontext()
+    with on_one:
+        accelerator = Accelerator(cpu=chosen.type == "cpu", mixed_precision=mixed)
+        try:
+            yield Engine(accelerator)
+        finally:
+            accelerator.end_training()
+            # accelerate keeps its choices in the class, has no public way to drop them, and the next stage may choose otherwise
+            AcceleratorState._reset_state(reset_partial_state=True)

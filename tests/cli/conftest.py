@@ -1,0 +1,126 @@
+"""Small files of every kind, and `main` as a function from arguments to what a user sees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import hydractl
+from hydractl.cli.app import main
+
+ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
+ROOT = Path(hydractl.__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Seen:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def call(capsys):
+    """Run one command line through `main`."""
+
+    def run(*argv: object) -> Seen:
+        capsys.readouterr()
+        code = main([str(a) for a in argv])
+        captured = capsys.readouterr()
+        return Seen(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """What a subprocess sees: nothing of the user's settings, and a temporary folder that can be looked at."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH"}}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(temporary),
+        "TERM": "xterm",
+    }
+
+
+@pytest.fixture
+def spawn(environment):
+    """Start `python -m hydractl` with pipes."""
+
+    def start(*argv: object, **settings: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "hydractl", *map(str, argv)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, **settings},
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """One file of each kind, made once."""
+    from hydractl.families.opening import open_model
+    from hydractl.heads.select import Budget
+    from hydractl.manifest import Fingerprint, HeadScores, Removal, TowerScores
+    from hydractl.stages.fuse import FuseConfig, run_fuse
+    from hydractl.stages.prune import PruneConfig, run_prune
+
+    folder = tmp_path_factory.mktemp("made")
+    base = folder / "base.st"
+    opened = {classes: open_model(ARCH.replace("=7", f"={classes}")) for classes in (7, 5)}  # holds the files
+    shutil.copy(opened[7].checkpoint.paths[0], base)
+    shutil.copy(opened[5].checkpoint.paths[0], folder / "five.st")
+    fingerprint = Fingerprint(reference="base.st", sha256=opened[7].checkpoint.digest, count=270)
+    table = ((0.7, 0.1, 0.4, 0.3), (0.2, 0.8, 0.6, 0.5))
+    order = [(0, 1), (1, 0), (0, 3), (0, 2), (1, 3), (1, 2), (0, 0), (1, 1)]
+    scores = HeadScores(
+        method="circuit",
+        objective="avg",
+        options={"limit": 100},
+        model=fingerprint,
+        architecture="vit_tiny_patch16_224",
+        data={"id": fingerprint},
+        towers={"vision": TowerScores(scores=table)},
+        baseline=0.95,
+        removals=tuple(
+            Removal(tower="vision", layer=layer, head=head, objective=0.9 - i / 64)
+            for i, (layer, head) in enumerate(order)
+        ),
+        tool="hydractl 0.0.0",
+    )
+    (folder / "scores.json").write_text(scores.to_json(), encoding="utf-8")
+    run_prune(
+        PruneConfig(
+            model=str(base),
+            out=folder / "m-{i}.st",
+            scores=(folder / "scores.json",),
+            budget=Budget(keep_per_layer=2),
+            members=3,
+            pool=7,
+        )
+    )
+    members = tuple(str(folder / f"m-{i}.st") for i in range(3))
+    run_fuse(FuseConfig(models=members, out=folder / "hydra.st"))
+    return folder
+
+
+@pytest.fixture
+def work(made, tmp_path, monkeypatch):
+    """A folder of one's own with those files, as the current folder."""
+    folder = tmp_path / "work"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    return folder

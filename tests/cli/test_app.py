@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+import typer
+
+from hydractl import __version__, errors
+from hydractl.cli import app as module
+from hydractl.cli import output
+from hydractl.cli.app import COMMANDS, app, command_tree, main
+
+ERRORS = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.HydraError)
+]
+
+
+@pytest.fixture
+def raising(monkeypatch):
+    """Make `hydractl schema` raise whatever is wanted."""
+
+    def install(error: BaseException) -> None:
+        def command() -> None:
+            raise error
+
+        fake = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        fake.callback()(lambda: None)
+        fake.command("schema")(command)
+        monkeypatch.setattr(module, "app", fake)
+
+    return install
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("hint", [None, "type this"])
+def test_an_error_is_one_message_its_hint_and_the_code_of_its_class(call, raising, kind, hint):
+    raising(kind("a.st: is [red] wrong [/x]", hint=hint))
+
+    seen = call("schema")
+
+    assert seen.code == kind.exit_code
+    assert seen.out == ""
+    assert seen.err == "error: a.st: is [red] wrong [/x]\n" + (f"\nhint: {hint}\n" if hint else "")
+
+
+def test_exit_codes_are_those_of_the_contract():
+    found = {kind.__name__: kind.exit_code for kind in ERRORS}
+
+    assert found == {
+        "HydraError": 1, "UsageError": 2, "InputError": 3, "ManifestError": 3, "CheckpointError": 3,
+        "UnsupportedModelError": 3, "DataError": 3, "OutputError": 3, "HubError": 4, "CheckFailed": 5, "OutputExists": 6,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), typer.Abort()])
+def test_interruption_is_130_and_one_word(call, raising, interruption):
+    raising(interruption)
+
+    seen = call("schema")
+
+    assert (seen.code, seen.out, seen.err) == (130, "", "interrupted\n")
+
+
+def test_a_closed_pipe_is_no_error_message(call, raising, monkeypatch):
+    monkeypatch.setattr(output, "drop_stdout", lambda: None)  # it would take pytest's own
+    raising(BrokenPipeError())
+
+    seen = call("schema")
+
+    assert (seen.code, seen.out, seen.err) == (141, "", "")
+
+
+def test_a_bug_keeps_its_traceback(raising):
+    raising(ZeroDivisionError("ours"))
+
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        main(["schema"])
+
+
+def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
+    raising(errors.DataError("corrupt image"))
+    monkeypatch.setenv("RANK", "1")
+
+    assert call("schema").err == "rank 1: error: corrupt image\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["prun"], "No such command 'prun'. Did you mean 'prune'?"),
+        (["prune", "base.st", "-o", "x.st", "--kep", "3"], "No such option: --kep"),
+        (["prune", "base.st", "-o", "x.st", "--keep", "few"], "Invalid value for '--keep'"),
+        (["prune", "base.st", "-o", "x.st", "--keep", "-1"], "greater than or equal to 0"),
+        (["prune", "base.st", "--keep", "3"], "Missing option '-o' / '--out'"),
+        (["prune", "-o", "x.st"], "Missing argument"),
+        (["fuse", "a.st", "-o", "x.st", "--mlp", "mean"], "'mean' is not one of"),
+        (["schema", "mask"], "'mask' is not one of"),
+        (["inspect", "a", "b"], "unexpected extra argument"),
+    ],
+)
+def test_a_usage_error_is_2_and_says_what_was_meant(call, argv, text):
+    seen = call(*argv)
+
+    assert seen.code == 2
+    assert seen.out == ""
+    assert re.sub(r"\s+", " ", text).lower() in re.sub(r"\s+", " ", seen.err).lower()
+    assert seen.err.startswith("Usage: hydractl")
+
+
+def test_version(call):
+    assert call("--version").out == f"hydractl {__version__}\n"
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_every_command(call, flag):
+    seen = call(flag)
+
+    assert seen.code == 0
+    assert all(name in seen.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_leads_with_usage_and_examples(call, name):
+    seen = call(name, "--help")
+
+    assert seen.code == 0
+    assert f"hydractl {name}" in seen.out
+    assert "Examples:" in seen.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_speaks_json(name):
+    options = {word for p in command_tree().commands[name].params for word in p.opts}
+
+    assert "--json" in options
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_writes_has_quiet_and_force(name):
+    options = {word for p in command_tree().commands[name].params for word in p.opts}
+
+    assert "--out" not in options or {"-q", "--quiet", "--force"} <= options
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_without_required_arguments_runs_when_named_alone(name):
+    required = any(p.default is p.empty for p in inspect.signature(COMMANDS[name]).parameters.values())
+
+    assert command_tree().commands[name].no_args_is_help == required
+
+
+def test_the_table_is_the_tree():
+    assert list(COMMANDS) == [info.name for info in app.registered_commands]

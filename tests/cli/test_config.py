@@ -1,0 +1,109 @@
+"""Argument lists and the configurations that they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hydractl.heads.select import Budget
+from hydractl.stages import fuse, inspect, prune
+from hydractl.stages.fuse import FuseConfig
+from hydractl.stages.inspect import InspectConfig
+from hydractl.stages.prune import PruneConfig
+
+
+class Caught(Exception):  # noqa: N818 - carries the configuration out of the stage
+    def __init__(self, config: object) -> None:
+        self.config = config
+
+
+@pytest.fixture
+def config(monkeypatch, call):
+    """Return what a command hands to its stage."""
+
+    def catch(config: object, _progress: object = None) -> None:
+        raise Caught(config)
+
+    for module, name in ((prune, "run_prune"), (fuse, "run_fuse"), (inspect, "run_inspect")):
+        monkeypatch.setattr(module, name, catch)
+
+    def run(line: str) -> object:
+        with pytest.raises(Caught) as caught:
+            call(*line.split())
+        return caught.value.config
+
+    return run
+
+
+S, M = (Path("s.json"),), (Path("m.json"),)
+EIGHT = Budget(keep_per_layer=8)
+TABLE = [
+    ("prune base.st --scores s.json --keep 8 -o a.st",
+     PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=EIGHT)),
+    ("prune org/name@v1 --scores s.json --remove 5 --out a.st",
+     PruneConfig(model="org/name@v1", out=Path("a.st"), scores=S, budget=Budget(remove=5))),
+    ("prune base.st --scores s.json --keep-fraction 0.5 -o a.st",
+     PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=Budget(keep_fraction=0.5))),
+    ("prune base.st --scores s.json --keep 8 --per-layer -o a.st",
+     PruneConfig(model="base.st", out=Path("a.st"), scores=S, budget=EIGHT, per_layer=True)),
+    ("prune base.st --scores - --keep 8 -o -",
+     PruneConfig(model="base.st", out=Path("-"), scores=(Path("-"),), budget=EIGHT)),
+    ("prune base.st --scores s.json --scores t.json --keep 8 -o m-{i}.st",
+     PruneConfig(model="base.st", out=Path("m-{i}.st"), scores=(*S, Path("t.json")), budget=EIGHT)),
+    ("prune base.st --scores s.json --keep 8 --members 3 --pool 96 --diverge-from 4 --seed 7 -o m-{i}.st",
+     PruneConfig(model="base.st", out=Path("m-{i}.st"), scores=S, budget=EIGHT, members=3, pool=96, diverge_from=4,
+                 seed=7)),
+    ("prune w.safetensors --arch vit_small_patch16_224::num_classes=7 --mask m.json --dtype bf16 -o a.st",
+     PruneConfig(model="w.safetensors", out=Path("a.st"), masks=M, arch="vit_small_patch16_224::num_classes=7",
+                 dtype="bf16")),
+    ("prune base.st --mask m.json --no-verify --force -o a.st",
+     PruneConfig(model="base.st", out=Path("a.st"), masks=M, verify=False, force=True)),
+    ("prune base.st --mask m.json --json -o a.st", PruneConfig(model="base.st", out=Path("a.st"), masks=M)),
+    ("prune base.st --mask m.json -q -o a.st", PruneConfig(model="base.st", out=Path("a.st"), masks=M)),
+    ("fuse a.st b.st c.st -o h.st", FuseConfig(models=("a.st", "b.st", "c.st"), out=Path("h.st"))),
+    ("fuse -o h.st --mlp keep a.st", FuseConfig(models=("a.st",), out=Path("h.st"), mlp="keep")),
+    ("fuse a.st - -o h.st --seed 3 --no-verify --force",
+     FuseConfig(models=("a.st", "-"), out=Path("h.st"), seed=3, verify=False, force=True)),
+    ("fuse a.st -o - --quiet", FuseConfig(models=("a.st",), out=Path("-"))),
+    ("inspect a.st", InspectConfig(file="a.st")),
+    ("inspect - --tensors --json", InspectConfig(file="-", tensors=True)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "expected"), TABLE, ids=[line for line, _ in TABLE])
+def test_arguments_become_a_configuration(config, line, expected):
+    assert config(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("prune base.st --keep 8 -o a.st", "give either `--scores` or `--mask`"),
+        (
+            "prune base.st --scores s.json --mask m.json --keep 8 -o a.st",
+            "give either `--scores` or `--mask`",
+        ),
+        ("prune base.st --scores s.json -o a.st", "how many heads should stay?"),
+        ("prune base.st --scores s.json --keep 8 --remove 3 -o a.st", "--keep"),
+        ("prune base.st --mask m.json --keep 8 -o a.st", "a mask says itself which heads stay"),
+        ("prune base.st --scores s.json --keep 8 --members 2 -o a.st", "needs a pool"),
+        ("prune base.st --scores s.json --keep 8 --members 2 --pool 9 -o a.st", "put `{i}` into the name"),
+        (
+            "prune base.st --scores s.json --remove 8 --per-layer -o a.st",
+            "`--per-layer` goes with `--keep N`",
+        ),
+        ("prune base.st --mask m.json --json -q -o a.st", "`--json` and `-q` exclude each other"),
+        ("prune base.st --mask m.json --json -o -", "both want standard output"),
+        ("fuse - - -o h.st", "only one member can come from standard input"),
+        ("fuse a.st --json -o -", "both want standard output"),
+        ("inspect hf-hub:org/name", "reads local files"),
+    ],
+)
+def test_contradicting_options_are_refused_before_any_work(call, line, text):
+    seen = call(*line.split())
+
+    assert seen.code == 2
+    assert seen.out == ""
+    assert seen.err.startswith("error: ")
+    assert text in seen.err

@@ -1,0 +1,152 @@
+"""The promises that hold for every command that makes something: `--json`, `-q`, `-o -`, `--force`, exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+COMMANDS = {
+    "prune": ("prune", "base.st", "--scores", "scores.json", "--keep", "2", "-o", "new.st"),
+    "prune by mask": ("prune", "base.st", "--mask", "m-0.mask.json", "--no-verify", "-o", "new.st"),
+    "score": ("score", "base.st", "--method", "magnitude", "-o", "new.json"),
+    "finetune": (
+        "finetune", "base.st", "--data", "digits::split=train,classes=0-6,limit=14", "--val", "digits::split=val,classes=0-6,limit=14", "--steps", "1", "--device", "cpu",
+        "-o", "new.st",
+    ),
+    "eval": (
+        "eval", "base.st", "--data", "digits::split=test,classes=0-6,limit=14", "--no-latency", "--bootstrap", "0",
+        "--device", "cpu", "-o", "new.json",
+    ),
+    "fuse": ("fuse", "m-0.st", "m-1.st", "-o", "new.st"),
+    "inspect": ("inspect", "hydra.st"),
+    "inspect scores": ("inspect", "scores.json"),
+    "inspect mask": ("inspect", "m-0.mask.json"),
+    "schema": ("schema", "report"),
+}  # fmt: skip
+WRITING = {name: argv for name, argv in COMMANDS.items() if "-o" in argv}
+everything = pytest.mark.parametrize("argv", COMMANDS.values(), ids=COMMANDS)
+writing = pytest.mark.parametrize("argv", WRITING.values(), ids=WRITING)
+
+
+@everything
+def test_json_is_one_document_and_nothing_else(call, work, argv):
+    seen = call(*argv, "--json")
+
+    assert (seen.code, seen.err) == (0, "")
+    assert isinstance(json.loads(seen.out), dict)
+    assert seen.out.endswith("}\n")
+
+
+@everything
+def test_results_go_to_standard_output(call, work, argv):
+    seen = call(*argv)
+
+    assert seen.code == 0
+    assert seen.out
+    assert "\x1b" not in seen.out + seen.err
+
+
+@everything
+def test_other_ranks_say_nothing(call, work, monkeypatch, argv):
+    monkeypatch.setenv("RANK", "1")
+
+    seen = call(*argv)
+
+    assert (seen.code, seen.out, seen.err) == (0, "", "")
+
+
+@writing
+def test_quiet_prints_the_paths(call, work, argv):
+    before = set(work.iterdir())
+
+    seen = call(*argv, "-q")
+
+    written = {path.relative_to(work) for path in set(work.iterdir()) - before}
+    assert (seen.code, seen.err) == (0, "")
+    assert sorted(seen.out.splitlines()) == sorted(map(str, written))
+
+
+@writing
+def test_an_output_that_exists_is_kept(call, work, argv):
+    (work / argv[-1]).write_bytes(b"mine")
+
+    seen = call(*argv)
+
+    assert seen.code == 6
+    assert seen.err == (
+        f"error: {argv[-1]}: already exists\n\nhint: add `--force` to replace it, or choose another name with `-o`\n"
+    )
+    assert (work / argv[-1]).read_bytes() == b"mine"
+    assert call(*argv, "--force").code == 0
+    assert (work / argv[-1]).read_bytes() != b"mine"
+
+
+@writing
+def test_an_input_is_never_overwritten(call, work, argv):
+    source = next(word for word in argv if word.endswith(".st"))
+    before = (work / source).read_bytes()
+
+    seen = call(*argv[:-1], source, "--force")
+
+    assert seen.code == 6
+    assert (work / source).read_bytes() == before
+
+
+@writing
+@pytest.mark.parametrize(
+    ("place", "text"), [("none/new.st", "folder `none` does not exist"), (".", "is a folder, not a file")]
+)
+def test_an_output_that_cannot_be_written_is_refused_first(call, work, argv, place, text):
+    before = set(work.iterdir())
+
+    seen = call(*argv[:-1], place)
+
+    assert seen.code == 3
+    assert text in seen.err
+    assert set(work.iterdir()) == before
+
+
+BAD = {
+    "missing": (("inspect", "none.st"), "none.st: no such file"),
+    "missing model": (("prune", "none.st", "--mask", "m-0.mask.json", "-o", "n.st"), "none.st: no such file"),
+    "missing scores": (("prune", "base.st", "--scores", "none.json", "--keep", "2", "-o", "n.st"), "none.json: no such file"),
+    "truncated": (("fuse", "cut.st", "-o", "n.st"), "cut.st: is not a well-formed safetensors file"),
+    "other classes": (("fuse", "base.st", "five.st", "-o", "n.st"), "five.st: has 5 classes, base.st has 7"),
+    "a hydra": (("fuse", "hydra.st", "-o", "n.st"), "hydra.st: is a hydra already"),
+    "a mask as scores": (("prune", "base.st", "--scores", "m-0.mask.json", "--keep", "2", "-o", "n.st"), "expected `hydractl.scores/1`"),
+    "a head out of range": (("prune", "base.st", "--mask", "range.json", "-o", "n.st"), "keep[0] has head 9, but there are 4 heads (0..3)"),
+    "an unknown key": (("inspect", "key.json"), "extra is not a key of this document"),
+    "not JSON": (("inspect", "broken.json"), "broken.json: is not JSON"),
+    "markup in a name": (("inspect", "[red]x[/x].st"), "[red]x[/x].st: no such file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "text"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_message_and_leaves_nothing(call, work, argv, text):
+    (work / "cut.st").write_bytes((work / "base.st").read_bytes()[:-100])
+    mask = json.loads((work / "m-0.mask.json").read_text())
+    (work / "key.json").write_text(json.dumps(mask | {"extra": 1}))
+    mask["towers"]["vision"]["keep"][0] = [0, 9]
+    (work / "range.json").write_text(json.dumps(mask))
+    (work / "broken.json").write_text('{"schema": ')
+    before = set(work.iterdir())
+
+    seen = call(*argv)
+
+    assert (seen.code, seen.out) == (3, "")
+    assert seen.err.startswith("error: ")
+    assert text in seen.err
+    assert seen.err.count("error: ") == 1
+    assert set(work.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["[red]x.st", "[b]y[i].st", "x[1].st", "a b.st"])
+def test_names_are_printed_literally(call, work, name):
+    (work / "base.st").rename(name)
+
+    assert call("inspect", name).out.startswith(f"{name}: base\n")
+    seen = call("prune", name, "--mask", "m-0.mask.json", "-o", f"new-{name}")
+    assert seen.code == 0
+    assert f"Wrote new-{name}\n" in seen.out
+    assert f"Writing new-{name}\n" in seen.err

@@ -1,0 +1,212 @@
+"""`hydractl eval`: what the words on the command line become, what is shown, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.builders import base
+
+from hydractl.cli.app import main
+from hydractl.data.reference import DataRef
+from hydractl.manifest import Report
+from hydractl.stages.condition import Condition
+from hydractl.stages.evaluate import EvalConfig
+from hydractl.stages.evaluate_refs import NamedData, NamedModels
+
+DATA = "digits::split=test,classes=0-6,limit=40"
+QUICK = ["--no-latency", "--bootstrap", "0", "--device", "cpu"]
+GOLDEN = Path(__file__).parent.parent / "golden" / "report-1.json"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(base().save(tmp_path_factory.mktemp("models") / "base.st"))
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["m.st", "--data", "digits"], {}),
+        (
+            ["m.st", "--data", "digits", "--near", "a=photos", "--near", "noise", "--far", "b=x/y"],
+            {
+                "near": (NamedData.parse("a=photos"), NamedData.parse("noise")),
+                "far": (NamedData.parse("b=x/y"),),
+            },
+        ),
+        (
+            ["m.st", "--data", "digits", "--compare", "b=b.st", "--compare", "e=c.st,d.st", "--name", "mine"],
+            {"compare": (NamedModels.parse("b=b.st"), NamedModels.parse("e=c.st,d.st")), "name": "mine"},
+        ),
+        (
+            ["m.st", "--data", "digits", "--fail-if", "ece>0.02", "--metrics", "ece,nll"],
+            {"fail_if": (Condition.parse("ece>0.02"),), "metrics": ("ece", "nll")},
+        ),
+        (
+            ["m.st", "--data", "digits", "-o", "r.json", "--save-predictions", "p.st", "--force"],
+            {"out": Path("r.json"), "save_predictions": Path("p.st"), "force": True},
+        ),
+        (
+            [
+                "m.st", "--data", "digits", "--batch-size", "8", "--device", "cpu", "--dtype", "bf16", "--seed", "3",
+                "--bootstrap", "9", "--no-latency", "--arch", "vit",
+            ],
+            {
+                "batch_size": 8, "device": "cpu", "dtype": "bf16", "seed": 3, "bootstrap": 9, "latency": False,
+                "arch": "vit",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_options_mean(argv, expected, monkeypatch):
+    seen = []
+
+    def record(config, progress):
+        seen.append(config)
+        raise StopError
+
+    monkeypatch.setattr("hydractl.stages.evaluate.run_eval", record)
+    with pytest.raises(StopError):
+        main(["eval", *argv])
+
+    assert seen == [EvalConfig(**({"model": "m.st", "data": DataRef.parse("digits")} | expected))]
+
+
+def test_the_table_names_every_number(model, capsys):
+    code = main(
+        ["eval", model, "--data", DATA, "--near", "others=digits::classes=7-9", "--far", "noise", *QUICK]
+    )
+
+    out, err = capsys.readouterr()
+    assert code == 0
+    head = out.splitlines()[0].split()
+    assert head == ["model", "Acc", "Brier", "NLL", "ECE", "aECE", "AUROC", "FPR95", "AUPR", "Params", "MACs"]
+    assert "others (near OOD: digits::classes=7-9" in out
+    assert "noise (far OOD: noise, 400 samples)" in out
+    assert "Evaluating base" in err
+
+
+def test_json_is_the_report_file(model, tmp_path, capsys):
+    file = tmp_path / "r.json"
+
+    assert main(["eval", model, "--data", DATA, *QUICK, "--json", "-o", str(file)]) == 0
+
+    out, err = capsys.readouterr()
+    assert out == file.read_text()
+    assert Report.from_json(out, where="stdout").rows[0].name == "base"
+    assert err == ""
+
+
+def test_quiet_prints_the_paths_written(model, tmp_path, capsys):
+    files = [tmp_path / "p.st", tmp_path / "r.json"]
+    argv = [
+        "eval",
+        model,
+        "--data",
+        DATA,
+        *QUICK,
+        "-q",
+        "-o",
+        str(files[1]),
+        "--save-predictions",
+        str(files[0]),
+    ]
+
+    assert main(argv) == 0
+
+    assert capsys.readouterr().out == f"{files[0]}\n{files[1]}\n"
+
+
+def test_the_report_goes_down_a_pipe(model, capfd):
+    assert main(["eval", model, "--data", DATA, *QUICK, "-o", "-"]) == 0
+
+    out, err = capfd.readouterr()
+    assert Report.from_json(out, where="pipe").data["id"].count == 40
+    assert "Acc" in err
+
+
+def test_an_interrupted_run_leaves_nothing(model, tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hydractl.stages.evaluate.predict", interrupted)
+
+    assert main(["eval", model, "--data", DATA, *QUICK, "-o", str(tmp_path / "r.json")]) == 130
+
+    assert "interrupted" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_check_shows_everything_and_exits_5(model, tmp_path, capsys):
+    argv = ["eval", model, "--data", DATA, *QUICK, "-o", str(tmp_path / "r.json")]
+
+    code = main([*argv, "--fail-if", "accuracy<0.99", "--fail-if", "nll>1e9"])
+
+    out, err = capsys.readouterr()
+    assert code == 5
+    assert "failed: accuracy<0.99, found 0." in out
+    assert "ok: nll>1000000000, found " in out
+    assert "error: 1 of 2 checks failed for `base`: `accuracy<0.99` (found 0." in err
+    assert [c["failed"] for c in json.loads((tmp_path / "r.json").read_text())["checks"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ([], 2, "Missing option '--data'"),
+        (["--data", "digits::splt=test"], 2, "unknown key `splt`"),
+        (["--data", DATA, "--near", "far=noise"], 2, "an OOD data set cannot be called `far`"),
+        (["--data", DATA, "--fail-if", "ece>"], 2, "`--fail-if ece>`: expected METRIC"),
+        (["--data", DATA, "--metrics", "acc"], 2, "unknown metric `acc`"),
+        (["--data", DATA, "--metrics", "auroc"], 2, "`auroc` cannot be measured without an OOD data set"),
+        (["--data", DATA, "--dtype", "int4"], 2, "unknown dtype `int4`"),
+        (["--data", DATA, "--json", "-q"], 2, "exclude each other"),
+        (["--data", DATA, "--json", "-o", "-"], 2, "both want standard output"),
+        (["--data", DATA, "-o", "-", "--save-predictions", "-"], 2, "name the same file"),
+        (["--data", "digits"], 3, "model"),
+        (["--data", "noise"], 3, "noise: has no labels, which `--data` needs"),
+        (["--data", DATA, "--far", "x=nowhere"], 3, "nowhere"),
+        (["--data", DATA, "--compare", "x=nowhere.st"], 3, "nowhere.st: no such file or folder"),
+        (["--data", DATA, "-o", "nowhere/r.json"], 3, "folder `nowhere` does not exist"),
+    ],
+)
+def test_every_refusal_is_one_message_and_leaves_nothing(
+    options, code, message, model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["eval", model, *options, *QUICK]) == code
+
+    out, err = capsys.readouterr()
+    assert message in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_output_is_kept(model, tmp_path, capsys):
+    file = tmp_path / "r.json"
+    file.write_text("mine")
+
+    assert main(["eval", model, "--data", DATA, *QUICK, "-o", str(file)]) == 6
+
+    assert "already exists" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+
+
+def test_a_report_renders_without_models(capsys):
+    from hydractl.cli.eval import render
+    from hydractl.cli.output import console
+
+    render(Report.read(GOLDEN), console())
+
+    out = capsys.readouterr().out
+    assert "Hydra (Circ)" in out
+    assert "90.0 [88.0, 92.0]" in out
+    assert "1.25 ms" in out

@@ -1,0 +1,221 @@
+"""What only a process of its own can show: pipes, terminals, signals, streams that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FILES = ["base.st", "hydra.st", "scores.json", "m-0.mask.json"]
+
+
+@pytest.mark.parametrize("variable", ["GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE"])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["prune", "--help"], ["prun"], ["inspect", "none.st"], ["inspect", "hydra.st"]]
+)
+def test_no_escapes_in_pipes(spawn, work, variable, argv):
+    out, err = spawn(*argv, **{variable: "1"}).communicate(timeout=60)
+
+    assert b"\x1b" not in out + err
+
+
+def in_terminal(environment: dict[str, str], *argv: str) -> tuple[int, str]:
+    """Run in a pseudo-terminal of 80 columns; return the exit status and everything shown."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "hydractl", *argv], {**environment, "COLUMNS": "80"})  # noqa: S606
+    shown = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # Linux ends a closed terminal so
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
+
+
+needs_terminal = pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+
+
+@needs_terminal
+@pytest.mark.parametrize("argv", [["inspect", "hydra.st"], ["prune", "--help"], ["inspect", "none.st"]])
+def test_a_terminal_gets_styles_unless_no_color(environment, work, argv):
+    _, styled = in_terminal(environment, *argv)
+    _, plain = in_terminal({**environment, "NO_COLOR": "1"}, *argv)
+
+    assert "\x1b[" in styled
+    assert "\x1b" not in plain
+
+
+@needs_terminal
+@pytest.mark.parametrize("file", FILES)
+def test_results_fit_eighty_columns(environment, work, file):
+    code, shown = in_terminal({**environment, "NO_COLOR": "1"}, "inspect", file)
+
+    assert code == 0
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def interruptible() -> None:
+    """Undo the shell's choice for background jobs, which would make a child deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def wait_until(condition, *, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+
+
+WORK = """
+import sys, time
+from pathlib import Path
+from hydractl import __main__ as program
+from hydractl.cli.app import app
+from hydractl.publish import publish
+
+@app.command()
+def work():
+    with publish(Path("out.st")) as file:
+        file.write(b"half")
+        Path("started").touch()
+        time.sleep(60)
+
+sys.argv = ["hydractl", "work"]
+program.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_behind(environment, tmp_path, number):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORK], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=interruptible,  # noqa: PLW1509 - no threads here
+    )  # fmt: skip
+    wait_until((folder / "started").exists)
+    assert len(list(folder.iterdir())) == 2
+
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+
+    assert (process.returncode, out, err) == (130, b"", b"interrupted\n")
+    assert [path.name for path in folder.iterdir()] == ["started"]
+
+
+def test_interrupting_a_read_from_a_pipe_leaves_nothing_behind(environment, work):
+    temporary = Path(environment["TMPDIR"])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hydractl", "inspect", "-"], env=environment, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=interruptible,  # noqa: PLW1509 - as above
+    )  # fmt: skip
+    assert process.stdin
+    process.stdin.write((work / "base.st").read_bytes()[:5000])
+    process.stdin.flush()
+    wait_until(lambda: any(temporary.iterdir()))
+
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)
+
+    assert process.returncode == 130
+    assert process.stderr
+    assert process.stderr.read() == b"interrupted\n"
+    assert not any(temporary.iterdir())
+    process.stdin.close()
+    for stream in (process.stdout, process.stderr):
+        assert stream
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    "argv", [["inspect", "hydra.st", "--tensors"], ["schema", "report"], ["inspect", "hydra.st", "--json"]]
+)
+def test_a_reader_that_leaves_is_no_error(environment, work, argv):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "hydractl", *argv],
+        env=environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize(
+    "argv", [["inspect", "hydra.st"], ["schema", "report"], ["inspect", "hydra.st", "--json"]]
+)
+def test_a_full_standard_output_is_one_message(environment, work, argv):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hydractl", *argv],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr.decode()) == (
+        3,
+        "error: standard output: cannot be written: No space left on device\n",
+    )
+
+
+def test_closed_streams_are_no_crash(environment, work):
+    command = f"{sys.executable} -m hydractl inspect base.st >&- 2>&-"
+
+    assert subprocess.run(["bash", "-c", command], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("file", [*FILES, "five.st"])
+def test_a_pipe_is_as_good_as_a_file(spawn, work, file):
+    from_file, _ = spawn("inspect", file, "--json").communicate(timeout=60)
+
+    from_pipe, err = spawn("inspect", "-", "--json").communicate((work / file).read_bytes(), timeout=60)
+
+    assert err == b""
+    assert from_pipe == from_file.replace(f'"file": "{file}"'.encode(), b'"file": "-"')
+
+
+def test_names_that_no_terminal_can_show(environment, work):
+    name = os.fsencode("m") + b"\xff\xe9.st"
+    Path("base.st").rename(os.fsdecode(name))
+    command = [sys.executable, "-m", "hydractl", "inspect", name]
+    ascii_only = {**environment, "PYTHONIOENCODING": "ascii"}
+
+    for settings in (environment, ascii_only):
+        done = subprocess.run(command, env=settings, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        done = subprocess.run([*command, "--json"], env=settings, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_rank_other_than_0_is_silent(spawn, work):
+    for argv in (["inspect", "hydra.st"], ["inspect", "hydra.st", "--json"], ["schema", "report"]):
+        assert spawn(*argv, RANK="1", WORLD_SIZE="2").communicate(timeout=60) == (b"", b"")
+
+
+def test_outputs_get_the_mode_of_the_umask(environment, work):
+    command = f"umask 027; {sys.executable} -m hydractl fuse m-0.st m-1.st --no-verify -q -o h.st"
+
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"h.st\n", b"")
+    assert stat.S_IMODE((work / "h.st").stat().st_mode) == 0o640

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hydractl.cli.app import COMMANDS
+
+HEAVY = (
+    "torch",
+    "timm",
+    "transformers",
+    "numpy",
+    "pydantic",
+    "safetensors",
+    "huggingface_hub",
+    "sklearn",
+    "PIL",
+)
+PROBE = """
+import sys
+from hydractl.cli.app import main
+assert main({argv!r}) == {code}, "exit code"
+loaded = sorted(set({heavy!r}) & set(sys.modules))
+sys.exit(f"loaded {{loaded}}" if loaded else 0)
+"""
+
+
+def probe(environment, argv: list[str], *, code: int = 0, heavy: tuple[str, ...] = HEAVY) -> str:
+    script = PROBE.format(argv=argv, code=code, heavy=heavy)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize(
+    "argv", [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join
+)
+def test_help_loads_no_model_library(environment, argv):
+    assert probe(environment, argv) == ""
+
+
+def test_a_usage_error_loads_no_model_library(environment):
+    heavy = tuple(name for name in HEAVY if name != "pydantic")  # typer converts arguments with it
+
+    assert "loaded" not in probe(environment, ["prune", "base.st"], code=2, heavy=heavy)
+
+
+@pytest.mark.parametrize("file", ["base.st", "m-0.st", "hydra.st", "scores.json", "m-0.mask.json"])
+def test_inspect_loads_no_model_library(environment, work, file):
+    heavy = tuple(name for name in HEAVY if name != "pydantic")
+
+    assert probe(environment, ["inspect", file], heavy=heavy) == ""
+
+
+def test_generating_completions_loads_no_model_library(environment):
+    script = f"import sys, hydractl.cli.completion as c; c.scripts(); sys.exit(sorted(set({HEAVY!r}) & set(sys.modules)) or 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def fastest(environment, *arguments: str, runs: int = 5) -> float:
+    """Return the shortest of several wall-clock times, which a busy machine disturbs least."""
+    times = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=False)
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["prune", "--help"]], ids=" ".join)
+def test_help_is_there_at_once(environment, argv):
+    bare = fastest(environment, "-c", "import typer")
+
+    assert fastest(environment, "-m", "hydractl", *argv) < max(0.25, 4 * bare)

@@ -1,0 +1,121 @@
+"""Every family, every variant: a pruned model is the base whose dropped heads have no column in the projection."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hydractl.families.base import Role
+from hydractl.families.probe import largest_difference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.builders import base
+from support.variants import PLAIN, VARIANTS, variant
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
+RAGGED = {
+    "ragged": ((0, 2, 3), (), (1,)),
+    "none-left": ((), (), ()),
+    "first-empty": ((), (0, 1, 2, 3), (0, 3)),
+    "last-empty": ((1, 2), (3,), ()),
+}
+ALL = ((0, 1, 2, 3),) * 3
+
+
+@every_variant
+@pytest.mark.parametrize("keep", RAGGED.values(), ids=RAGGED)
+@torch.inference_mode()
+def test_pruned_equals_masked(variant, keep):
+    sample = base(variant)
+    inputs = sample.inputs()
+
+    pruned = sample.pruned(*keep).model()(inputs)
+
+    masked = sample.masked(*keep).model()(inputs)
+    assert largest_difference(pruned, masked) <= 1e-5
+    assert largest_difference(masked, sample.model()(inputs)) > 1e-3  # the heads did something
+
+
+@every_variant
+@torch.inference_mode()
+def test_masked_in_our_view_is_masked_in_the_library(variant):
+    """The oracle itself: zeroed columns loaded into the library's own model, which knows nothing of heads."""
+    masked = base(variant).masked(*RAGGED["ragged"])
+    inputs = masked.inputs().double()
+    pruned = base(variant).pruned(*RAGGED["ragged"]).model(torch.float64)
+    assert largest_difference(pruned(inputs), masked.library(torch.float64)(inputs)) <= 1e-10
+
+
+@every_variant
+@torch.inference_mode()
+def test_keeping_every_head_changes_nothing(variant):
+    sample = base(variant)
+    kept = sample.pruned(*ALL)
+    assert all(torch.equal(kept.state[name], tensor) for name, tensor in sample.state.items())
+    assert torch.equal(kept.model()(sample.inputs()), sample.model()(sample.inputs()))
+
+
+@given(keep=st.tuples(*[st.sets(st.integers(0, 3)).map(lambda s: tuple(sorted(s)))] * 3), seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_pruning_any_heads_equals_masking_them(keep, seed):
+    sample = base(PLAIN)
+    inputs = sample.inputs(seed=seed).double()
+    with torch.inference_mode():
+        pruned = sample.pruned(*keep).model(torch.float64)(inputs)
+        masked = sample.masked(*keep).model(torch.float64)(inputs)
+    assert largest_difference(pruned, masked) <= 1e-12
+
+
+@every_variant
+def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
+    """Same names; tensors without a head axis are untouched, the others have lost whole heads."""
+    sample = base(variant)
+    member = sample.pruned(*RAGGED["ragged"])
+    assert member.state.keys() == sample.library().state_dict().keys()
+    layout = sample.family.towers["vision"]
+    with_heads = {f"blocks.{i}.{h.name}": h for i in range(3) for h in layout.heads}
+    for name, tensor in sample.state.items():
+        if (heads := with_heads.get(name)) is None:
+            assert torch.equal(member.state[name], tensor)
+            continue
+        kept = RAGGED["ragged"][int(name.split(".")[1])]
+        parts = tensor.unflatten(heads.axis, (heads.copies, 4, 8)).index_select(
+            heads.axis + 1, torch.tensor(kept, dtype=torch.long)
+        )
+        assert torch.equal(member.state[name], parts.flatten(heads.axis, heads.axis + 2))
+
+
+def test_a_member_runs_in_timm_s_own_attention():
+    """timm's `Attention` decouples heads from width: a member's tensors load into it as they are."""
+    from timm.layers import Attention
+
+    member = base(variant("class-token")).pruned((0, 3), (1,), (0, 1, 2))
+    library = base(variant("class-token")).library()
+    for block, heads in zip(library.blocks, (2, 1, 3), strict=True):
+        block.attn = Attention(32, num_heads=heads, attn_head_dim=8, qkv_bias=True)
+    library.load_state_dict(member.state, strict=True)
+    with torch.inference_mode():
+        found = library.eval()(member.inputs())
+        assert largest_difference(found, member.model()(member.inputs())) <= 1e-5
+
+
+def test_a_gate_is_cut_with_its_heads():
+    """No timm vision transformer passes `gated` on, so the gate is tested on the attention module alone."""
+    from hydractl.families.attention import HeadGroup
+    from timm.layers import Attention
+
+    torch.manual_seed(0)
+    library = Attention(32, num_heads=4, qkv_bias=True, qk_norm=True, gated=True, norm_layer=torch.nn.LayerNorm)
+    x = torch.randn(2, 5, 32)
+    with torch.inference_mode():
+        group = HeadGroup(library, heads=4)
+        assert largest_difference(group.project(group.attend(x, None)), library(x)) <= 1e-6
+        read = group.project(group.attend(x, slice(0, 2)))
+        assert largest_difference(read, library(x)[:, :2]) <= 1e-6
+        kept = group.select([0, 2])
+        library.proj.weight.unflatten(1, (4, 8))[:, [1, 3]] = 0
+        assert largest_difference(kept.project(kept.attend(x, None)), library(x)) <= 1e-6
+
+
+def test_the_layout_names_every_role():
+    layout = base(PLAIN).family.towers["vision"]
+    assert {h.role for h in layout.heads} == set(Role)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydractl.data.batches import batches, epoch_order, tensor_cache
+from hydractl.data.dataset import open_data
+from hydractl.data.preprocess import eval_transform, train_transform
+from hydractl.errors import DataError
+from hydractl.manifest import Preprocess
+
+GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
+DIGITS = open_data("digits::limit=30")
+EVAL = eval_transform(GREY)
+WHOLE = torch.stack([EVAL(DIGITS.image(i)) for i in range(30)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.none() | st.lists(st.integers(0, 29), max_size=70))
+def test_batches_hold_every_index_once_in_order(batch_size, indices):
+    found = list(batches(DIGITS, EVAL, batch_size=batch_size, indices=indices))
+    order = torch.tensor(list(range(30)) if indices is None else indices, dtype=torch.int64)
+
+    assert [len(batch.indices) for batch in found[:-1]] == [batch_size] * (len(found) - 1)
+    if found:
+        assert torch.equal(torch.cat([batch.indices for batch in found]), order)
+        assert torch.equal(torch.cat([batch.inputs for batch in found]), WHOLE[order])
+        assert torch.equal(torch.cat([batch.labels for batch in found]), torch.tensor(DIGITS.labels)[order])
+    else:
+        assert len(order) == 0
+
+
+def test_unlabelled_batches():
+    batch = next(batches(open_data("noise"), EVAL, batch_size=4))
+
+    assert batch.labels is None
+    assert batch.inputs.shape == (4, 1, 8, 8)
+
+
+def test_augmented_batches_do_not_depend_on_their_size_or_company():
+    epoch = train_transform(GREY, ("flip", "shift")).at(seed=1, epoch=2)
+    order = epoch_order(30, seed=1, epoch=2)
+
+    large = next(batches(DIGITS, epoch, batch_size=30, indices=order))
+    small = [
+        batch
+        for half in (order[:15], order[15:])
+        for batch in batches(DIGITS, epoch, batch_size=4, indices=half)
+    ]
+
+    assert torch.equal(torch.cat([batch.inputs for batch in small]), large.inputs)
+    assert torch.equal(large.inputs[3], epoch(DIGITS.image(int(order[3])), int(order[3])))
+    assert not torch.equal(large.inputs, WHOLE[order])
+
+
+def test_random_steps_stay_on_the_callers_thread():
+    seen = set()
+
+    def watch(image):
+        seen.add(threading.current_thread())
+        return image
+
+    transform = train_transform(GREY, ("flip",))
+    watched = type(transform)(
+        channels=1, resize=transform.resize, random=(watch, *transform.random), finish=transform.finish
+    )
+
+    list(batches(DIGITS, watched.at(seed=0, epoch=0), batch_size=8))
+
+    assert seen == {threading.current_thread()}
+
+
+def test_stopping_early_leaves_no_thread():
+    before = threading.active_count()
+
+    iterator = batches(DIGITS, EVAL, batch_size=2)
+    next(iterator)
+    iterator.close()
+
+    assert threading.active_count() == before
+
+
+def test_a_corrupt_image_surfaces(folder):
+    (folder / "bee" / "3.png").write_bytes(b"junk")
+
+    with pytest.raises(DataError, match=r"bee/3\.png"):
+        list(batches(open_data(str(folder)), EVAL, batch_size=2))
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 30 * 64 * 4 - 1, 30 * 64 * 4, 10**9])
+def test_cache_can_be_gone_over_again(limit_bytes):
+    calls = 0
+
+    def counted(image):
+        nonlocal calls
+        calls += 1
+        return EVAL(image)
+
+    cache = tensor_cache(DIGITS, counted, batch_size=7, limit_bytes=limit_bytes)
+    passes = [torch.cat([batch.inputs for batch in cache]) for _ in range(3)]
+
+    assert all(torch.equal(one, WHOLE) for one in passes)
+    assert calls == (31 if limit_bytes >= 30 * 64 * 4 else 91)
+
+
+def test_cache_of_nothing():
+    assert list(tensor_cache(DIGITS, EVAL, batch_size=7, indices=())) == []
+
+
+@settings(deadline=None)
+@given(st.integers(0, 40), st.integers(0, 9), st.integers(0, 9))
+def test_epoch_order_is_a_permutation_of_its_own(count, seed, epoch):
+    order = epoch_order(count, seed=seed, epoch=epoch)
+
+    assert sorted(order.tolist()) == list(range(count))
+    assert torch.equal(order, epoch_order(count, seed=seed, epoch=epoch))
+
+
+def test_epochs_and_seeds_differ():
+    orders = {
+        tuple(epoch_order(20, seed=seed, epoch=epoch).tolist()) for seed in range(5) for epoch in range(5)
+    }
+
+    assert len(orders) == 25
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "indices", "message"),
+    [
+        (0, None, "batch_size is 0"),
+        (1, [30], r"outside 0\.\.29"),
+        (1, torch.tensor([-1]), r"outside 0\.\.29"),
+    ],
+)
+def test_bad_arguments(batch_size, indices, message):
+    for function in (batches, tensor_cache):
+        with pytest.raises(ValueError, match=message):
+            function(DIGITS, EVAL, batch_size=batch_size, indices=indices)

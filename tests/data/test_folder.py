@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from hydractl.data.dataset import open_data
+from hydractl.errors import DataError
+
+
+def test_classes_are_sub_folders(folder, picture):
+    images = open_data(str(folder))
+
+    assert images.class_names == ("ant", "bee")
+    assert images.labels == (0, 0, 0, 1, 1)
+    assert images.name == "insects"
+    for i in range(5):
+        assert np.array_equal(np.asarray(images.image(i)), np.asarray(picture(i)))
+
+
+def test_loose_images_have_no_labels(folder):
+    images = open_data(str(folder / "ant"))
+
+    assert (len(images), images.labels, images.class_names) == (3, None, ())
+
+
+@pytest.mark.parametrize("suffix", ["PNG", "jpg", "JPEG", "bmp", "webp", "tif", "TIFF", "ppm", "gif"])
+def test_suffixes(tmp_path, picture, suffix):
+    picture(0, size=(8, 8)).save(tmp_path / f"x.{suffix}")
+
+    assert open_data(str(tmp_path)).image(0).size == (8, 8)
+
+
+def test_split_picks_a_sub_folder(folder):
+    images = open_data(f"{folder.parent}::split=insects")
+
+    assert images.class_names == ("ant", "bee")
+    assert images.name == f"{folder.parent.name}::split=insects"
+    assert images.fingerprint() == open_data(str(folder)).fingerprint()
+
+
+def test_classes_and_limit(folder):
+    bees = open_data(f"{folder}::classes=bee")
+    second = open_data(f"{folder}::classes=1")
+    spread = open_data(f"{folder}::limit=2")
+
+    assert (bees.class_names, bees.labels) == (("bee",), (0, 0))
+    assert bees.fingerprint() == second.fingerprint()
+    assert spread.labels == (0, 1)
+
+
+def test_a_file_that_is_no_image_is_said(folder, heard):
+    (folder / "notes.txt").write_text("x")
+    (folder / "ant" / "Thumbs.db").write_bytes(b"x")
+
+    images = open_data(str(folder), progress=heard)
+
+    assert len(images) == 5
+    assert heard.warnings == [f"{folder}: skipped 2 file(s) that are no images, first `notes.txt`"]
+
+
+def test_fingerprint_knows_no_place(folder, tmp_path):
+    before = open_data(str(folder)).fingerprint()
+    copy = shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
+    os.utime(copy / "ant" / "0.png", (1, 1))
+
+    assert before.startswith("sha256:")
+    assert open_data(str(copy)).fingerprint() == before
+    assert open_data(os.path.relpath(copy)).fingerprint() == before
+
+
+@pytest.mark.parametrize("change", ["byte", "rename", "move", "remove"])
+def test_fingerprint_knows_the_content(folder, change):
+    before = open_data(str(folder)).fingerprint()
+    file = folder / "ant" / "0.png"
+
+    if change == "byte":
+        file.write_bytes(file.read_bytes() + b"\0")
+    elif change == "rename":
+        file.rename(folder / "ant" / "00.png")
+    elif change == "move":
+        file.rename(folder / "bee" / "0.png")
+    else:
+        file.unlink()
+
+    assert open_data(str(folder)).fingerprint() != before
+
+
+def test_fingerprint_knows_the_selection(folder):
+    texts = [
+        str(folder),
+        f"{folder}::limit=4",
+        f"{folder}::classes=ant",
+        f"{folder}::classes=bee",
+        f"{folder}/ant",
+    ]
+
+    assert len({open_data(text).fingerprint() for text in texts}) == len(texts)
+
+
+def test_missing_folder():
+    with pytest.raises(DataError, match="digit: no such folder or file") as caught:
+        open_data("digit")
+    assert caught.value.hint == "did you mean `digits`?"
+
+    with pytest.raises(DataError) as caught:
+        open_data("/no/where")
+    assert "a folder with one sub-folder a class" in caught.value.hint
+
+
+def test_a_file_that_is_no_table(folder):
+    with pytest.raises(DataError, match="is neither a folder nor a data file"):
+        open_data(str(folder / "ant" / "0.png"))
+
+
+def test_missing_split(folder):
+    with pytest.raises(DataError, match="has no split `ants`; it holds `ant`, `bee`") as caught:
+        open_data(f"{folder}::split=ants")
+    assert caught.value.hint == "did you mean `ant`?"
+
+    with pytest.raises(DataError, match="it holds no sub-folder at all"):
+        open_data(f"{folder}/ant::split=train")
+
+
+def test_empty_folder(tmp_path):
+    with pytest.raises(DataError, match="holds no image") as caught:
+        open_data(str(tmp_path))
+    assert ".webp" in caught.value.hint
+
+
+def test_empty_class(folder):
+    (folder / "cow").mkdir()
+
+    with pytest.raises(DataError, match="class folder `cow` holds no image") as caught:
+        open_data(str(folder))
+    assert caught.value.hint == "remove the folder or add images to it"
+
+
+def test_forgotten_split(folder):
+    with pytest.raises(DataError, match="class folder `insects` holds no image") as caught:
+        open_data(str(folder.parent))
+    assert "add `::split=insects`" in caught.value.hint
+
+
+def test_images_beside_classes(folder, picture):
+    picture(0).save(folder / "loose.png")
+
+    with pytest.raises(DataError, match=r"holds both images \(`loose.png`\) and sub-folders \(`ant`\)"):
+        open_data(str(folder))
+
+
+def test_unknown_class(folder):
+    with pytest.raises(DataError, match="have no class `wasp`; their 2 classes are `ant`, `bee`"):
+        open_data(f"{folder}::classes=wasp")
+
+
+def test_classes_need_labels(folder):
+    with pytest.raises(DataError, match="have no class `ant`; their 0 classes are"):
+        open_data(f"{folder}/ant::classes=ant")
+
+
+@pytest.mark.parametrize("damage", ["text", "truncated", "empty"])
+def test_corrupt_image_is_named(folder, damage):
+    file = folder / "ant" / "1.png"
+    file.write_bytes({"text": b"not an image", "truncated": file.read_bytes()[:-60], "empty": b""}[damage])
+    images = open_data(str(folder))
+
+    with pytest.raises(DataError, match=r"ant/1\.png: is not an image that can be decoded"):
+        images.image(1)
+
+
+def test_image_removed_meanwhile(folder):
+    images = open_data(str(folder))
+    (folder / "ant" / "1.png").unlink()
+
+    with pytest.raises(DataError, match=r"ant/1\.png: cannot be read: No such file"):
+        images.image(1)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from timm.data import create_transform
+
+from hydractl.data.dataset import open_data
+from hydractl.data.preprocess import (
+    AUGMENTATIONS,
+    eval_transform,
+    sample_seed,
+    to_channels,
+    train_transform,
+)
+from hydractl.errors import DataError, UsageError
+from hydractl.manifest import Preprocess
+
+CROP_MODES = get_args(Preprocess.model_fields["crop_mode"].annotation)
+INTERPOLATIONS = get_args(Preprocess.model_fields["interpolation"].annotation)
+
+RGB = Preprocess(input_size=(3, 24, 24), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_pct=0.875)
+GREY = Preprocess(input_size=(1, 8, 8), mean=(0.25,), std=(0.5,))
+
+
+def changed(preprocess, **change):
+    return Preprocess(**{**preprocess.model_dump(), **change})
+
+
+@pytest.mark.parametrize("crop_mode", CROP_MODES)
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("input_size", [(3, 24, 24), (3, 16, 32)])
+def test_evaluation_is_timms(picture, crop_mode, interpolation, input_size):
+    ours = changed(RGB, crop_mode=crop_mode, interpolation=interpolation, input_size=input_size)
+    timms = create_transform(**ours.model_dump(), is_training=False)
+    image = picture(0, size=(50, 37))
+
+    assert torch.equal(eval_transform(ours)(image), timms(image))
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "1"])
+def test_any_mode_becomes_the_models(picture, mode):
+    image = picture(0, size=(50, 37), mode=mode)
+
+    assert torch.equal(eval_transform(RGB)(image), eval_transform(RGB)(image.convert("RGB")))
+    assert eval_transform(GREY)(image).shape == (1, 8, 8)
+
+
+def test_a_palettes_transparency_is_dropped_in_silence(picture):
+    image = picture(0, mode="P")
+    image.info["transparency"] = bytes(range(256))
+
+    assert to_channels(image, 3).tobytes() == picture(0, mode="P").convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_deep_images_are_refused(mode):
+    with pytest.raises(DataError, match=f"mode `{mode}` has more than 8 bits a channel"):
+        eval_transform(GREY)(Image.new(mode, (8, 8)))
+
+
+def test_digits_go_through_pixel_by_pixel():
+    image = open_data("digits").image(7)
+
+    expected = (torch.from_numpy(np.array(image)) / 255 - 0.25) / 0.5
+
+    assert torch.allclose(eval_transform(GREY)(image)[0], expected, rtol=0, atol=1e-7)
+    assert eval_transform(GREY)(image).dtype == torch.float32
+
+
+@pytest.mark.parametrize("crop_mode", CROP_MODES)
+@pytest.mark.parametrize("size", [(8, 8), (20, 13)])
+def test_grey_is_what_rgb_gives(picture, crop_mode, size):
+    grey = changed(GREY, crop_mode=crop_mode, crop_pct=0.9)
+    three = Preprocess(
+        input_size=(3, 8, 8), mean=(0.25,) * 3, std=(0.5,) * 3, crop_mode=crop_mode, crop_pct=0.9
+    )
+    image = picture(0, size=size, mode="L")
+
+    assert torch.equal(eval_transform(grey)(image).expand(3, 8, 8), eval_transform(three)(image))
+
+
+@pytest.mark.parametrize("preprocessing", [RGB, GREY])
+def test_no_augmentation_is_evaluation(picture, preprocessing):
+    image = picture(0, size=(50, 37))
+
+    assert torch.equal(train_transform(preprocessing, ())(image, 3), eval_transform(preprocessing)(image))
+
+
+@pytest.mark.parametrize("preprocessing", [RGB, GREY])
+@pytest.mark.parametrize("augment", [*((name,) for name in AUGMENTATIONS), tuple(AUGMENTATIONS)])
+def test_augmentation_depends_on_seed_epoch_and_index(picture, preprocessing, augment):
+    image = picture(0, size=(50, 37))
+    transform = train_transform(preprocessing, augment)
+
+    def draw(seed, epoch, index):
+        return transform.at(seed=seed, epoch=epoch)(image, index)
+
+    first = draw(1, 2, 3)
+    torch.rand(5)
+
+    assert torch.equal(draw(1, 2, 3), first)
+    assert first.shape == preprocessing.input_size
+    assert first.dtype == torch.float32
+    assert any(not torch.equal(draw(1, 2, index), first) for index in range(20))
+    assert any(not torch.equal(draw(1, epoch, 3), first) for epoch in range(20))
+    assert any(not torch.equal(draw(seed, 2, 3), first) for seed in range(20))
+
+
+def test_the_order_of_names_does_not_matter(picture):
+    image = picture(0, size=(50, 37))
+
+    assert torch.equal(
+        train_transform(RGB, ("randaugment", "flip", "rrc"))(image, 5),
+        train_transform(RGB, ("rrc", "flip", "randaugment"))(image, 5),
+    )
+
+
+def test_the_global_generator_stays(picture):
+    before = torch.get_rng_state()
+
+    train_transform(RGB, tuple(AUGMENTATIONS))(picture(0), 5)
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_flip_flips_half(picture):
+    image = picture(0, size=(24, 24))
+    plain = eval_transform(changed(RGB, crop_pct=1.0))(image)
+    flip = train_transform(changed(RGB, crop_pct=1.0), ("flip",))
+
+    drawn = [flip(image, seed) for seed in range(200)]
+
+    assert all(torch.equal(one, plain) or torch.equal(one, plain.flip(-1)) for one in drawn)
+    assert 70 < sum(torch.equal(one, plain) for one in drawn) < 130
+
+
+def test_shift_moves_whole_pixels_and_fills_with_black():
+    image = open_data("digits").image(7)
+    plain = np.asarray(image)
+    shift = train_transform(Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,)), ("shift",))
+    moved = {}
+    for dy in (-1, 0, 1):
+        for dx in (-1, 0, 1):
+            padded = np.pad(plain, 1)
+            moved[dy, dx] = padded[1 - dy : 9 - dy, 1 - dx : 9 - dx]
+
+    drawn = [np.rint(shift(image, seed)[0].numpy() * 255).astype(np.uint8) for seed in range(300)]
+    found = [next(key for key, value in moved.items() if np.array_equal(value, one)) for one in drawn]
+
+    assert set(found) == set(moved)
+    # one in five is drawn, and a quarter of those rounds to no move at all
+    assert 20 < sum(key != (0, 0) for key in found) < 75
+
+
+def test_seeds_differ():
+    seeds = {sample_seed(a, b, c) for a in range(8) for b in range(8) for c in range(8)}
+
+    assert len(seeds) == 512
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("augment", "message", "hint"),
+    [
+        (
+            ("flop",),
+            "unknown augmentation `flop`; known are rrc, flip, shift, randaugment",
+            "did you mean `flip`?",
+        ),
+        (("flip", "flip"), "augmentation `flip` is given twice", None),
+    ],
+)
+def test_bad_augmentations(augment, message, hint):
+    with pytest.raises(UsageError) as caught:
+        train_transform(RGB, augment)
+
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_size": (2, 8, 8)}, "input_size"),
+        ({"input_size": (3, 0, 8)}, "input_size"),
+        ({"mean": (0.5,)}, "must be 3 numbers each"),
+        ({"std": (0.5, 0.5, 0.0)}, "std"),
+        ({"crop_pct": 0.0}, "crop_pct"),
+        ({"crop_pct": 1.1}, "crop_pct"),
+        ({"interpolation": "bicubik"}, "interpolation"),
+        ({"crop_mode": "centre"}, "crop_mode"),
+    ],
+)
+def test_bad_preprocessing(change, message):
+    with pytest.raises(ValidationError, match=message):
+        changed(RGB, **change)

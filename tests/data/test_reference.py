@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hydractl.data.reference import KEYS, DataRef, SourceKind
+from hydractl.errors import UsageError
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters=",+:"), min_size=1, max_size=8)
+NATURALS = st.integers(0, 10**12)
+VALUES = {
+    "classes": st.lists(WORDS, min_size=1, max_size=4, unique=True).map(tuple),
+    "limit": NATURALS.map(lambda number: number + 1),
+    "size": NATURALS.map(lambda number: number + 1),
+    "seed": NATURALS,
+}
+SOURCES = {
+    SourceKind.DIGITS: st.just("digits"),
+    SourceKind.PHOTOS: st.just("photos"),
+    SourceKind.NOISE: st.just("noise"),
+    SourceKind.FOLDER: WORDS.map(lambda word: f"some/{word}/"),
+    SourceKind.FILE: st.sampled_from(["a.csv", "b/c.jsonl", "D.PARQUET"]),
+    SourceKind.HUB: st.sampled_from(["hf:org/name", "hf:a.b/c-d@refs/pr/1"]),
+}
+
+
+@st.composite
+def refs(draw):
+    kind = draw(st.sampled_from(SourceKind))
+    keys = draw(st.sets(st.sampled_from(sorted(KEYS[kind]))))
+    return DataRef(source=draw(SOURCES[kind]), **{key: draw(VALUES.get(key, WORDS)) for key in keys})
+
+
+@settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # the first text draws a table of Unicode
+@given(refs())
+def test_text_round_trips(ref):
+    assert DataRef.parse(str(ref)) == ref
+
+
+@settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # the first text draws a table of Unicode
+@given(refs())
+def test_text_is_canonical(ref):
+    keys = [part.partition("=")[0] for part in str(ref).partition("::")[2].split(",")]
+
+    assert keys == sorted(keys)
+    assert str(DataRef.parse(str(ref))) == str(ref)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("digits", SourceKind.DIGITS),
+        ("./digits", SourceKind.FOLDER),
+        ("photos", SourceKind.PHOTOS),
+        ("noise", SourceKind.NOISE),
+        ("a/b", SourceKind.FOLDER),
+        ("a/b.CSV", SourceKind.FILE),
+        ("b.jsonl", SourceKind.FILE),
+        ("b.parquet", SourceKind.FILE),
+        ("hf:org/name", SourceKind.HUB),
+    ],
+)
+def test_kind(text, kind):
+    assert DataRef.parse(text).kind == kind
+
+
+def test_every_part_is_read():
+    ref = DataRef.parse(
+        "hf:org/name@v1.0::label=y,classes=0-2+5+cat,split=train[:10%],config=c,image=x,limit=3"
+    )
+
+    assert ref == DataRef(
+        source="hf:org/name@v1.0",
+        label="y",
+        classes=("0-2", "5", "cat"),
+        split="train[:10%]",
+        config="c",
+        image="x",
+        limit=3,
+    )
+    assert (ref.repo_id, ref.revision) == ("org/name", "v1.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("", "names no source", "`digits`"),
+        ("::split=a", "names no source", "`digits`"),
+        ("C:", "nor end in `:`", "`digits`"),
+        (
+            "digits::splt=test",
+            "unknown key `splt`; known keys are classes, config, image",
+            "did you mean `split`?",
+        ),
+        ("digits::zzzzz=1", "unknown key `zzzzz`", None),
+        ("digits::", "expected key=value after `::`, found ``", "for example"),
+        ("digits::split", "expected key=value after `::`, found `split`", "for example"),
+        ("digits::split=a,", "found ``", "for example"),
+        ("digits::split=a,split=b", "the key `split` is given twice", None),
+        ("digits::split=", "`split` has an empty value", "split=VALUE"),
+        ("digits::classes=", "`classes` has an empty value", "classes=VALUE"),
+        ("digits::classes=1++2", "`classes` has an empty value", "classes=VALUE"),
+        ("digits::classes=1+1", "`classes=1+1` names a class twice", None),
+        ("digits::limit=0", "`limit=0`: must be at least 1", None),
+        ("digits::limit=-3", "`limit=-3`: expected a whole number", None),
+        ("digits::limit=many", "`limit=many`: expected a whole number", None),
+        ("digits::limit=1.5", "`limit=1.5`: expected a whole number", None),
+        ("noise::seed=x", "`seed=x`: expected a whole number", None),
+        ("noise::size=0", "`size=0`: must be at least 1", None),
+        (
+            "noise::classes=1",
+            "`noise` has no use for the key `classes`; `noise` reads limit, seed, size",
+            None,
+        ),
+        ("digits::seed=1", "has no use for the key `seed`; `digits` reads classes, limit, split", None),
+        (
+            "a.csv::split=test",
+            "`a.csv` has no use for the key `split`; a file reads classes, image, label, limit, text",
+            None,
+        ),
+        ("a/b::image=x", "`a/b` has no use for the key `image`; a folder reads classes, limit, split", None),
+        ("hf:name", "written hf:org/name", "hf:ylecun/mnist"),
+        ("hf:org/name@", "written hf:org/name", "hf:ylecun/mnist"),
+    ],
+)
+def test_bad_references(text, message, hint):
+    with pytest.raises(UsageError) as caught:
+        DataRef.parse(text)
+
+    assert message in caught.value.message
+    assert caught.value.hint is None if hint is None else hint in caught.value.hint
+
+
+@pytest.mark.parametrize("options", [{"split": "a,b"}, {"classes": ("a+b",)}, {"classes": ()}, {"limit": 0}])
+def test_an_instance_is_proof_of_validity(options):
+    with pytest.raises(UsageError):
+        DataRef(source="digits", **options)
+
+
+def test_parsing_imports_nothing_heavy():
+    code = "import sys, hydractl.data.reference; print(*{'torch', 'numpy', 'PIL', 'datasets'} & set(sys.modules))"
+
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "\n"
+    )

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import csv
+import json
+
+import datasets
+import numpy as np
+import pytest
+
+from hydractl.data.dataset import open_data
+from hydractl.data.table import read_labels
+from hydractl.errors import DataError, UsageError
+
+ROWS = ({"image": "img/0.png", "label": "cat"}, {"image": "img/1.png", "label": "ant"})
+
+
+@pytest.fixture
+def here(tmp_path, picture, monkeypatch):
+    (tmp_path / "img").mkdir()
+    for seed in range(2):
+        picture(seed).save(tmp_path / "img" / f"{seed}.png")
+    # anything written to the cache would show
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def write(path, rows):
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        parquet(path, {key: [row[key] for row in rows] for key in rows[0]})
+    return path
+
+
+def parquet(path, columns, features=None):
+    hidden = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(str(path))
+    if not hidden:
+        datasets.enable_progress_bars()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_table_of_paths(here, picture, suffix):
+    images = open_data(str(write(here / f"t.{suffix}", ROWS)))
+
+    assert images.class_names == ("ant", "cat")
+    assert images.labels == (1, 0)
+    assert images.name == f"t.{suffix}"
+    for i in range(2):
+        assert np.array_equal(np.asarray(images.image(i)), np.asarray(picture(i)))
+    assert not (here / "cache").exists()
+
+
+def test_the_formats_agree(here):
+    tables = [open_data(str(write(here / f"t.{suffix}", ROWS))) for suffix in ("csv", "jsonl", "parquet")]
+
+    assert len({table.fingerprint() for table in tables}) == 1
+
+
+def test_parquet_with_features(here, picture):
+    features = datasets.Features(
+        img=datasets.Image(), fine_label=datasets.ClassLabel(names=["b", "a", "never"])
+    )
+    parquet(here / "t.parquet", {"img": [picture(0), picture(1)], "fine_label": [1, 0]}, features)
+
+    images = open_data(str(here / "t.parquet"))
+
+    assert (images.class_names, images.labels) == (("b", "a", "never"), (1, 0))
+    assert np.array_equal(np.asarray(images.image(1)), np.asarray(picture(1)))
+
+
+def test_parquet_of_encoded_bytes(here, picture):
+    parquet(here / "t.parquet", {"image": [(here / "img" / "0.png").read_bytes()]})
+
+    images = open_data(str(here / "t.parquet"))
+
+    assert images.labels is None
+    assert np.array_equal(np.asarray(images.image(0)), np.asarray(picture(0)))
+
+
+def test_columns_can_be_named(here):
+    path = write(here / "t.csv", [{"where": row["image"], "what": row["label"]} for row in ROWS])
+
+    assert open_data(f"{path}::image=where,label=what").labels == (1, 0)
+
+
+def test_no_label_column(here):
+    images = open_data(str(write(here / "t.csv", [{"file": "img/0.png"}])))
+
+    assert (images.class_names, images.labels) == ((), None)
+
+
+def test_numbers_sort_as_numbers(here):
+    rows = [{"path": "img/0.png", "class": number} for number in (10, 2)]
+
+    for suffix in ("csv", "jsonl", "parquet"):
+        images = open_data(str(write(here / f"t.{suffix}", rows)))
+        assert (images.class_names, images.labels) == (("2", "10"), (1, 0))
+
+
+def test_withheld_labels_are_said(here, heard):
+    images = open_data(str(write(here / "t.jsonl", [{"img": "img/0.png", "label": -1}])), progress=heard)
+
+    assert images.labels is None
+    assert heard.warnings == [
+        f"{here}/t.jsonl: column `label`: every label is -1, so the images count as unlabelled"
+    ]
+
+
+def test_a_byte_order_mark_and_blank_lines(here):
+    (here / "t.csv").write_bytes("\ufeffimage,label\nimg/0.png,a\n\n".encode())
+    (here / "t.jsonl").write_text('{"image": "img/0.png", "label": "a"}\n\n')
+
+    assert open_data(str(here / "t.csv")).labels == open_data(str(here / "t.jsonl")).labels == (0,)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("t.csv", "", "", "holds no row"),
+        ("t.csv", "image,label\n", "", "holds no row"),
+        ("t.jsonl", "\n", "", "holds no row"),
+        ("t.csv", "image,label\nimg/0.png\n", "", "line 2 has 1 cells under 2 columns"),
+        ("t.csv", "image,image\na,b\n", "", "two columns share a name: image, image"),
+        ("t.csv", 'image\n"a', "", "cannot be read as CSV: unexpected end of data"),
+        ("t.csv", b"image\n\xff\n", "", "cannot be read as CSV"),
+        ("t.csv", "picture\nx\n", "", "none of its columns (`picture`) is called `image`, `img`"),
+        (
+            "t.csv",
+            "image\nimg/0.png\n",
+            "::image=imag",
+            "has no column `imag` for `image=`; its columns are `image`",
+        ),
+        (
+            "t.csv",
+            "image\nimg/0.png\n",
+            "::label=y",
+            "has no column `y` for `label=`; its columns are `image`",
+        ),
+        ("t.csv", "image\nimg/9.png\n", "", "column `image`: row 0 names `img/9.png`, which is not there"),
+        ("t.csv", "image,label\nimg/0.png,\n", "", "column `label`: row 0 has no usable label: ''"),
+        ("t.jsonl", "{}\n[", "", "line 2 is not JSON: Expecting value at column 2"),
+        ("t.jsonl", "[]", "", "line 1 is not a JSON object"),
+        ("t.jsonl", b"\xff", "", "cannot be read as UTF-8 text"),
+        ("t.jsonl", '{"image": "a"}\n{"img": "a"}', "", "line 2 and the first row differ in the key `image`"),
+        ("t.jsonl", '{"image": 3}', "", "row 0 names no image file: 3"),
+        ("t.jsonl", '{"image": "img/0.png", "label": -2}', "", "row 0 has label -2, out of range 0.."),
+        ("t.jsonl", '{"image": "img/0.png", "label": true}', "", "row 0 has no usable label: True"),
+        ("t.jsonl", '{"image": "img/0.png", "label": null}', "", "row 0 has no usable label: None"),
+        ("t.parquet", "junk", "", "cannot be read as Parquet"),
+    ],
+)
+def test_bad_tables(here, name, content, options, message):
+    (here / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(DataError) as caught:
+        open_data(f"{here / name}{options}")
+
+    assert f"{here / name}: " in caught.value.message
+    assert message in caught.value.message
+
+
+def test_bad_parquet_contents(here, picture):
+    path = here / "t.parquet"
+    parquet(
+        path,
+        {"image": [], "label": []},
+        datasets.Features(image=datasets.Image(), label=datasets.Value("string")),
+    )
+    with pytest.raises(DataError, match="holds no row"):
+        open_data(str(path))
+
+    parquet(path, {"image": [1, 2]})
+    with pytest.raises(DataError, match="column `image`: holds no images"):
+        open_data(str(path))
+
+    parquet(path, {"image": [picture(0), None]}, datasets.Features(image=datasets.Image()))
+    with pytest.raises(DataError, match="column `image`: row 1 has no image"):
+        open_data(str(path)).image(1)
+
+    parquet(path, {"image": [b"junk"]})
+    with pytest.raises(DataError, match="row 0: is not an image that can be decoded"):
+        open_data(str(path)).image(0)
+
+
+def test_label_outside_the_declared_classes(heard):
+    with pytest.raises(DataError, match=r"t: row 1 has label 2, out of range 0\.\.1"):
+        read_labels([0, 2], names=("a", "b"), where="t", progress=heard)
+    with pytest.raises(DataError, match="t: row 0 has 'a' where an index into 2 class names belongs"):
+        read_labels(["a"], names=("a", "b"), where="t", progress=heard)
+
+
+def test_missing_file_and_folder_of_that_name(here):
+    with pytest.raises(DataError, match=r"no\.csv: no such file"):
+        open_data(str(here / "no.csv"))
+
+    (here / "odd.csv").mkdir()
+    with pytest.raises(DataError, match="is a folder, not a file") as caught:
+        open_data(str(here / "odd.csv"))
+    assert caught.value.hint == f"write `{here}/odd.csv/` to read it as a folder of images"
+
+
+def test_a_text_column_is_no_image():
+    with pytest.raises(UsageError, match="`text=body` names a column of texts"):
+        open_data("a.csv::text=body")
+
+
+def test_fingerprint_knows_bytes_not_paths(here):
+    before = open_data(str(write(here / "t.csv", ROWS))).fingerprint()
+    (here / "img" / "0.png").rename(here / "zero.png")
+    moved = open_data(
+        str(write(here / "t.csv", [{"image": "zero.png", "label": "cat"}, ROWS[1]]))
+    ).fingerprint()
+    (here / "img" / "1.png").replace(here / "zero.png")
+    changed = open_data(
+        str(
+            write(
+                here / "t.csv", [{"image": "zero.png", "label": "cat"}, {"image": "zero.png", "label": "ant"}]
+            )
+        )
+    ).fingerprint()
+
+    assert before == moved != changed

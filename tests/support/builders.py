@@ -1,0 +1,155 @@
+"""Models as data, in memory and in files."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.checkpoint import write_tensors
+from hydractl.families.opening import build_checked
+from hydractl.families.probe import probe_inputs
+from hydractl.families.table import FAMILIES
+from hydractl.fusion.slicing import prune_tensor, zero_dropped
+from hydractl.manifest import Header, HeadMask, HeadScores, Kind, TowerKeep, full_mask
+from support.variants import LIBRARY, PLAIN, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from hydractl.families.base import Family
+    from hydractl.families.tower import Model
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def sha(text: str) -> str:
+    """Return a well-formed digest."""
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A base or a member: its header and its tensors."""
+
+    header: Header
+    state: dict[str, torch.Tensor]
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.header.architecture.family]
+
+    def model(self, dtype: torch.dtype = torch.float32) -> Model:
+        """Build it."""
+        return build_checked(self.family, self.header, self.state, where="sample", dtype=dtype)
+
+    def library(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """Build the library's own model with the same tensors; for a base."""
+        architecture = self.header.architecture
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in architecture.config.items()}
+        model = LIBRARY[architecture.family](architecture.name, options)
+        model.load_state_dict(self.state, strict=True)
+        return model.to(dtype).eval()
+
+    def inputs(self, *, batch: int = 2, seed: int = 0) -> torch.Tensor:
+        return probe_inputs(self.header, batch=batch, seed=seed)
+
+    def pruned(self, *keep: Sequence[int]) -> Sample:
+        """Return a member that keeps these heads of each layer."""
+        mask = keeping(self.header, *keep)
+        state = {
+            n: prune_tensor(self.family, self.header.architecture, mask, n, t) for n, t in self.state.items()
+        }
+        update = {"kind": Kind.MEMBER, "masks": (mask,), "base": sha("base")}
+        return Sample(self.header.model_copy(update=update), state)
+
+    def masked(self, *keep: Sequence[int]) -> Sample:
+        """Return the base with zeroed output-projection columns for all other heads."""
+        mask = keeping(self.header, *keep)
+        return replace(self, state=zero_dropped(self.family, self.header.architecture, mask, self.state))
+
+    def tuned(self, seed: int, *, only: Callable[[str], bool] = lambda _: True) -> Sample:
+        """Return the sample with noise in the tensors whose names `only` accepts, as fine-tuning would leave it."""
+        noisy = perturbed(self.state, seed=seed)
+        state = {n: noisy[n] if only(n) else t for n, t in self.state.items()}
+        return replace(self, state=state)
+
+    def cast(self, dtype: torch.dtype) -> Sample:
+        """Return the sample in another dtype."""
+        return replace(
+            self, state={k: v.to(dtype) if v.is_floating_point() else v for k, v in self.state.items()}
+        )
+
+    def save(self, path: Path) -> Path:
+        """Write it and return `path`."""
+        with path.open("wb") as file:
+            write_tensors(file, self.state, header=self.header)
+        return path
+
+
+def perturbed(
+    state: Mapping[str, torch.Tensor], *, seed: int, scale: float = 1.0
+) -> dict[str, torch.Tensor]:
+    """Return a state with noise in every weight and buffer, so that none is zero or one by initialisation."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            found[name] = tensor.clone()
+            continue
+        spread = 0.2 if tensor.ndim < 2 else 0.5 / max(tensor[0].numel(), 1) ** 0.5
+        noise = scale * spread * torch.randn(tensor.shape, generator=generator)
+        found[name] = (tensor + (noise.abs() if name.endswith("running_var") else noise)).to(tensor.dtype)
+    return found
+
+
+@cache
+def base(variant: Variant = PLAIN, *, seed: int = 0) -> Sample:
+    """Return a base with perturbed weights; shared by tests, which must not change it."""
+    family = FAMILIES[variant.family]
+    described = family.describe(variant.arch, variant.options)
+    header = Header(
+        kind=Kind.BASE,
+        architecture=described.architecture,
+        masks=(full_mask(described.architecture),),
+        preprocess=described.preprocess,
+    )
+    with torch.inference_mode(mode=False):  # whoever asks first, later tests may want gradients
+        state = perturbed(family.initialise(described.architecture, seed), seed=seed + 100)
+    return Sample(header, state)
+
+
+def keeping(header: Header, *keep: Sequence[int]) -> dict[str, TowerKeep]:
+    """Return the mask that keeps these heads of each layer, for a model with one tower."""
+    ((name, tower),) = header.architecture.towers.items()
+    return {name: TowerKeep(num_heads=tower.num_heads, keep=tuple(tuple(k) for k in keep))}
+
+
+def mask_file(path: Path, header: Header, *keep: Sequence[int]) -> Path:
+    """Write a head mask as one would by hand."""
+    path.write_text(HeadMask(towers=keeping(header, *keep)).to_json())
+    return path
+
+
+def scores_file(path: Path, table: Sequence[Sequence[float]], **changes: object) -> Path:
+    """Write a scores file for a model with one tower called `vision`."""
+    document = scores(table)
+    path.write_text(document.model_copy(update=changes).to_json())
+    return path
+
+
+def scores(table: Sequence[Sequence[float]]) -> HeadScores:
+    """Return scores for a model with one tower called `vision`."""
+    raw = {
+        "schema": "hydractl.scores/1", "method": "random", "objective": None, "options": {},
+        "model": {"reference": "base.st", "sha256": sha("base"), "count": None},
+        "architecture": PLAIN.arch, "data": {}, "tool": "hydractl 0.1.0",
+        "towers": {"vision": {"scores": tuple(map(tuple, table))}},
+    }  # fmt: skip
+    return HeadScores.model_validate(raw)

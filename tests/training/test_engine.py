@@ -1,0 +1,37 @@
+"""Shares of a batch, and what an engine leaves behind."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hydractl.errors import UsageError
+from hydractl.training.engine import Share, start_engine
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 64])
+@pytest.mark.parametrize(("world", "pieces"), [(1, 1), (2, 1), (2, 3), (5, 4)])
+def test_shares_cover_the_batch_once(batch, world, pieces):
+    bounds = [b for rank in range(world) for b in Share(rank * pieces, pieces, world * pieces).bounds(batch)]
+
+    assert len(bounds) == world * pieces
+    assert [row for a, b in bounds for row in range(a, b)] == list(range(batch))
+    assert max(b - a for a, b in bounds) - min(b - a for a, b in bounds) <= 1
+
+
+def test_engines_follow_one_another_with_other_choices():
+    before = dict(os.environ)
+
+    for precision in ("bf16", "fp32", "bf16"):
+        with start_engine("cpu", precision=precision) as engine:
+            assert (engine.device.type, engine.rank, engine.world, engine.leads) == ("cpu", 0, 1, True)
+            assert engine.sum([1.5, 2.0]) == [1.5, 2.0]
+            engine.wait()
+
+    assert dict(os.environ) == before
+
+
+def test_an_absent_device_is_refused():
+    with pytest.raises(UsageError, match="cuda:97"), start_engine("cuda:97", precision="fp32"):
+        pass

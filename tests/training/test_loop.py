@@ -1,0 +1,174 @@
+"""The loop on a toy that is no image model: what later stages rely on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hydractl.errors import CheckFailed
+from hydractl.progress import SILENT
+from hydractl.training.engine import start_engine
+from hydractl.training.feed import Piece
+from hydractl.training.loop import Job, freeze_unused, train
+from hydractl.training.recipes import Recipe
+from hydractl.training.state import Metrics, Snapshot
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.randn(12, generator=torch.Generator().manual_seed(1))
+
+
+class Rows:
+    """A feed of twelve rows, six a step."""
+
+    steps_per_epoch = 2
+
+    def steps(self, start, stop, share):
+        for step in range(start, stop):
+            rows = torch.arange(12)[step % 2 :: 2]
+            yield [
+                Piece(inputs=X[rows[a:b]], labels=Y[rows[a:b]], first=a, total=6, weight=(b - a) / 6)
+                for a, b in share.bounds(6)
+            ]
+
+
+def build():
+    model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Flatten(0))
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+    return model
+
+
+def loss(outputs, labels):
+    return (outputs - labels) ** 2
+
+
+def fit(recipe, *, evaluate=None, build=build, progress=SILENT):
+    def error(model):
+        value = loss(model(X), Y).mean().item()
+        return Metrics(accuracy=0.0, nll=value) if value < 1e6 else None
+
+    job = Job(
+        build=build,
+        feed=Rows(),
+        loss=loss,
+        evaluate=evaluate or error,
+        probe=torch.zeros(1, 3),
+        recipe=recipe,
+        seed=0,
+    )
+    with start_engine("cpu", precision=recipe.precision) as engine:
+        return train(job, engine, progress, folder=None, start=Snapshot())
+
+
+def sgd(**options):
+    return Recipe(
+        **{"optimizer": "sgd", "momentum": 0.0, "schedule": "constant", "warmup": 0, "steps": 4} | options
+    )
+
+
+def test_one_step_is_the_gradient_of_the_batch_mean():
+    found = fit(sgd(lr=(0.1,), steps=1))
+
+    weight = torch.full((1, 3), 0.5, requires_grad=True)
+    loss((X[0::2] @ weight.T)[:, 0], Y[0::2]).mean().backward()
+    assert torch.allclose(found.weights["0.weight"], weight.detach() - 0.1 * weight.grad, atol=1e-7)
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 6])
+def test_pieces_change_nothing(pieces):
+    whole = fit(sgd(lr=(0.1,)))
+    found = fit(sgd(lr=(0.1,), accumulate=pieces))
+
+    assert torch.allclose(found.weights["0.weight"], whole.weights["0.weight"], atol=1e-6)
+
+
+def test_the_gradient_is_clipped():
+    found = fit(sgd(lr=(1.0,), steps=1, clip=0.01))
+
+    assert (found.weights["0.weight"] - 0.5).norm() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_rate_that_validates_best_wins():
+    rates = (0.001, 0.1, 0.01)
+    alone = {lr: fit(sgd(lr=(lr,))) for lr in rates}
+    best = min(rates, key=lambda lr: alone[lr].metrics.nll)
+
+    found = fit(sgd(lr=rates))
+
+    assert found.lr == best
+    assert found.metrics == alone[best].metrics
+    assert torch.equal(found.weights["0.weight"], alone[best].weights["0.weight"])
+
+
+def test_a_rate_that_diverges_loses(heard):
+    found = fit(sgd(lr=(1e9, 0.1), steps=6), progress=heard)
+
+    assert found.lr == 0.1
+    assert "1e+09" in heard.warnings[0]
+
+
+def test_divergence_of_all_is_an_error():
+    with pytest.raises(CheckFailed, match=r"1e\+09, 1e\+08") as caught:
+        fit(sgd(lr=(1e9, 1e8), steps=6))
+    assert "--clip" in caught.value.hint
+
+
+def scripted(values):
+    """Return metrics of a script, whatever the model."""
+    left = iter(values)
+    return lambda _model: Metrics(accuracy=next(left), nll=1.0)
+
+
+def test_early_stopping_counts_evaluations_without_improvement():
+    found = fit(
+        sgd(steps=20, eval_every=1, early_stop=2), evaluate=scripted([0.1, 0.3, 0.2, 0.4, 0.4, 0.4, 0.9])
+    )
+
+    assert (found.step, found.metrics.accuracy) == (4, 0.4)
+
+
+def test_a_small_gain_is_no_improvement_but_is_kept():
+    recipe = sgd(steps=20, eval_every=1, early_stop=2, patience_delta=0.1)
+    found = fit(recipe, evaluate=scripted([0.5, 0.55, 0.58, 0.9]))
+
+    assert (found.step, found.metrics.accuracy) == (3, 0.58)
+
+
+@pytest.mark.parametrize(("keep", "step"), [(True, 2), (False, 4)])
+def test_the_best_or_the_last_are_kept(keep, step):
+    found = fit(sgd(lr=(0.1,), eval_every=1, keep_best=keep), evaluate=scripted([0.1, 0.9, 0.2, 0.3]))
+    wanted = fit(sgd(lr=(0.1,), steps=step))
+
+    assert found.step == step
+    assert torch.equal(found.weights["0.weight"], wanted.weights["0.weight"])
+
+
+def test_the_last_step_is_evaluated_whatever_the_rhythm(heard):
+    fit(sgd(steps=5, eval_every=3), progress=heard)
+
+    assert [line.split(":")[0] for line in heard.steps] == ["step 3/5 (epoch 1.5)", "step 5/5 (epoch 2.5)"]
+
+
+def test_bf16_computes_in_bf16_and_keeps_fp32_weights():
+    dtypes = []
+
+    def watched():
+        model = build()
+        model[0].register_forward_hook(lambda _m, _i, out: dtypes.append(out.dtype))
+        return model
+
+    found = fit(sgd(lr=(0.1,), precision="bf16"), build=watched)
+
+    assert torch.bfloat16 in dtypes
+    assert found.weights["0.weight"].dtype == torch.float32
+
+
+def test_a_parameter_that_nothing_hangs_on_does_not_train():
+    model = build()
+    model.register_parameter("loose", nn.Parameter(torch.ones(2)))
+
+    freeze_unused(model, torch.zeros(1, 3))
+
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == ["0.weight"]
+    assert all(p.grad is None for p in model.parameters())
