@@ -11,7 +11,7 @@ import typer.core
 import typer.main
 
 from hydractl import __version__
-from hydractl.cli import eval, finetune, fuse, inspect, prune, schema, score
+from hydractl.cli import demo, eval, finetune, fuse, inspect, prune, schema, score
 from hydractl.cli.helptext import escaped, has_required, literal_help
 
 # 128 and the number of the signal, as a shell reports a program that it ended
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval.evaluate,
     "inspect": inspect.inspect,
     "schema": schema.schema,
+    "demo": demo.demo,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name, no_args_is_help=has_required(_command))(_command)
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         tree = command_tree()
-        with tree.make_context("hydractl", arguments) as context:
+        with tree.make_context("hydractl", arguments, obj=main) as context:  # the demo runs command lines
             tree.invoke(context)
         sys.stdout.flush()
     except HydraError as error:

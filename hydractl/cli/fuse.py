@@ -54,9 +54,7 @@ def fuse(
 
 def render(report: FuseReport, out: Console) -> None:
     """Show fates, trunk and gap."""
-    rows = [
-        (fate, str(report.tensors[fate]), size(report.stored_bytes[fate])) for fate in report.tensors
-    ]
+    rows = [(fate, str(report.tensors[fate]), size(report.stored_bytes[fate])) for fate in report.tensors]
     total = sum(report.stored_bytes.values())
     out.print(
         table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from hydractl.manifest import Architecture, HeadMask, HeadScores, InputFile, Preprocess, Step, TowerKeep
-    from hydractl.stages.inspect import Amount, CheckpointReport, DocumentReport, Fused
+    from hydractl.stages.inspect_report import Amount, CheckpointReport, DocumentReport, Fused, TensorLine
 
-T = TypeVar("T")
 LABELS_SHOWN = 20
 DIGEST_SHOWN = 12
 
@@ -55,7 +54,7 @@ def inspect(
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
     """Show a file of any kind."""
     from hydractl.manifest import HeadMask, HeadScores, Report
-    from hydractl.stages.inspect import CheckpointReport
+    from hydractl.stages.inspect_report import CheckpointReport
 
     if isinstance(report, CheckpointReport):
         return _checkpoint(report, out)
@@ -101,22 +100,28 @@ def _checkpoint(report: CheckpointReport, out: Console) -> None:
         out.print()
         out.print(_lineage(report.file, report.lineage))
     if report.listing is not None:
-        lines = [
-            (
-                t.name,
-                t.dtype,
-                "x".join(map(str, t.shape)) or "scalar",
-                size(t.size_bytes),
-                t.part,
-                t.fate or "",
-            )
-            for t in report.listing
-        ]
         out.print()
-        out.print(table(["tensor", "dtype", "shape", "bytes", "part", "fate"], lines, left=2))
+        out.print(_listing(report.listing))
     if report.hint:
         out.print()
         line(out, f"hint: {report.hint}")
+
+
+def _listing(lines: Sequence[TensorLine]) -> object:
+    fates = any(t.fate for t in lines)
+    rows = [
+        (
+            t.name,
+            t.part,
+            *([t.fate or ""] if fates else []),
+            t.dtype,
+            "x".join(map(str, t.shape)) or "scalar",
+            size(t.size_bytes),
+        )
+        for t in lines
+    ]
+    columns = ["tensor", "part", *(["fate"] if fates else []), "dtype", "shape", "bytes"]
+    return table(columns, rows, left=len(columns) - 2)
 
 
 def _architecture_facts(architecture: Architecture) -> list[tuple[str, str]]:

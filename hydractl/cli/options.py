@@ -54,7 +54,10 @@ DtypeOpt = Annotated[
     ),
 ]
 BatchSizeOpt = Annotated[
-    int, typer.Option("--batch-size", min=1, metavar="N", help="Samples in one forward pass.", rich_help_panel="Machine")
+    int,
+    typer.Option(
+        "--batch-size", min=1, metavar="N", help="Samples in one forward pass.", rich_help_panel="Machine"
+    ),
 ]
 VerifyOpt = Annotated[
     bool,

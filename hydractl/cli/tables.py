@@ -46,6 +46,8 @@ class Grid:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Choose the first layout that fits."""
         width = options.max_width
+        if self.title:
+            yield Text(f"\n{self.title}", style="bold", overflow="fold")
         stacked = tuple(name.replace(" ", "\n") for name in self.columns)
         for headings in (self.columns, stacked):
             if self._width(console, options, headings) <= width:
@@ -81,15 +83,11 @@ class Grid:
         headings: Sequence[str],
         part: Sequence[int] | None = None,
     ) -> int:
-        grid = self._table(headings, range(len(headings)) if part is None else part, title=False)
+        grid = self._table(headings, range(len(headings)) if part is None else part)
         return Measurement.get(console, options.update(max_width=100_000), grid).maximum
 
-    def _table(
-        self, headings: Sequence[str], part: Sequence[int], *, first: int | None = None, title: bool = True
-    ) -> Table:
+    def _table(self, headings: Sequence[str], part: Sequence[int], *, first: int | None = None) -> Table:
         grid = Table(
-            title=Text(self.title) if self.title and title else None,
-            title_justify="left",
             box=box.SIMPLE_HEAD,
             show_edge=False,
             pad_edge=False,

@@ -79,7 +79,9 @@ def _accumulate(job: ScoreJob) -> None:
         for inputs, labels in job.id_data:
             if labels is None:
                 raise DataError("scoring by gradients needs labelled data")
-            loss = F.cross_entropy(job.model(inputs).float(), labels, reduction="sum")
+            logits = job.model(inputs)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            loss = F.cross_entropy(logits, labels, reduction="sum")
             loss.backward()  # type: ignore[no-untyped-call] # torch's own annotation is missing
             count += len(labels)
     for parameter in job.model.parameters():

@@ -2,88 +2,45 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl import __version__
 from hydractl.checkpoint import TORCH_NAMES, write_tensors
 from hydractl.data.batches import tensor_cache
-from hydractl.data.dataset import open_data
-from hydractl.data.labels import align_labels
-from hydractl.data.preprocess import eval_transform, train_transform
-from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
-from hydractl.families.opening import build_checked, check_tensors, expected_specs, open_model
-from hydractl.manifest import InputFile, Kind
+from hydractl.data.preprocess import eval_transform
+from hydractl.errors import CheckFailed, DataError
+from hydractl.families.opening import build_checked
+from hydractl.manifest import Kind
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import check_output, is_stream, publish
-from hydractl.runtime import digest_text, pick_device, versions, world_size
+from hydractl.publish import publish
+from hydractl.stages.finetune_work import FinetuneConfig, Work, fingerprint_of, prepare
 from hydractl.stages.lineage import make_step
+from hydractl.training.candidate import Job
 from hydractl.training.engine import start_engine
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feed import ImageFeed
-from hydractl.training.loop import Job, train
-from hydractl.training.parts import reset_head, trainable
+from hydractl.training.loop import train
+from hydractl.training.parts import reset_head
 from hydractl.training.state import Snapshot, StateFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from hydractl.data.images import ImageSet
-    from hydractl.data.reference import DataRef
-    from hydractl.families.opening import OpenModel
+    from torch import nn
+
     from hydractl.families.tower import Model
     from hydractl.manifest import Header
     from hydractl.training.engine import Engine
     from hydractl.training.loop import Trained
-    from hydractl.training.recipes import Recipe
+    from hydractl.training.state import Metrics
+
+__all__ = ["FinetuneConfig", "FinetuneReport", "run_finetune"]
 
 EVAL_BATCH = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinetuneConfig:
-    """What to train, on what, how, and where to.
-
-    Attributes:
-        model: A base or a member; `arch:NAME` trains from random weights.
-        data: Labelled training data.
-        val: Labelled validation data.
-        out: Output.
-        recipe: How to train.
-        arch: Architecture of a bare file.
-        save_every: Steps between saves of the state; None for every half minute, and for epochs.
-        seed: Of random weights, the order of the data, augmentation and dropout.
-        device: auto, cpu, cuda, cuda:N or mps.
-        force: Replace an existing output, and drop the state of another run.
-    """
-
-    model: str
-    data: DataRef
-    val: DataRef
-    out: Path
-    recipe: Recipe
-    arch: str | None = None
-    save_every: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.save_every is not None and self.save_every < 1:
-            raise UsageError(f"`--save-every {self.save_every}`: must be at least 1")
-        if self.model == "-" and world_size() > 1:
-            raise UsageError(
-                "several processes cannot share standard input", hint="write the model to a file first"
-            )
-
-    @property
-    def state(self) -> Path | None:
-        """Where the state of an unfinished run lies; nowhere for a stream."""
-        return None if is_stream(self.out) else self.out.with_name(f"{self.out.name}.state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,31 +77,6 @@ class FinetuneReport:
         return (self.path,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Labelled:
-    """A data set whose labels are the model's."""
-
-    images: ImageSet
-    labels: tuple[int, ...]
-
-    def as_input(self) -> InputFile:
-        """Return its lineage entry."""
-        return InputFile(name=self.images.name, sha256=self.images.fingerprint())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """Everything that is known before anything is computed."""
-
-    config: FinetuneConfig
-    opened: OpenModel
-    header: Header
-    names: tuple[str, ...]
-    train: _Labelled
-    val: _Labelled
-    inputs: tuple[InputFile, ...]
-
-
 def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> FinetuneReport:
     """Train a model and publish it; an interrupted run goes on where its state says.
 
@@ -154,8 +86,8 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         CheckFailed: If training diverged.
         OutputExists: If the output is there already.
     """
-    work = _prepare(config, progress)
-    folder = None if config.state is None else StateFolder(config.state, _fingerprint(work))
+    work = prepare(config, progress)
+    folder = None if config.state is None else StateFolder(config.state, fingerprint_of(work))
     resumes = folder is not None and folder.check(force=config.force)
     start = folder.load() if folder is not None and resumes else Snapshot()
     if resumes:
@@ -171,112 +103,12 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
     return report
 
 
-def _prepare(config: FinetuneConfig, progress: Progress) -> _Work:
-    """Check everything that headers and labels can tell."""
-    pick_device(config.device)
-    opened = open_model(config.model, arch=config.arch, seed=config.seed)
-    header = opened.header
-    if header.kind == Kind.HYDRA:
-        raise CheckpointError(
-            f"{config.model}: is a hydra, whose members are fused already",
-            hint="fine-tune the members, then fuse them again",
-        )
-    check_output(config.out, force=config.force, inputs=opened.checkpoint.paths)
-    check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, header))
-    train_transform(header.preprocess, config.recipe.augment)
-    names = _trainable(config, opened)
-    training = _labelled(config.data, header, progress)
-    header = _with_class_names(header, training.images, training.labels)
-    validation = _labelled(config.val, header, progress)
-    steps = config.recipe.total_steps(-(-len(training.images) // config.recipe.batch_size))
-    progress.step(
-        f"Training {opened.name} on {len(training.images)} images for {steps} steps, validating on {len(validation.images)}"
-    )
-    return _Work(
-        config=config,
-        opened=opened,
-        header=header,
-        names=names,
-        train=training,
-        val=validation,
-        inputs=(opened.as_input(), training.as_input(), validation.as_input()),
-    )
-
-
-def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
-    """Return the tensors that train, told by the shapes alone."""
-    header = opened.header
-    state = opened.family.build(header.architecture, header.masks[0], None).library_state()
-    with_elements = {n: t for n, t in state.items() if t.numel()}
-    return trainable(opened.family, header.architecture, config.recipe, with_elements)
-
-
-def _labelled(reference: DataRef, header: Header, progress: Progress) -> _Labelled:
-    images = open_data(reference, progress=progress)
-    if images.labels is None:
-        raise DataError(
-            f"{images.name}: has no labels", hint="training and validation data need a class for each item"
-        )
-    labels = align_labels(
-        images.class_names,
-        images.labels,
-        header.labels,
-        num_classes=header.architecture.num_classes,
-        progress=progress,
-    )
-    return _Labelled(images=images, labels=labels)
-
-
-def _with_class_names(header: Header, images: ImageSet, labels: tuple[int, ...]) -> Header:
-    """Take over the data's class names where the model has none and every class is named once."""
-    position = dict(zip(images.labels or (), labels, strict=True))
-    if header.labels or sorted(position.values()) != list(range(header.architecture.num_classes)):
-        return header
-    names = {position[own]: name for own, name in enumerate(images.class_names) if own in position}
-    return header.model_copy(update={"labels": tuple(names[i] for i in sorted(names))})
-
-
-def _fingerprint(work: _Work) -> str:
-    """Return the digest of everything that the result hangs on."""
-    told = {
-        "recipe": work.config.recipe.options(),
-        "seed": work.config.seed,
-        "inputs": [(file.name, file.sha256) for file in work.inputs],
-        "header": work.header.to_metadata(),
-        "versions": {"hydractl": __version__, **versions("torch", work.opened.family.library)},
-    }
-    return digest_text(json.dumps(told, sort_keys=True))
-
-
 def _train(
-    work: _Work, engine: Engine, folder: StateFolder | None, start: Snapshot, progress: Progress
+    work: Work, engine: Engine, folder: StateFolder | None, start: Snapshot, progress: Progress
 ) -> FinetuneReport:
     config, recipe = work.config, work.config.recipe
-    feed = ImageFeed.open(
-        work.train.images,
-        work.train.labels,
-        work.header.preprocess,
-        augment=recipe.augment,
-        batch_size=recipe.batch_size,
-        seed=config.seed,
-    )
-    measure = classifier_metrics(
-        engine,
-        tensor_cache(work.val.images, eval_transform(work.header.preprocess), batch_size=EVAL_BATCH),
-        torch.tensor(work.val.labels),
-    )
-    job = Job(
-        build=lambda: _build(work),
-        feed=feed,
-        loss=lambda logits, labels: F.cross_entropy(
-            logits, labels, label_smoothing=recipe.label_smoothing, reduction="none"
-        ),
-        evaluate=measure,
-        probe=torch.zeros(1, *work.header.preprocess.input_size),
-        recipe=recipe,
-        seed=config.seed,
-        save_every=config.save_every,
-    )
+    measure = _measure(work, engine)
+    job = _job(work, measure)
     engine.wait()  # all have read the state before one writes it
     trained = train(job, engine, progress, folder=folder, start=start)
     tensors = _tensors(work, trained)
@@ -307,7 +139,41 @@ def _train(
     return report
 
 
-def _build(work: _Work) -> Model:
+def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None]:
+    """Return what measures a model on the validation data."""
+    return classifier_metrics(
+        engine,
+        tensor_cache(work.val.images, eval_transform(work.header.preprocess), batch_size=EVAL_BATCH),
+        torch.tensor(work.val.labels),
+    )
+
+
+def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
+    """Say to the loop what to train."""
+    config, recipe = work.config, work.config.recipe
+    feed = ImageFeed.open(
+        work.train.images,
+        work.train.labels,
+        work.header.preprocess,
+        augment=recipe.augment,
+        batch_size=recipe.batch_size,
+        seed=config.seed,
+    )
+    return Job(
+        build=lambda: _build(work),
+        feed=feed,
+        loss=lambda logits, labels: F.cross_entropy(
+            logits, labels, label_smoothing=recipe.label_smoothing, reduction="none"
+        ),
+        evaluate=measure,
+        probe=torch.zeros(1, *work.header.preprocess.input_size),
+        recipe=recipe,
+        seed=config.seed,
+        save_every=config.save_every,
+    )
+
+
+def _build(work: Work) -> Model:
     """Return the model as training begins: in fp32 whatever is stored, gradients where parameters train."""
     state = work.opened.checkpoint.tensors()
     if work.config.recipe.reset_head:
@@ -320,7 +186,7 @@ def _build(work: _Work) -> Model:
     return model
 
 
-def _tensors(work: _Work, trained: Trained) -> dict[str, torch.Tensor]:
+def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
     """Return what is written: every tensor in its stored dtype, untouched where it did not train.
 
     Raises:
@@ -344,7 +210,7 @@ def _tensors(work: _Work, trained: Trained) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _finished(work: _Work, report: FinetuneReport) -> Header:
+def _finished(work: Work, report: FinetuneReport) -> Header:
     """Return the header of the output: what the input was, and one more step."""
     opened, header, recipe = work.opened, work.header, work.config.recipe
     base = header.base

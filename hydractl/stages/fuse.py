@@ -122,69 +122,6 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     return _report(config, members, fusion, gap)
 
 
-class Fusion:
-    """The fused tensors of some members: fates first, bytes when asked."""
-
-    def __init__(self, members: Sequence[OpenModel], *, mlp: Literal["merge", "keep"]) -> None:
-        self.family = members[0].family
-        self.checkpoints = [m.checkpoint for m in members]
-        self.mlp = mlp
-        self.fates = {name: self._fate(name) for name in sorted(self.checkpoints[0].specs)}
-        self.specs = {
-            name: fused_spec(self.family, name, fate, self._specs(name)) for name, fate in self.fates.items()
-        }
-
-    def chunks(self, name: str) -> Chunks:
-        """Return a fused tensor's bytes."""
-        fate = self.fates[name]
-        if fate == Fate.SHARED:
-            return self.checkpoints[0].chunks(name)
-        if fate == Fate.MERGED:
-            return self._mean(name)
-        if group_axis(self.family, name) == 0:
-            return (chunk for checkpoint in self.checkpoints for chunk in checkpoint.chunks(name))
-        return [tensor_bytes(self._side_by_side(name))]
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a fused tensor in memory, from the same bytes that are written."""
-        return tensor_of(self.specs[name], self.chunks(name))
-
-    def _specs(self, name: str) -> list[TensorSpec]:
-        return [c.specs[name] for c in self.checkpoints]
-
-    def _fate(self, name: str) -> Fate:
-        specs = self._specs(name)
-        if all(s == specs[0] for s in specs) and self._identical(name):
-            return Fate.SHARED
-        return (
-            Fate.MERGED if self.mlp == "merge" and locate(self.family, name).part == "mlp" else Fate.GROUPED
-        )
-
-    def _identical(self, name: str) -> bool:
-        """Compare bytes in lockstep and stop at the first difference."""
-        streams = zip(
-            *(map(bytes, c.chunks(name)) for c in self.checkpoints), strict=True
-        )  # bytes compare fastest
-        return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
-
-    def _mean(self, name: str) -> Iterator[memoryview | bytes]:
-        """Average over members piece by piece, summed in float64 in the order given, rounded once."""
-        import torch  # noqa: PLC0415 - fusing without averages needs torch for few tensors only
-
-        dtype: torch.dtype = getattr(torch, TORCH_NAMES[self.specs[name].dtype])
-        for pieces in zip(*(c.chunks(name) for c in self.checkpoints), strict=True):
-            first, *others = (torch.frombuffer(piece, dtype=dtype) for piece in pieces)
-            total = first.double()
-            for other in others:
-                total += other
-            yield tensor_bytes((total / len(self.checkpoints)).to(dtype))
-
-    def _side_by_side(self, name: str) -> torch.Tensor:
-        import torch  # noqa: PLC0415 - as above
-
-        return torch.cat([c.tensor(name) for c in self.checkpoints], dim=group_axis(self.family, name))
-
-
 def _check_compatible(config: FuseConfig, members: Sequence[OpenModel]) -> None:
     """Refuse members that do not belong together, from their headers alone."""
     first = members[0]
@@ -229,13 +166,22 @@ def _origin(member: OpenModel) -> str:
     return member.header.base or member.checkpoint.digest
 
 
-def _check_dtypes(member: OpenModel, first: OpenModel) -> None:
+def _check_specs(member: OpenModel, first: OpenModel) -> None:
+    """Refuse a member whose tensors are not those of the first, but for the heads that the masks say."""
+    architecture = first.header.architecture
     for name, spec in member.checkpoint.specs.items():
         if spec.dtype != first.checkpoint.specs[name].dtype:
             raise CheckpointError(
                 f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {first.checkpoint.specs[name].dtype}",
                 hint="prune with the same `--dtype` for all members",
             )
+        try:
+            full = unpruned_shape(member.family, architecture, member.header.masks[0], name, spec)
+            reference = unpruned_shape(
+                first.family, architecture, first.header.masks[0], name, first.checkpoint.specs[name]
+            )
+        except ValueError as error:
+            raise CheckpointError(f"{member.reference} or {first.reference}: {error}") from error
 
 
 def _differing(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:

@@ -9,63 +9,20 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from hydractl.errors import CheckFailed
-from hydractl.training.noise import set_dropout
-from hydractl.training.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
-from hydractl.training.schedule import lr_factor
-from hydractl.training.state import Position, Snapshot, Winner
+from hydractl.training.candidate import Job, Run
+from hydractl.training.state import Metrics, Position, Snapshot, Winner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
+    import torch
 
     from hydractl.progress import Progress
     from hydractl.training.engine import Engine
-    from hydractl.training.feed import Feed, Piece
-    from hydractl.training.recipes import Recipe
-    from hydractl.training.state import Metrics, StateFolder
+    from hydractl.training.state import StateFolder
 
 SAVE_EVERY_S = 30.0
 EPOCH_SAVE_EVERY_S = 5.0
 SPEAK_EVERY_S = 20.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What to train.
-
-    Attributes:
-        build: Makes the model anew, on the CPU; the parameters that require gradients train.
-        feed: Where batches come from.
-        loss: Outputs and labels to one loss a sample, (B,).
-        evaluate: The model's validation metrics, None if its outputs are not finite. Called by every process.
-        probe: An input (1, ...), to find parameters that the output does not hang on.
-        recipe: How.
-        seed: Of dropout; the feed has its own.
-        save_every: Steps between saves of the state; None for every half minute, and for epochs.
-    """
-
-    build: Callable[[], nn.Module]
-    feed: Feed
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    evaluate: Callable[[nn.Module], Metrics | None]
-    probe: torch.Tensor
-    recipe: Recipe
-    seed: int
-    save_every: int | None = None
-
-    @property
-    def total(self) -> int:
-        """Steps of one candidate."""
-        return self.recipe.total_steps(self.feed.steps_per_epoch)
-
-    @property
-    def eval_every(self) -> int:
-        """Steps between evaluations."""
-        return self.recipe.eval_every or self.feed.steps_per_epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +65,7 @@ def train(
                 winner=snapshot.winner,
                 winner_weights=snapshot.winner_weights,
             )
-        run = _Run(job, engine, snapshot)
+        run = Run(job, engine, snapshot)
         snapshot = _fit(run, _Saver(job, folder if engine.leads else None), progress)
         snapshot = _compared(snapshot, progress, job)
         engine.forget()
@@ -147,87 +104,6 @@ def _compared(snapshot: Snapshot, progress: Progress, job: Job) -> Snapshot:
     )
 
 
-class _Run:
-    """One candidate in training."""
-
-    def __init__(self, job: Job, engine: Engine, snapshot: Snapshot) -> None:
-        self.job, self.engine, self.snapshot = job, engine, snapshot
-        self.position = snapshot.position
-        self.best = dict(snapshot.best)
-        self.lr = job.recipe.lr[self.position.candidate]
-        self.loss = torch.zeros((), device=engine.device)
-        model = job.build()
-        freeze_unused(model, job.probe)
-        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        with torch.no_grad():
-            for name, tensor in snapshot.weights.items():
-                self.parameters[name].copy_(tensor)
-        self.noise = set_dropout(model, job.recipe.dropout)
-        self.model = model.to(engine.device)
-        self.optimizer = make_optimizer(self.parameters, job.recipe)
-        if snapshot.optimizer:
-            restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
-        self.prepared = engine.prepare(self.model)
-
-    def step(self, pieces: Sequence[Piece]) -> None:
-        """Take one optimiser step on this process's pieces of the batch."""
-        job, recipe, done = self.job, self.job.recipe, self.position.step
-        factor = lr_factor(
-            done,
-            total=job.total,
-            warmup=recipe.warmup_steps(job.total),
-            schedule=recipe.schedule,
-            floor=recipe.floor,
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * factor
-        self.prepared.train()
-        self.loss = torch.zeros_like(self.loss)
-        device = self.engine.device
-        for i, piece in enumerate(pieces):
-            with self.noise.at(seed=job.seed, step=done, first=piece.first, total=piece.total, device=device):
-                outputs = self.prepared(piece.inputs.to(device))
-                loss = job.loss(outputs, piece.labels.to(device)).mean() * piece.weight
-                # DDP averages over processes, and the weights are shares of the sum
-                self.engine.backward(loss * self.engine.world, self.prepared, sync=i == len(pieces) - 1)
-            self.loss += loss.detach()
-        if recipe.clip is not None:
-            self.engine.clip(list(self.parameters.values()), recipe.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.position = self.position.model_copy(update={"step": done + 1})
-
-    def evaluate(self) -> None:
-        """Measure, remember the best, and decide whether to go on."""
-        recipe, position = self.job.recipe, self.position
-        self.model.eval()
-        found = self.job.evaluate(self.model)
-        if found is None:
-            self.position = position.model_copy(update={"ended": True, "diverged": True})
-            return
-        update: dict[str, object] = {"last": found}
-        if found.beats(position.best):
-            update |= {"best": found, "best_step": position.step}
-            if recipe.keep_best:
-                self.best = {n: p.detach().clone() for n, p in self.parameters.items()}
-        if found.beats(position.mark, delta=recipe.patience_delta):
-            update |= {"mark": found, "stale": 0}
-        else:
-            stale = position.stale + 1
-            update |= {"stale": stale, "ended": recipe.early_stop is not None and stale >= recipe.early_stop}
-        self.position = position.model_copy(update=update)
-
-    def saved(self) -> Snapshot:
-        """Return the run as it is now; its tensors go on changing."""
-        return replace(
-            self.snapshot,
-            position=self.position,
-            weights={n: p.detach() for n, p in self.parameters.items()},
-            optimizer=optimizer_tensors(self.optimizer, self.parameters),
-            best=self.best,
-        )
-
-
 class _Saver:
     """Decides when the state is written."""
 
@@ -235,7 +111,7 @@ class _Saver:
         self.job, self.folder = job, folder
         self.at = time.monotonic()
 
-    def after_step(self, run: _Run) -> None:
+    def after_step(self, run: Run) -> None:
         """Save if it is time; the last step's result is as good as saved once it is published."""
         if self.folder is None:
             return
@@ -250,7 +126,7 @@ class _Saver:
             self.at = time.monotonic()
 
 
-def _fit(run: _Run, saver: _Saver, progress: Progress) -> Snapshot:
+def _fit(run: Run, saver: _Saver, progress: Progress) -> Snapshot:
     """Train one candidate to its end."""
     job, first = run.job, run.position.step
     begun = spoken = time.monotonic()
@@ -278,7 +154,7 @@ def _fit(run: _Run, saver: _Saver, progress: Progress) -> Snapshot:
     return run.saved()
 
 
-def _line(run: _Run, *, loss: float, left_s: float) -> str:
+def _line(run: Run, *, loss: float, left_s: float) -> str:
     """Return what is said after an evaluation."""
     position, per_epoch = run.position, run.job.feed.steps_per_epoch
     found = position.last
@@ -288,17 +164,3 @@ def _line(run: _Run, *, loss: float, left_s: float) -> str:
         return f"{grid}{where}: outputs are not finite"
     ahead = " · stopping early" if position.ended else f" · {left_s:.0f} s left" if left_s else ""
     return f"{grid}{where}: loss {loss:.4f} · validation accuracy {found.accuracy:.4f}, nll {found.nll:.4f}{ahead}"
-
-
-def freeze_unused(model: nn.Module, probe: torch.Tensor) -> None:
-    """Switch off gradients of parameters that the output does not hang on: DDP would wait for them for ever.
-
-    A layer without heads has such, for example its q and k norms.
-    """
-    model.eval()
-    with torch.enable_grad():
-        model(probe).sum().backward()
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            parameter.requires_grad = False
-        parameter.grad = None

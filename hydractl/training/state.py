@@ -170,7 +170,9 @@ class StateFolder:
         try:
             groups = {key: Checkpoint.open(self.path / name).tensors() for key, name in found.files.items()}
         except InputError as error:
-            raise CheckpointError(error.message, hint=f"the state is damaged; {_ANEW}") from error
+            raise CheckpointError(
+                error.message, hint=f"the state is damaged: `rm -r {self.path}` and start anew"
+            ) from error
         return Snapshot(position=found.position, winner=found.winner, **groups)
 
     def save(self, snapshot: Snapshot) -> None:

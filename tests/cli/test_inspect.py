@@ -123,8 +123,15 @@ def test_json_of_a_document_holds_the_document(call, work, file, kind):
 def test_listing_tensors(call, work):
     seen = call("inspect", "hydra.st", "--tensors")
 
-    assert "blocks.0.attn.qkv.bias F32 " in flat(seen.out)
-    assert "head.bias F32 7 28 B head shared" in flat(seen.out)
+    assert "blocks.0.attn.qkv.bias attention grouped F32 " in flat(seen.out)
+    assert "head.bias head shared F32 7 28 B" in flat(seen.out)
+
+
+def test_a_base_has_no_column_of_fates(call, work):
+    seen = call("inspect", "base.st", "--tensors")
+
+    assert "head.bias head F32 7 28 B" in flat(seen.out)
+    assert "fate" not in seen.out
 
 
 def test_a_foreign_file_says_what_to_type(call, work):

@@ -52,6 +52,14 @@ def test_a_wide_table_repeats_its_first_column():
     assert sum(line.count("0.123456") for line in lines) == 9
 
 
+def test_a_title_stands_above_and_is_not_squeezed():
+    lines = shown(
+        Grid(columns=("a", "b"), rows=(("x", "y"),), title="a title that is wider than its table"), 60
+    )
+
+    assert lines[:3] == ["", "a title that is wider than its table", "a   b"]
+
+
 def test_markup_is_text():
     assert "[red]x.st" in "\n".join(shown(Grid(columns=("[b]",), rows=(("[red]x.st",), ("[/x]",))), 80))
     assert shown(facts([("[red]", "[/x]")]), 80)[0].split() == ["[red]", "[/x]"]

@@ -8,9 +8,10 @@ from torch import nn
 
 from hydractl.errors import CheckFailed
 from hydractl.progress import SILENT
+from hydractl.training.candidate import Job, freeze_unused
 from hydractl.training.engine import start_engine
 from hydractl.training.feed import Piece
-from hydractl.training.loop import Job, freeze_unused, train
+from hydractl.training.loop import train
 from hydractl.training.recipes import Recipe
 from hydractl.training.state import Metrics, Snapshot
 

@@ -137,7 +137,7 @@ def test_missing_tensors(folder):
 
     with pytest.raises(CheckpointError, match="weights-1-3") as caught:
         folder.load()
-    assert "--force" in caught.value.hint
+    assert f"rm -r {folder.path}" in caught.value.hint
 
 
 def test_better_is_more_accurate_or_as_accurate_and_likelier():

@@ -1,0 +1,81 @@
+"""The fused tensors of some members, one at a time and straight from their files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes
+from hydractl.families.base import locate
+from hydractl.fusion.plan import fused_spec, group_axis
+from hydractl.manifest import Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from hydractl.checkpoint import Chunks
+    from hydractl.families.opening import OpenModel
+
+
+class Fusion:
+    """The fused tensors of some members: fates first, bytes when asked."""
+
+    def __init__(self, members: Sequence[OpenModel], *, mlp: Literal["merge", "keep"]) -> None:
+        self.family = members[0].family
+        self.checkpoints = [m.checkpoint for m in members]
+        self.mlp = mlp
+        self.fates = {name: self._fate(name) for name in sorted(self.checkpoints[0].specs)}
+        self.specs = {
+            name: fused_spec(self.family, name, fate, self._specs(name)) for name, fate in self.fates.items()
+        }
+
+    def chunks(self, name: str) -> Chunks:
+        """Return a fused tensor's bytes."""
+        fate = self.fates[name]
+        if fate == Fate.SHARED:
+            return self.checkpoints[0].chunks(name)
+        if fate == Fate.MERGED:
+            return self._mean(name)
+        if group_axis(self.family, name) == 0:
+            return (chunk for checkpoint in self.checkpoints for chunk in checkpoint.chunks(name))
+        return [tensor_bytes(self._side_by_side(name))]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a fused tensor in memory, from the same bytes that are written."""
+        return tensor_of(self.specs[name], self.chunks(name))
+
+    def _specs(self, name: str) -> list[TensorSpec]:
+        return [c.specs[name] for c in self.checkpoints]
+
+    def _fate(self, name: str) -> Fate:
+        specs = self._specs(name)
+        if all(s == specs[0] for s in specs) and self._identical(name):
+            return Fate.SHARED
+        return (
+            Fate.MERGED if self.mlp == "merge" and locate(self.family, name).part == "mlp" else Fate.GROUPED
+        )
+
+    def _identical(self, name: str) -> bool:
+        """Compare bytes in lockstep and stop at the first difference."""
+        streams = zip(
+            *(map(bytes, c.chunks(name)) for c in self.checkpoints), strict=True
+        )  # bytes compare fastest
+        return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
+
+    def _mean(self, name: str) -> Iterator[memoryview | bytes]:
+        """Average over members piece by piece, summed in float64 in the order given, rounded once."""
+        import torch  # noqa: PLC0415 - fusing without averages needs torch for few tensors only
+
+        dtype: torch.dtype = getattr(torch, TORCH_NAMES[self.specs[name].dtype])
+        for pieces in zip(*(c.chunks(name) for c in self.checkpoints), strict=True):
+            first, *others = (torch.frombuffer(piece, dtype=dtype) for piece in pieces)
+            total = first.double()
+            for other in others:
+                total += other
+            yield tensor_bytes((total / len(self.checkpoints)).to(dtype))
+
+    def _side_by_side(self, name: str) -> torch.Tensor:
+        import torch  # noqa: PLC0415 - as above
+
+        return torch.cat([c.tensor(name) for c in self.checkpoints], dim=group_axis(self.family, name))

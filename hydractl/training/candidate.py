@@ -1,0 +1,152 @@
+"""One candidate of a learning-rate grid: its model, its optimiser, a step, an evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.training.noise import set_dropout
+from hydractl.training.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
+from hydractl.training.schedule import lr_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from hydractl.training.engine import Engine
+    from hydractl.training.feed import Feed, Piece
+    from hydractl.training.recipes import Recipe
+    from hydractl.training.state import Metrics, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to train.
+
+    Attributes:
+        build: Makes the model anew, on the CPU; the parameters that require gradients train.
+        feed: Where batches come from.
+        loss: Outputs and labels to one loss a sample, (B,).
+        evaluate: The model's validation metrics, None if its outputs are not finite. Called by every process.
+        probe: An input (1, ...), to find parameters that the output does not hang on.
+        recipe: How.
+        seed: Of dropout; the feed has its own.
+        save_every: Steps between saves of the state; None for every half minute, and for epochs.
+    """
+
+    build: Callable[[], nn.Module]
+    feed: Feed
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    evaluate: Callable[[nn.Module], Metrics | None]
+    probe: torch.Tensor
+    recipe: Recipe
+    seed: int
+    save_every: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Steps of one candidate."""
+        return self.recipe.total_steps(self.feed.steps_per_epoch)
+
+    @property
+    def eval_every(self) -> int:
+        """Steps between evaluations."""
+        return self.recipe.eval_every or self.feed.steps_per_epoch
+
+
+class Run:
+    """One candidate in training."""
+
+    def __init__(self, job: Job, engine: Engine, snapshot: Snapshot) -> None:
+        self.job, self.engine, self.snapshot = job, engine, snapshot
+        self.position = snapshot.position
+        self.best = dict(snapshot.best)
+        self.lr = job.recipe.lr[self.position.candidate]
+        self.loss = torch.zeros((), device=engine.device)
+        model = job.build()
+        freeze_unused(model, job.probe)
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for name, tensor in snapshot.weights.items():
+                self.parameters[name].copy_(tensor)
+        self.noise = set_dropout(model, job.recipe.dropout)
+        self.model = model.to(engine.device)
+        self.optimizer = make_optimizer(self.parameters, job.recipe)
+        if snapshot.optimizer:
+            restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
+        self.prepared = engine.prepare(self.model)
+
+    def step(self, pieces: Sequence[Piece]) -> None:
+        """Take one optimiser step on this process's pieces of the batch."""
+        job, recipe, done = self.job, self.job.recipe, self.position.step
+        factor = lr_factor(
+            done,
+            total=job.total,
+            warmup=recipe.warmup_steps(job.total),
+            schedule=recipe.schedule,
+            floor=recipe.floor,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * factor
+        self.prepared.train()
+        self.loss = torch.zeros_like(self.loss)
+        device = self.engine.device
+        for i, piece in enumerate(pieces):
+            with self.noise.at(seed=job.seed, step=done, first=piece.first, total=piece.total, device=device):
+                outputs = self.prepared(piece.inputs.to(device))
+                loss = job.loss(outputs, piece.labels.to(device)).mean() * piece.weight
+                # DDP averages over processes, and the weights are shares of the sum
+                self.engine.backward(loss * self.engine.world, self.prepared, sync=i == len(pieces) - 1)
+            self.loss += loss.detach()
+        if recipe.clip is not None:
+            self.engine.clip(list(self.parameters.values()), recipe.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.position = self.position.model_copy(update={"step": done + 1})
+
+    def evaluate(self) -> None:
+        """Measure, remember the best, and decide whether to go on."""
+        recipe, position = self.job.recipe, self.position
+        self.model.eval()
+        found = self.job.evaluate(self.model)
+        if found is None:
+            self.position = position.model_copy(update={"ended": True, "diverged": True})
+            return
+        update: dict[str, object] = {"last": found}
+        if found.beats(position.best):
+            update |= {"best": found, "best_step": position.step}
+            if recipe.keep_best:
+                self.best = {n: p.detach().clone() for n, p in self.parameters.items()}
+        if found.beats(position.mark, delta=recipe.patience_delta):
+            update |= {"mark": found, "stale": 0}
+        else:
+            stale = position.stale + 1
+            update |= {"stale": stale, "ended": recipe.early_stop is not None and stale >= recipe.early_stop}
+        self.position = position.model_copy(update=update)
+
+    def saved(self) -> Snapshot:
+        """Return the run as it is now; its tensors go on changing."""
+        return replace(
+            self.snapshot,
+            position=self.position,
+            weights={n: p.detach() for n, p in self.parameters.items()},
+            optimizer=optimizer_tensors(self.optimizer, self.parameters),
+            best=self.best,
+        )
+
+
+def freeze_unused(model: nn.Module, probe: torch.Tensor) -> None:
+    """Switch off gradients of parameters that the output does not hang on: DDP would wait for them for ever.
+
+    A layer without heads has such, for example its q and k norms.
+    """
+    model.eval()
+    with torch.enable_grad():
+        model(probe).sum().backward()
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.requires_grad = False
+        parameter.grad = None
