@@ -107,7 +107,15 @@ def examine(name: str) -> Finding:
         return Finding(name=name, verdict="refused", reason=error.message.partition(": ")[2] or error.message)
     try:
         library, masked, members = differences(shrunk(name))
-    except (HydraError, RuntimeError, TypeError, ValueError, AttributeError, KeyError, AssertionError) as error:
+    except (
+        HydraError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        KeyError,
+        AssertionError,
+    ) as error:
         return Finding(name=name, verdict="failed", reason=f"{type(error).__name__}: {error}"[:300])
     good = max(library, masked, members) <= TOLERANCE
     return Finding(

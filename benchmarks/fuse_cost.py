@@ -43,7 +43,9 @@ TIME_CLAIM = 2.0
 
 def main() -> int:
     """Build the members, measure, and return 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--arch", default="vit_large_patch16_224")
     options = parser.parse_args()
@@ -64,11 +66,27 @@ def make_members(arch: str, folder: Path) -> list[Path]:
     tower = opened.header.architecture.towers["vision"]
     kept = round(tower.num_heads * 2 / 3)
     for i in range(3):
-        rows = tuple(tuple(sorted((h + i + layer) % tower.num_heads for h in range(kept))) for layer in range(tower.layers))
+        rows = tuple(
+            tuple(sorted((h + i + layer) % tower.num_heads for h in range(kept)))
+            for layer in range(tower.layers)
+        )
         mask = HeadMask(towers={"vision": TowerKeep(num_heads=tower.num_heads, keep=rows)})
         (folder / f"{i}.json").write_text(mask.to_json())
     masks = [f"--mask={folder / f'{i}.json'}" for i in range(3)]
-    run([sys.executable, "-m", "hydractl", "prune", str(base), *masks, "--no-verify", "-q", "-o", str(folder / "m{i}.st")])
+    run(
+        [
+            sys.executable,
+            "-m",
+            "hydractl",
+            "prune",
+            str(base),
+            *masks,
+            "--no-verify",
+            "-q",
+            "-o",
+            str(folder / "m{i}.st"),
+        ]
+    )
     base.unlink()
     return [folder / f"m{i}.st" for i in range(3)]
 
@@ -77,7 +95,9 @@ def perturb(member: Path, *, seed: int) -> None:
     """Change every tensor a little, as fine-tuning does."""
     checkpoint = Checkpoint.open(member)
     generator = torch.Generator().manual_seed(seed)
-    tensors = {n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in checkpoint.tensors().items()}
+    tensors = {
+        n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in checkpoint.tensors().items()
+    }
     with member.with_suffix(".new").open("wb") as file:
         write_tensors(file, tensors, header=checkpoint.header)
     member.with_suffix(".new").replace(member)
@@ -100,9 +120,15 @@ def measure(kind: str, members: list[Path], repeats: int) -> int:
     ratio = statistics.median(f / c for f, c in zip(fused, copied, strict=True))
     bound = 4 * largest + 100 * MEGABYTE
     peak = statistics.median(memory)
-    print(f"\n{kind}: 3 members of {size / 3 / MEGABYTE:.0f} MB, hydra {out.stat().st_size / MEGABYTE:.0f} MB")
-    print(f"  copy {statistics.median(copied):.2f} s, fuse {statistics.median(fused):.2f} s (start-up taken off): ratio {ratio:.2f}, claimed at most {TIME_CLAIM}")
-    print(f"  peak memory over `import torch`: {peak / MEGABYTE:.0f} MB; claimed below {MEMORY_CLAIM} = {bound / MEGABYTE:.0f} MB")
+    print(
+        f"\n{kind}: 3 members of {size / 3 / MEGABYTE:.0f} MB, hydra {out.stat().st_size / MEGABYTE:.0f} MB"
+    )
+    print(
+        f"  copy {statistics.median(copied):.2f} s, fuse {statistics.median(fused):.2f} s (start-up taken off): ratio {ratio:.2f}, claimed at most {TIME_CLAIM}"
+    )
+    print(
+        f"  peak memory over `import torch`: {peak / MEGABYTE:.0f} MB; claimed below {MEMORY_CLAIM} = {bound / MEGABYTE:.0f} MB"
+    )
     failed = (ratio > TIME_CLAIM) + (peak > bound)
     print("  holds" if not failed else "  FAILS")
     return failed

@@ -55,13 +55,17 @@ CLAIMS = (
 
 def main() -> int:
     """Measure, print a table for each batch size and dtype, and return 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16"])
     options = parser.parse_args()
     torch.manual_seed(0)
-    print(f"{ARCH}, {MEMBERS} members with {KEPT} of {HEADS} heads a layer, {torch.get_num_threads()} threads")
+    print(
+        f"{ARCH}, {MEMBERS} members with {KEPT} of {HEADS} heads a layer, {torch.get_num_threads()} threads"
+    )
     failed = 0
     for dtype in options.dtype:
         rows = build_rows(torch_dtype(dtype))
@@ -127,8 +131,13 @@ def hydra_of(state: dict[str, torch.Tensor], masks: Sequence[Sequence[tuple[int,
     for keep in masks:
         mask = {"vision": TowerKeep(num_heads=HEADS, keep=tuple(keep))}
         sliced = {n: prune_tensor(TIMM_VIT, architecture, mask, n, t) for n, t in state.items()}
-        shared = {n: held.setdefault((n, t.data_ptr() if t is state[n] else _layer(n, keep)), torch.nn.Parameter(t)) for n, t in sliced.items()}
-        header = Header(kind=Kind.MEMBER, architecture=architecture, masks=(mask,), preprocess=described.preprocess)
+        shared = {
+            n: held.setdefault((n, t.data_ptr() if t is state[n] else _layer(n, keep)), torch.nn.Parameter(t))
+            for n, t in sliced.items()
+        }
+        header = Header(
+            kind=Kind.MEMBER, architecture=architecture, masks=(mask,), preprocess=described.preprocess
+        )
         models.append(build_checked(TIMM_VIT, header, shared, where="member"))
     if full_mask(architecture)["vision"].num_heads != HEADS:
         raise SystemExit(f"{ARCH} has not {HEADS} heads")
@@ -139,7 +148,9 @@ def _layer(name: str, keep: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return keep[int(name.split(".")[1])]
 
 
-def measure(rows: dict[str, Callable[[torch.Tensor], object]], images: torch.Tensor, repeats: int) -> dict[str, list[float]]:
+def measure(
+    rows: dict[str, Callable[[torch.Tensor], object]], images: torch.Tensor, repeats: int
+) -> dict[str, list[float]]:
     """Return seconds of each repetition for each row, after two rounds that do not count."""
     times: dict[str, list[float]] = {name: [] for name in rows}
     with torch.inference_mode():
@@ -157,7 +168,9 @@ def report(times: dict[str, list[float]], batch: int, dtype: str) -> int:
     print(f"\nbatch {batch}, {dtype}")
     base = times["single base"]
     for name, seconds in times.items():
-        print(f"  {name:24s} {1e3 * statistics.median(seconds):9.1f} ms   {ratio(seconds, base):5.2f} x single")
+        print(
+            f"  {name:24s} {1e3 * statistics.median(seconds):9.1f} ms   {ratio(seconds, base):5.2f} x single"
+        )
     failed = 0
     for claim in CLAIMS:
         if batch not in claim.batches:
@@ -165,7 +178,9 @@ def report(times: dict[str, list[float]], batch: int, dtype: str) -> int:
         found = ratio(times[claim.row], times[claim.against])
         holds = found <= claim.bound
         failed += not holds
-        print(f"  {'holds' if holds else 'FAILS'}: {claim.row} / {claim.against} = {found:.3f}, claimed at most {claim.bound}")
+        print(
+            f"  {'holds' if holds else 'FAILS'}: {claim.row} / {claim.against} = {found:.3f}, claimed at most {claim.bound}"
+        )
     return failed
 
 

@@ -325,8 +325,8 @@ def _check_table(
 
 def _check_entry(name: str, entry: object) -> tuple[TensorSpec, int, int]:
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
-            len(entry) == 3
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)], **rest} if (
+            not rest
         ):
             if dtype not in ITEM_BYTES:
                 raise ValueError(f"tensor `{name}` has the unknown dtype {dtype}")

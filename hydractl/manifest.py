@@ -267,7 +267,9 @@ class Report(Document):
             raise ValueError("rows: two rows have one name")
         for i, row in enumerate(self.rows):
             if row.ood.keys() != {*sets}:
-                raise ValueError(f"rows[{i}].ood: has {sorted(row.ood)}, but near and far name {sorted(sets)}")
+                raise ValueError(
+                    f"rows[{i}].ood: has {sorted(row.ood)}, but near and far name {sorted(sets)}"
+                )
             if not row.means.keys() <= {"near", "far", "all"}:
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
             for metric in (*row.values, *(m for values in row.ood.values() for m in values)):

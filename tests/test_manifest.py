@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from support.builders import base, sha
+
 from hydractl.errors import ManifestError
 from hydractl.manifest import (
     DOCUMENTS,
@@ -25,10 +30,6 @@ from hydractl.manifest import (
     no_duplicates,
     read_text,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import ValidationError
-from support.builders import base, sha
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDENS = {"scores": HeadScores, "head-mask": HeadMask, "checkpoint": Header}
@@ -121,7 +122,10 @@ def test_scores_round_trip(table, settings_, baseline):
 def test_key_order_and_white_space_do_not_change_what_is_read():
     raw = golden("head-mask")
     shuffled = json.dumps(dict(reversed(raw.items())), indent=7)
-    assert HeadMask.from_json(shuffled, where="m").digest() == HeadMask.read(GOLDEN / "head-mask-1.json").digest()
+    assert (
+        HeadMask.from_json(shuffled, where="m").digest()
+        == HeadMask.read(GOLDEN / "head-mask-1.json").digest()
+    )
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
@@ -175,8 +179,8 @@ BAD_MASKS = {
     "wrong-type": (at(KEEP, "all"), "towers.vision.keep: Input should be a valid"),
     "text-for-number": (at(["towers", "vision", "num_heads"], "4"), "towers.vision.num_heads: Input should be a valid integer"),
     "float-for-number": (at(["towers", "vision", "num_heads"], 4.0), "towers.vision.num_heads: Input should be a valid integer"),
-    "bool-for-number": (at(["towers", "vision", "num_heads"], True), "towers.vision.num_heads: Input should be a valid integer"),
-    "bool-for-head": (at([*KEEP, 0, 0], False), "towers.vision.keep[0][0]: Input should be a valid integer"),
+    "bool-for-number": (at(["towers", "vision", "num_heads"], value=True), "towers.vision.num_heads: Input should be a valid integer"),
+    "bool-for-head": (at([*KEEP, 0, 0], value=False), "towers.vision.keep[0][0]: Input should be a valid integer"),
     "text-for-head": (at([*KEEP, 2, 0], "2"), "towers.vision.keep[2][0]: Input should be a valid integer"),
     "negative-head": (at([*KEEP, 0, 0], -1), "towers.vision.keep[0][0]: Input should be greater than or equal to 0"),
     "head-out-of-range": (at([*KEEP, 2], [4]), "towers.vision: keep[2] has head 4, but there are 4 heads (0..3)"),
@@ -208,7 +212,7 @@ BAD_SCORES = {
     "empty": (at(["towers", "vision", "scores"], []), "towers.vision: scores must be a layers by heads table"),
     "empty-row": (at(["towers", "vision", "scores"], [[]]), "towers.vision: scores must be a layers by heads table"),
     "text": (at(["towers", "vision", "scores", 1, 0], "high"), "towers.vision.scores[1][0]: Input should be a valid number"),
-    "bool": (at(["towers", "vision", "scores", 1, 0], True), "towers.vision.scores[1][0]: Input should be a valid number"),
+    "bool": (at(["towers", "vision", "scores", 1, 0], value=True), "towers.vision.scores[1][0]: Input should be a valid number"),
     "null": (at(["towers", "vision", "scores", 1, 0], None), "towers.vision.scores[1][0]: Input should be a valid number"),
     "nan": (at(["towers", "vision", "scores", 1, 0], float("nan")), "towers.vision.scores[1][0]: Input should be a finite number"),
     "infinite": (at(["baseline"], float("inf")), "baseline: Input should be a finite number"),
@@ -216,7 +220,7 @@ BAD_SCORES = {
     "removal-elsewhere": (at(["removals", 0, "tower"], "text"), "document: removals[0] names head (text, 0, 1), which the scores do not have"),
     "removal-twice": (at(["removals", 1, "layer"], 0), "document: removals[1] removes head ('vision', 0, 1) a second time"),
     "missing": (at(["removals", 0, "objective"], ...), "removals[0].objective is missing"),
-    "count-bool": (at(["data", "id", "count"], True), "data.id.count: Input should be a valid integer"),
+    "count-bool": (at(["data", "id", "count"], value=True), "data.id.count: Input should be a valid integer"),
 }  # fmt: skip
 
 
@@ -257,7 +261,10 @@ TEXTS = {
     "empty": ("", "is not JSON: Expecting value"),
     "cut": ('{"schema": ', "is not JSON: Expecting value"),
     "nan": ('{"schema": "hydractl.head-mask/1", "towers": NaN}', "towers: "),
-    "duplicate": ('{"schema": "hydractl.head-mask/1", "schema": "x"}', "is not JSON: key `schema` stands twice"),
+    "duplicate": (
+        '{"schema": "hydractl.head-mask/1", "schema": "x"}',
+        "is not JSON: key `schema` stands twice",
+    ),
     "duplicate-nested": ('{"towers": {"vision": 1, "vision": 2}}', "is not JSON: key `vision` stands twice"),
     "list": ("[]", "document: "),
     "number": ("3", "document: "),
@@ -291,7 +298,7 @@ def test_any_json_gives_a_manifest_error(value):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: None, "no such file"),
+        (lambda _: None, "no such file"),
         (lambda p: p.mkdir(), "cannot be read: Is a directory"),
         (lambda p: p.write_bytes(b"\xff\xfe"), "is not UTF-8 text"),
         (lambda p: p.write_text("{"), "is not JSON"),
@@ -315,7 +322,7 @@ def test_standard_input(data, code):
         "try: sys.stdout.write(HeadMask.read(Path('-')).to_json())\n"
         "except HydraError as e: sys.exit(e.exit_code)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (code, b"" if code else data)
 
 

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from hydractl.errors import OutputError, OutputExists
 from hydractl.publish import check_output, is_stream, publish, publish_text
 
@@ -31,7 +32,7 @@ def test_what_is_published_is_what_was_written(tmp_path):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_nothing_is_left_behind_when_the_work_fails(tmp_path, error):
     (tmp_path / "a.st").write_bytes(b"old")
-    with pytest.raises(error), publish(tmp_path / "a.st") as file:
+    with pytest.raises(error), publish(tmp_path / "a.st") as file:  # noqa: PT012 - the block is what fails
         file.write(b"half")
         raise error
     assert names(tmp_path) == ["a.st"]
@@ -105,16 +106,16 @@ def test_what_is_a_stream(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert [is_stream(Path(p)) for p in ("-", tmp_path / "pipe", "/dev/null")] == [True] * 3
     (tmp_path / "file").touch()
-    assert [is_stream(p) for p in (tmp_path / "file", tmp_path, tmp_path / "none", tmp_path / "file" / "x")] == [
-        False
-    ] * 4
+    assert [
+        is_stream(p) for p in (tmp_path / "file", tmp_path, tmp_path / "none", tmp_path / "file" / "x")
+    ] == [False] * 4
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_said_in_one_sentence():
-    with pytest.raises(OutputError, match="/dev/full: no space left to write it") as caught:
-        with publish(Path("/dev/full")) as file:
-            file.write(b"x" * 100_000)
+    message = "/dev/full: no space left to write it"
+    with pytest.raises(OutputError, match=message) as caught, publish(Path("/dev/full")) as file:
+        file.write(b"x" * 100_000)
     assert caught.value.exit_code == 3
     assert caught.value.hint == "free some space or choose another disk"
 
@@ -127,16 +128,20 @@ def test_standard_output_on_a_full_disk_is_said_too():
         "except OutputError as e:\n    import sys; sys.stderr.write(str(e)); import os; os._exit(3)\n"
     )
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert (done.returncode, done.stderr) == (3, "-: no space left to write it; nothing was kept")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES]
+)
 def test_the_operating_system_s_refusals_are_ours(tmp_path, number):
-    with pytest.raises(OutputError, match=r"a\.st: (no space left|cannot be written)"):
-        with publish(tmp_path / "a.st") as file:
-            file.write(b"half")
-            raise OSError(number, os.strerror(number))
+    message = r"a\.st: (no space left|cannot be written)"
+    with pytest.raises(OutputError, match=message), publish(tmp_path / "a.st") as file:  # noqa: PT012 - as above
+        file.write(b"half")
+        raise OSError(number, os.strerror(number))
     assert names(tmp_path) == []
 
 
@@ -195,7 +200,7 @@ def test_an_input_is_never_overwritten(tmp_path, alias):
     ("make", "message"),
     [
         (lambda p: p.mkdir(), r"is a folder, not a file"),
-        (lambda p: None, None),
+        (lambda _: None, None),
     ],
     ids=["folder", "free"],
 )
@@ -210,7 +215,7 @@ def test_what_is_in_the_way(tmp_path, make, message):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(OutputError, match="folder `.*none` does not exist") as caught:
+    with pytest.raises(OutputError, match=r"folder `.*none` does not exist") as caught:
         check_output(tmp_path / "none" / "a.st", force=False)
     assert str(caught.value.hint).startswith("create it: `mkdir -p ")
 

@@ -7,18 +7,22 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hydractl.errors import CheckpointError, HubError, HydraError, UnsupportedModelError, UsageError
-from hydractl.families.opening import load_model, open_model
-from hydractl.families.probe import largest_difference
-from hydractl.source import HUB_ID, download, locate, parse_arch
 from safetensors.torch import save_file
 from support.builders import base
 from support.hub import BROKEN, GATED, serve
 from support.variants import PLAIN, TINY, variant
+
+from hydractl.errors import CheckpointError, HubError, HydraError, UnsupportedModelError, UsageError
+from hydractl.families.opening import load_model, open_model
+from hydractl.families.probe import largest_difference
+from hydractl.source import HUB_ID, download, locate, parse_arch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ARCH = "vit_tiny_patch16_224::" + ",".join(f"{k}={v}" for k, v in TINY.items())
 
@@ -117,7 +121,12 @@ def test_a_folder_in_transformers_own_layout_is_refused_by_name(tmp_path):
     import transformers
 
     config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=8, patch_size=4
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=8,
+        patch_size=4,
     )
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "m")
     with pytest.raises(UnsupportedModelError, match="models of type `vit` are not supported") as caught:
@@ -138,7 +147,9 @@ def test_shards_with_an_index(tmp_path):
     check_is_base(str(tmp_path / "m"))
     check_is_base(str(index))
     index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"names the shard `elsewhere\.safetensors`, which is not beside it"):
+    with pytest.raises(
+        CheckpointError, match=r"names the shard `elsewhere\.safetensors`, which is not beside it"
+    ):
         open_model(str(tmp_path / "m"))
     index.write_text(json.dumps({"weight_map": {}}))
     with pytest.raises(CheckpointError, match="weight_map is missing or is not a table"):
@@ -158,9 +169,13 @@ def test_a_bare_file_needs_its_architecture(tmp_path):
     with pytest.raises(CheckpointError, match="does not say which architecture it is") as caught:
         open_model(str(path))
     assert "--arch NAME" in str(caught.value.hint)
-    with pytest.raises(CheckpointError, match=r"tensor `head\.bias` has shape \(7,\), its architecture needs \(8,\)"):
+    with pytest.raises(
+        CheckpointError, match=r"tensor `head\.bias` has shape \(7,\), its architecture needs \(8,\)"
+    ):
         open_model(str(path), arch=ARCH.replace("num_classes=7", "num_classes=8"))
-    with pytest.raises(CheckpointError, match="lacks 12 tensors of its architecture, for example `blocks.3."):
+    with pytest.raises(
+        CheckpointError, match=r"lacks 12 tensors of its architecture, for example `blocks\.3\."
+    ):
         open_model(str(path), arch=ARCH.replace("depth=3", "depth=4"))
     with pytest.raises(CheckpointError, match="has 12 tensors that its architecture does not"):
         open_model(str(path), arch=ARCH.replace("depth=3", "depth=2"))
@@ -203,14 +218,26 @@ def folder_with(*names: str):
 
 
 FOLDERS = {
-    "missing": (lambda p: None, "m: no such file or folder"),
+    "missing": (lambda _: None, "m: no such file or folder"),
     "empty": (folder_with(), "m: no safetensors weights in this folder"),
     "config-only": (lambda p: (p.mkdir(), (p / "config.json").write_text("{}")), "no safetensors weights"),
     "pickled": (folder_with("pytorch_model.bin"), "m: has only pickled weights (`pytorch_model.bin`)"),
-    "several": (folder_with("a.st", "b.safetensors"), "m: holds 2 safetensors files and no index: a.st, b.safetensors"),
-    "bad-config": (lambda p: (p.mkdir(), (p / "config.json").write_text("{")), "config.json: cannot be read as JSON"),
-    "list-config": (lambda p: (p.mkdir(), (p / "config.json").write_text("[]")), "config.json: is not a JSON object"),
-    "deep-config": (lambda p: (p.mkdir(), (p / "config.json").write_text("[" * 200_000)), "cannot be read as JSON"),
+    "several": (
+        folder_with("a.st", "b.safetensors"),
+        "m: holds 2 safetensors files and no index: a.st, b.safetensors",
+    ),
+    "bad-config": (
+        lambda p: (p.mkdir(), (p / "config.json").write_text("{")),
+        "config.json: cannot be read as JSON",
+    ),
+    "list-config": (
+        lambda p: (p.mkdir(), (p / "config.json").write_text("[]")),
+        "config.json: is not a JSON object",
+    ),
+    "deep-config": (
+        lambda p: (p.mkdir(), (p / "config.json").write_text("[" * 200_000)),
+        "cannot be read as JSON",
+    ),
 }
 
 
@@ -241,7 +268,11 @@ BAD_CONFIGS = {
     "five-channels": {"architecture": PLAIN.arch, "num_classes": 7, "model_args": {"in_chans": 5}},
     "list-cfg": {"architecture": PLAIN.arch, "num_classes": 7, "pretrained_cfg": [1]},
     "bad-mean": {"architecture": PLAIN.arch, "num_classes": 7, "pretrained_cfg": {"mean": "dark"}},
-    "bad-interpolation": {"architecture": PLAIN.arch, "num_classes": 7, "pretrained_cfg": {"interpolation": "guess"}},
+    "bad-interpolation": {
+        "architecture": PLAIN.arch,
+        "num_classes": 7,
+        "pretrained_cfg": {"interpolation": "guess"},
+    },
     "zero-std": {"architecture": PLAIN.arch, "num_classes": 7, "pretrained_cfg": {"std": [0, 0, 0]}},
     "hierarchical": {"architecture": "swin_tiny_patch4_window7_224", "num_classes": 7},
 }
@@ -277,7 +308,9 @@ def test_arch_options_that_are_not_key_value(text):
         locate(f"arch:{text}")
 
 
-@pytest.mark.parametrize("reference", ["arch:", "arch:nope", "arch:resnet50::num_classes=7", "arch:vit_tiny_patch16_224::depth=x"])
+@pytest.mark.parametrize(
+    "reference", ["arch:", "arch:nope", "arch:resnet50::num_classes=7", "arch:vit_tiny_patch16_224::depth=x"]
+)
 def test_arch_references_that_name_no_model(reference):
     with pytest.raises(UnsupportedModelError) as caught:
         open_model(reference)

@@ -24,7 +24,7 @@ from hydractl.cli.output import Terminal, count, line, size, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.prune import PruneReport, Size
+    from hydractl.stages.prune_config import PruneReport, Size
 
 BUDGET, MEMBERS = "Budget (one of three)", "Members"
 
@@ -120,7 +120,8 @@ def prune(
       hydractl prune base.st --mask mask.json -o member.st
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
-    from hydractl.stages.prune import PruneConfig, run_prune
+    from hydractl.stages.prune import run_prune
+    from hydractl.stages.prune_config import PruneConfig
 
     config = PruneConfig(
         model=model, out=out, arch=arch, scores=tuple(scores or ()), masks=tuple(mask or ()),

@@ -7,7 +7,7 @@ heads is allowed, zero included. `Attention` puts the groups of M members side b
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -71,12 +71,13 @@ class HeadGroup(nn.Module):
         """
         width = self.heads * self.head_dim
         w_q, w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in self.qkv.weight.split(width))
-        b_q, _, b_v = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.split(width)
+        biases = cast("torch.Tensor | None", self.qkv.bias)
+        b_q, _, b_v = (None,) * 3 if biases is None else biases.split(width)
         q = self.q_norm(
             F.linear(asked, w_q.flatten(0, 1), b_q).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         )
         if not isinstance(self.k_norm, nn.Identity) or asked.shape[1] > self.head_dim // 4:
-            weight, bias = self.qkv.weight[width:], None if self.qkv.bias is None else self.qkv.bias[width:]
+            weight, bias = self.qkv.weight[width:], None if biases is None else biases[width:]
             k, v = (
                 F.linear(x, weight, bias)
                 .unflatten(-1, (2, self.heads, self.head_dim))

@@ -10,6 +10,7 @@ from hydractl.checkpoint import Checkpoint, ScratchFolder, TensorSpec, spec_of, 
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.table import FAMILIES, family_for_config, family_of
 from hydractl.manifest import Header, InputFile, Kind, full_mask
+from hydractl.publish import is_stream
 from hydractl.source import Located, locate, parse_arch
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ class OpenModel:
 
     def as_input(self) -> InputFile:
         """Return the lineage entry of this file."""
-        return InputFile(
-            name=Path(self.reference).name, sha256=self.checkpoint.digest, made_by=self.header.made_by
-        )
+        path = Path(self.reference)
+        name = "-" if is_stream(path) else path.name  # a shell numbers its pipes as it likes
+        return InputFile(name=name, sha256=self.checkpoint.digest, made_by=self.header.made_by)
 
 
 def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> OpenModel:

@@ -48,6 +48,14 @@ class VitReadout(nn.Module):
 class PreNormBlock(Block):
     """timm's `Block`: norm, attention, residual; norm, MLP, residual."""
 
+    norm1: nn.Module
+    norm2: nn.Module
+    mlp: nn.Module
+    ls1: nn.Module
+    ls2: nn.Module
+    drop_path1: nn.Module
+    drop_path2: nn.Module
+
     def __init__(self, library: Any) -> None:  # noqa: ANN401 - timm is untyped
         super().__init__()
         for name, child in library.named_children():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes
+from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes, tensor_of
 from hydractl.families.base import locate
 from hydractl.fusion.plan import fused_spec, group_axis
 from hydractl.manifest import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
 

@@ -63,9 +63,9 @@ class Hydra(nn.Module):
 
     def member_logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return each member's logits (M, B, C) for inputs (B, ...)."""
-        logits = next(iter(self.towers.values()))(inputs)
+        logits: torch.Tensor = next(iter(self.towers.values()))(inputs)
         if logits.shape[0] == inputs.shape[0] * self.members:
-            return logits.unflatten(0, (self.members, -1))
+            return logits.reshape(self.members, -1, logits.shape[-1])
         return logits.unsqueeze(0).expand(self.members, *logits.shape)
 
     def forward(self, inputs: torch.Tensor) -> HydraOutput:

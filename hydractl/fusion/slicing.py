@@ -45,6 +45,28 @@ def pruned_spec(
     return TensorSpec(spec.dtype, tuple(shape))
 
 
+def unpruned_shape(
+    family: Family, architecture: Architecture, mask: Mapping[str, TowerKeep], name: str, spec: TensorSpec
+) -> tuple[int, ...]:
+    """Return the shape that a member's tensor had before heads were dropped: the inverse of `pruned_spec`.
+
+    Raises:
+        ValueError: If the tensor does not have the heads that the mask keeps.
+    """
+    place = locate(family, name)
+    if place.heads is None or place.layer is None:
+        return spec.shape
+    tower, heads = architecture.towers[place.tower], place.heads
+    kept = heads.copies * len(mask[place.tower].keep[place.layer]) * tower.head_dim
+    if len(spec.shape) <= heads.axis or spec.shape[heads.axis] != kept:
+        raise ValueError(
+            f"tensor `{name}` has shape {spec.shape}; its mask says that axis {heads.axis} is {kept}"
+        )
+    shape = list(spec.shape)
+    shape[heads.axis] = heads.copies * tower.num_heads * tower.head_dim
+    return tuple(shape)
+
+
 def prune_tensor(
     family: Family, architecture: Architecture, mask: Mapping[str, TowerKeep], name: str, tensor: torch.Tensor
 ) -> torch.Tensor:

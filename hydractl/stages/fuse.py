@@ -6,18 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.checkpoint import (
-    TORCH_NAMES,
-    TensorSpec,
-    digest_together,
-    tensor_bytes,
-    tensor_of,
-    write_checkpoint,
-)
+from hydractl.checkpoint import digest_together, write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
-from hydractl.families.base import locate
 from hydractl.families.opening import open_model
-from hydractl.fusion.plan import fused_spec, group_axis, trunk_length
+from hydractl.fusion.fused import Fusion
+from hydractl.fusion.plan import trunk_length
+from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest import Fate, FusePlan, Header, Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, publish
@@ -28,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import torch
-
-    from hydractl.checkpoint import Chunks
     from hydractl.families.opening import OpenModel
 
 
@@ -152,7 +143,7 @@ def _check_compatible(config: FuseConfig, members: Sequence[OpenModel]) -> None:
             raise CheckpointError(
                 f"{where}: tensor `{name}` is in this member or in {first.reference}, but not in both"
             )
-        _check_dtypes(member, first)
+        _check_specs(member, first)
     for member in members[1:] if config.mlp == "merge" else ():
         if _origin(member) != _origin(first):
             raise CheckpointError(
@@ -167,21 +158,28 @@ def _origin(member: OpenModel) -> str:
 
 
 def _check_specs(member: OpenModel, first: OpenModel) -> None:
-    """Refuse a member whose tensors are not those of the first, but for the heads that the masks say."""
-    architecture = first.header.architecture
+    """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
     for name, spec in member.checkpoint.specs.items():
-        if spec.dtype != first.checkpoint.specs[name].dtype:
+        other = first.checkpoint.specs[name]
+        if spec.dtype != other.dtype:
             raise CheckpointError(
-                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {first.checkpoint.specs[name].dtype}",
+                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {other.dtype}",
                 hint="prune with the same `--dtype` for all members",
             )
-        try:
-            full = unpruned_shape(member.family, architecture, member.header.masks[0], name, spec)
-            reference = unpruned_shape(
-                first.family, architecture, first.header.masks[0], name, first.checkpoint.specs[name]
+        if _unpruned(member, name) != _unpruned(first, name):
+            raise CheckpointError(
+                f"{member.reference}: tensor `{name}` has shape {spec.shape}, in {first.reference} {other.shape}"
             )
-        except ValueError as error:
-            raise CheckpointError(f"{member.reference} or {first.reference}: {error}") from error
+
+
+def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
+    header, spec = member.header, member.checkpoint.specs[name]
+    try:
+        return unpruned_shape(member.family, header.architecture, header.masks[0], name, spec)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{member.reference}: {error}", hint="was the file edited? prune the base again"
+        ) from error
 
 
 def _differing(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:

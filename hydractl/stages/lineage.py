@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hydractl import __version__
 from hydractl.manifest import InputFile, Option, Step
+from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
 
 if TYPE_CHECKING:
@@ -39,4 +40,4 @@ def make_step(
 
 def document_input(path: Path, digest: str | None = None) -> InputFile:
     """Return the lineage entry of a JSON file; `digest` where the file was a stream and is gone."""
-    return InputFile(name=path.name, sha256=digest or digest_file(path))
+    return InputFile(name="-" if is_stream(path) else path.name, sha256=digest or digest_file(path))

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from functools import partial
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes, write_checkpoint
-from hydractl.errors import CheckFailed, CheckpointError, ManifestError, UsageError
-from hydractl.families.opening import OpenModel, build_checked, open_model
+from hydractl.errors import CheckFailed, CheckpointError
+from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
 from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
-from hydractl.heads.masks import HeadId, TowerMask, TowerShape
-from hydractl.heads.members import Sampling, sample_masks, share_before
-from hydractl.heads.select import Budget, best_mask, best_mask_per_layer, removal_order
-from hydractl.manifest import Header, HeadMask, HeadScores, Kind, MaskOrigin, TowerKeep, check_mask_fits
+from hydractl.manifest import Header, HeadMask, Kind, TowerKeep
 from hydractl.metrics.cost import count_macs
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import STDOUT, check_output, is_stream, publish, publish_text
+from hydractl.publish import check_output, is_stream, publish
 from hydractl.runtime import torch_dtype
-from hydractl.stages.lineage import TOOL, document_input, make_step
+from hydractl.stages.lineage import make_step
+from hydractl.stages.prune_config import PruneConfig, PrunedMember, PruneReport, Size
+from hydractl.stages.prune_masks import choose_masks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from hydractl.checkpoint import Chunks
-    from hydractl.manifest import Architecture, InputFile, Option
+    from hydractl.manifest import InputFile
 
 
 def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
@@ -69,7 +69,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
             write_checkpoint(
                 stack.enter_context(publish(path)),
                 member_specs,
-                lambda name, m=mask: _data(opened, m, specs, name),
+                partial(_data, opened, mask, specs),
                 header=header,
             )
             if beside := mask_path(path):
@@ -88,23 +88,17 @@ def mask_path(path: Path) -> Path | None:
 
 
 def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
-    """Return the base's specs in the wanted dtype, after checking that its heads lie where they should."""
+    """Return the base's specs in the wanted dtype, after checking that they are those of its architecture."""
     specs = opened.checkpoint.specs
-    if config.dtype:
-        torch_dtype(config.dtype)
-        name = config.dtype.upper().replace("FP", "F")
-        specs = {
-            k: TensorSpec(name, s.shape) if s.dtype in {"F32", "F16", "BF16", "F64"} else s
-            for k, s in specs.items()
-        }
-    try:
-        for name, spec in specs.items():
-            pruned_spec(opened.family, opened.header.architecture, opened.header.masks[0], name, spec)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{config.model}: {error}", hint="is it another architecture than it says?"
-        ) from error
-    return specs
+    check_tensors(config.model, specs, expected_specs(opened.family, opened.header))
+    if config.dtype is None:
+        return specs
+    torch_dtype(config.dtype)
+    name = config.dtype.upper().replace("FP", "F")
+    return {
+        k: TensorSpec(name, s.shape) if s.dtype in {"F32", "F16", "BF16", "F64"} else s
+        for k, s in specs.items()
+    }
 
 
 def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) -> list[float | None]:

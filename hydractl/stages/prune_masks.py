@@ -118,9 +118,9 @@ def _origin(
     own = member if len(scores) > 1 else 0
     budget = config.budget
     options: dict[str, Option] = {
-        "keep_per_layer": budget and budget.keep_per_layer,
-        "remove": budget and budget.remove,
-        "keep_fraction": budget and budget.keep_fraction,
+        "keep_per_layer": budget.keep_per_layer if budget else None,
+        "remove": budget.remove if budget else None,
+        "keep_fraction": budget.keep_fraction if budget else None,
         "per_layer": config.per_layer or None,
         "pool": config.pool,
         "diverge_from": config.diverge_from or None,

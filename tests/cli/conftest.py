@@ -76,7 +76,8 @@ def made(tmp_path_factory):
     from hydractl.heads.select import Budget
     from hydractl.manifest import Fingerprint, HeadScores, Removal, TowerScores
     from hydractl.stages.fuse import FuseConfig, run_fuse
-    from hydractl.stages.prune import PruneConfig, run_prune
+    from hydractl.stages.prune import run_prune
+    from hydractl.stages.prune_config import PruneConfig
 
     folder = tmp_path_factory.mktemp("made")
     base = folder / "base.st"

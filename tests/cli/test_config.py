@@ -10,7 +10,7 @@ from hydractl.heads.select import Budget
 from hydractl.stages import fuse, inspect, prune
 from hydractl.stages.fuse import FuseConfig
 from hydractl.stages.inspect import InspectConfig
-from hydractl.stages.prune import PruneConfig
+from hydractl.stages.prune_config import PruneConfig
 
 
 class Caught(Exception):  # noqa: N818 - carries the configuration out of the stage

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hydractl.families.base import Role
-from hydractl.families.probe import largest_difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.builders import base
 from support.variants import PLAIN, VARIANTS, variant
+
+from hydractl.families.base import Role
+from hydractl.families.probe import largest_difference
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 RAGGED = {
@@ -54,7 +55,9 @@ def test_keeping_every_head_changes_nothing(variant):
     assert torch.equal(kept.model()(sample.inputs()), sample.model()(sample.inputs()))
 
 
-@given(keep=st.tuples(*[st.sets(st.integers(0, 3)).map(lambda s: tuple(sorted(s)))] * 3), seed=st.integers(0, 99))
+@given(
+    keep=st.tuples(*[st.sets(st.integers(0, 3)).map(lambda s: tuple(sorted(s)))] * 3), seed=st.integers(0, 99)
+)
 @settings(max_examples=25, deadline=None)
 def test_pruning_any_heads_equals_masking_them(keep, seed):
     sample = base(PLAIN)
@@ -100,11 +103,14 @@ def test_a_member_runs_in_timm_s_own_attention():
 
 def test_a_gate_is_cut_with_its_heads():
     """No timm vision transformer passes `gated` on, so the gate is tested on the attention module alone."""
-    from hydractl.families.attention import HeadGroup
     from timm.layers import Attention
 
+    from hydractl.families.attention import HeadGroup
+
     torch.manual_seed(0)
-    library = Attention(32, num_heads=4, qkv_bias=True, qk_norm=True, gated=True, norm_layer=torch.nn.LayerNorm)
+    library = Attention(
+        32, num_heads=4, qkv_bias=True, qk_norm=True, gated=True, norm_layer=torch.nn.LayerNorm
+    )
     x = torch.randn(2, 5, 32)
     with torch.inference_mode():
         group = HeadGroup(library, heads=4)

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.builders import DTYPES, Sample, base, sha
+from support.variants import PLAIN, variant
+
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExists, UsageError
 from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.manifest import Fate, Kind, Preprocess
 from hydractl.stages.fuse import FuseConfig, run_fuse
-from support.builders import DTYPES, Sample, base, sha
-from support.variants import PLAIN, variant
 
 KEEPS = (((0, 2, 3), (), (1,)), ((0, 2, 3), (1, 2), (0, 3)), ((0, 2, 3), (3,), ()))
 
@@ -117,9 +118,11 @@ def test_the_gap_of_merged_mlps_is_measured_and_no_failure(tmp_path):
 
 
 def test_lineage_holds_every_member_and_where_it_came_from(tmp_path):
-    from hydractl.heads.select import Budget
-    from hydractl.stages.prune import PruneConfig, run_prune
     from support.builders import scores_file
+
+    from hydractl.heads.select import Budget
+    from hydractl.stages.prune import run_prune
+    from hydractl.stages.prune_config import PruneConfig
 
     model = base(PLAIN).save(tmp_path / "base.st")
     scores = scores_file(tmp_path / "s.json", ((0.4, 0.3, 0.2, 0.1),) * 3)
@@ -187,7 +190,9 @@ def with_state(**tensors: torch.Tensor) -> Sample:
 def other_classes() -> Sample:
     from support.variants import Variant
 
-    return base(Variant("timm-vit", "eight", PLAIN.arch, PLAIN.options | {"num_classes": 8})).pruned(*KEEPS[1])
+    return base(Variant("timm-vit", "eight", PLAIN.arch, PLAIN.options | {"num_classes": 8})).pruned(
+        *KEEPS[1]
+    )
 
 
 def without(name: str) -> Sample:
@@ -240,7 +245,12 @@ PLACES = {
     "truncated": (truncated, {}, "is it cut off?", 3),
     "empty": (lambda f: (f / "1.st").write_bytes(b""), {}, "0 bytes cannot hold its header", 3),
     "exists": (lambda f: (f / "hydra.st").touch(), {}, "hydra.st: already exists", 6),
-    "input": (lambda f: (f / "hydra.st").symlink_to(f / "1.st"), {"force": True}, "is an input of this command", 6),
+    "input": (
+        lambda f: (f / "hydra.st").symlink_to(f / "1.st"),
+        {"force": True},
+        "is an input of this command",
+        6,
+    ),
     "folder": (lambda f: (f / "hydra.st").mkdir(), {"force": True}, "is a folder, not a file", 3),
 }
 
@@ -307,7 +317,8 @@ def test_a_hydra_whose_plan_was_edited_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("models", "message"), [((), "nothing to fuse"), (("-", "-"), "only one member can come from standard input")]
+    ("models", "message"),
+    [((), "nothing to fuse"), (("-", "-"), "only one member can come from standard input")],
 )
 def test_options_that_make_no_sense(models, message):
     with pytest.raises(UsageError, match=message):

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from support.builders import DTYPES, base, mask_file, scores_file, sha
+from support.variants import PLAIN, variant
+
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestError, OutputExists, UsageError
 from hydractl.families.opening import load_model, open_model
@@ -16,10 +20,8 @@ from hydractl.families.probe import largest_difference
 from hydractl.heads.select import Budget
 from hydractl.manifest import HeadMask, Kind
 from hydractl.metrics.cost import count_macs
-from hydractl.stages.prune import PruneConfig, mask_path, run_prune
-from safetensors.torch import save_file
-from support.builders import DTYPES, base, mask_file, scores_file, sha
-from support.variants import PLAIN, variant
+from hydractl.stages.prune import mask_path, run_prune
+from hydractl.stages.prune_config import PruneConfig
 
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
 KEEP = ((0, 2, 3), (), (1,))
@@ -44,7 +46,7 @@ class Heard:
     def warn(self, message):
         self.warnings.append(message)
 
-    def track(self, items, *, label, total):
+    def track(self, items, *, label, total):  # noqa: ARG002 - the protocol's signature
         return items
 
 
@@ -86,7 +88,9 @@ def test_parameters_macs_and_bytes_are_what_shapes_predict(tmp_path, name):
     after, before = report.members[0].size, report.base
     assert before.parameters - after.parameters == removed * a_head
     assert before.parameters == sum(p.numel() for p in sample.library().parameters())
-    assert after.parameters == sum(p.numel() for p in load_model(open_model(str(tmp_path / "m.st"))).parameters())
+    assert after.parameters == sum(
+        p.numel() for p in load_model(open_model(str(tmp_path / "m.st"))).parameters()
+    )
     assert before.size_bytes - after.size_bytes == 4 * removed * a_head
     assert after.size_bytes == Checkpoint.open(tmp_path / "m.st").size_bytes
     member = sample.pruned(*KEEP)
@@ -123,10 +127,25 @@ def test_budgets(tmp_path, model, budget, kept):
 def test_several_members_differ_and_agree_before_the_layer_they_diverge_from(tmp_path, model):
     scores = scores_file(tmp_path / "s.json", TABLE)
     report = prune(
-        model, tmp_path / "m-{i}.st", scores=(scores,), budget=Budget(remove=4), members=3, pool=8, diverge_from=1
+        model,
+        tmp_path / "m-{i}.st",
+        scores=(scores,),
+        budget=Budget(remove=4),
+        members=3,
+        pool=8,
+        diverge_from=1,
     )
     masks = [HeadMask.read(p).towers["vision"].keep for p in report.paths if p.suffix == ".json"]
-    assert names(tmp_path) == ["base.st", "m-0.mask.json", "m-0.st", "m-1.mask.json", "m-1.st", "m-2.mask.json", "m-2.st", "s.json"]
+    assert names(tmp_path) == [
+        "base.st",
+        "m-0.mask.json",
+        "m-0.st",
+        "m-1.mask.json",
+        "m-1.st",
+        "m-2.mask.json",
+        "m-2.st",
+        "s.json",
+    ]
     assert len(set(masks)) == 3
     assert len({m[0] for m in masks}) == 1
     assert {m.heads_removed for m in report.members} == {4}
@@ -139,7 +158,9 @@ def test_one_member_for_each_scores_file(tmp_path, model):
 
 
 def test_keeping_every_head_keeps_every_byte(tmp_path, model):
-    prune(model, tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),), budget=Budget(remove=0))
+    prune(
+        model, tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),), budget=Budget(remove=0)
+    )
     before, after = Checkpoint.open(model), Checkpoint.open(tmp_path / "m.st")
     assert before.specs == after.specs
     assert all(list(before.chunks(n)) == list(after.chunks(n)) for n in before.specs)
@@ -164,7 +185,14 @@ def test_twice_is_the_same_bytes_whatever_the_folder(tmp_path, model):
     found = []
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        prune(model, tmp_path / folder / "m-{i}.st", scores=(scores,), budget=Budget(remove=4), members=2, pool=8)
+        prune(
+            model,
+            tmp_path / folder / "m-{i}.st",
+            scores=(scores,),
+            budget=Budget(remove=4),
+            members=2,
+            pool=8,
+        )
         found.append([(p.name, p.read_bytes()) for p in sorted((tmp_path / folder).iterdir())])
     assert found[0] == found[1]
     assert str(tmp_path).encode() not in found[0][1][1] + found[0][0][1]
@@ -207,6 +235,9 @@ def test_through_pipes(tmp_path, model, monkeypatch, capfdbinary):
     piped, filed = Checkpoint.open(tmp_path / "out.st"), Checkpoint.open(tmp_path / "m.st")
     assert piped.specs == filed.specs
     assert report.paths == (Path("-"),)
+    step = open_model(str(tmp_path / "out.st")).header.made_by
+    assert step is not None
+    assert [i.name for i in step.inputs] == ["-", "-"]
     assert mask_path(Path("-")) is None
 
 
@@ -306,11 +337,11 @@ ERRORS = {
     "pool-too-large": (with_scores(pool=13), UsageError, "pool of 13"),
     "too-few-masks": (with_scores(pool=4, members=3, out="m-{i}.st"), UsageError, "3 members need as many different masks"),
     "unknown-dtype": (with_scores(dtype="fp8"), UsageError, "unknown dtype `fp8`"),
-    "missing-model": (with_model(lambda f: None), CheckpointError, "base.st: no such file or folder"),
+    "missing-model": (with_model(lambda _: None), CheckpointError, "base.st: no such file or folder"),
     "truncated-model": (with_model(truncate), CheckpointError, "is it cut off?"),
     "a-member": (with_model(member_of_it), CheckpointError, "is a member, but heads are counted in a base"),
     "wrong-class-count": (with_model(other_classes), CheckpointError, "tensor `head.bias` has shape (8,), its architecture needs (7,)"),
-    "wrong-heads": (with_model(other_heads), CheckpointError, "tensor blocks.0.attn.qkv.weight has shape (24, 32); axis 0 should be 96"),
+    "wrong-heads": (with_model(other_heads), CheckpointError, "tensor `blocks.0.attn.qkv.weight` has shape (24, 32), its architecture needs (96, 32)"),
     "not-finite": (with_model(not_finite), CheckFailed, "nothing was written"),
     "no-architecture": (with_model(bare), CheckpointError, "does not say which architecture it is"),
     "missing-folder": (with_scores(out="none/m.st"), HydraError, "does not exist"),

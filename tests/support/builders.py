@@ -93,9 +93,7 @@ class Sample:
         return path
 
 
-def perturbed(
-    state: Mapping[str, torch.Tensor], *, seed: int, scale: float = 1.0
-) -> dict[str, torch.Tensor]:
+def perturbed(state: Mapping[str, torch.Tensor], *, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
     """Return a state with noise in every weight and buffer, so that none is zero or one by initialisation."""
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, torch.Tensor] = {}

@@ -49,7 +49,11 @@ class Hub:
         api = parts[:2] == ["api", "models"]
         name = "/".join(parts[2:4] if api else parts[:2])
         if name == GATED:
-            return 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model is restricted"}, b"{}"
+            return (
+                403,
+                {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to model is restricted"},
+                b"{}",
+            )
         if name == BROKEN:
             return 418, {}, b"{}"
         if name not in self.files:
@@ -63,7 +67,9 @@ class Hub:
         etag = hashlib.sha256(files[file]).hexdigest()
         return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, files[file]
 
-    def _api(self, name: str, rest: list[str], files: dict[str, bytes]) -> tuple[int, Mapping[str, str], bytes]:
+    def _api(
+        self, name: str, rest: list[str], files: dict[str, bytes]
+    ) -> tuple[int, Mapping[str, str], bytes]:
         if rest and rest[0] == "revision" and rest[1] not in {"main", "v1", COMMIT}:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
         if rest and rest[0] == "tree":

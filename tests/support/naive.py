@@ -57,6 +57,13 @@ def without(
     return value
 
 
+def remove(library: nn.Module, layer: int, head: int) -> None:
+    """Zero a head's slice of W_O for good."""
+    attention = library.blocks[layer].attn
+    with torch.no_grad():
+        attention.proj.weight[:, head * attention.head_dim : (head + 1) * attention.head_dim] = 0
+
+
 def greedy(
     library: nn.Module, name: str, data: tuple[torch.Tensor, torch.Tensor, torch.Tensor], budget: int
 ) -> list[tuple[int, int, float]]:
@@ -69,9 +76,7 @@ def greedy(
             if best is None or value > best[0]:
                 best = (value, layer, head)
         value, layer, head = best
-        attention = library.blocks[layer].attn
-        with torch.no_grad():
-            attention.proj.weight[:, head * attention.head_dim : (head + 1) * attention.head_dim] = 0
+        remove(library, layer, head)
         removed.append((layer, head, value))
     return removed
 

@@ -1,0 +1,102 @@
+"""The attention module: ragged heads, some or all queries, one or several members."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.layers import Attention as TimmAttention
+from torch import nn
+
+from hydractl.families.attention import Attention, HeadGroup
+from hydractl.families.probe import largest_difference
+
+
+def library(*, heads=4, bias=True, norm=False, gated=False, proj_bias=True, seed=0):
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        made = TimmAttention(
+            24, num_heads=4, attn_head_dim=6, qkv_bias=bias, qk_norm=norm, gated=gated, proj_bias=proj_bias,
+            norm_layer=nn.LayerNorm,
+        ).double()  # fmt: skip
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    return made
+
+
+flags = st.fixed_dictionaries({k: st.booleans() for k in ("bias", "norm", "gated", "proj_bias")})
+
+
+@given(
+    flags=flags,
+    tokens=st.integers(1, 9),
+    begin=st.integers(0, 3),
+    count=st.integers(1, 9),
+    batch=st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None)
+@torch.inference_mode()
+def test_any_queries_give_those_rows_of_the_library_s_answer(flags, tokens, begin, count, batch):
+    """Few or many asking tokens go different ways through the algebra; the answer is one."""
+    made = library(**flags)
+    group = HeadGroup(made, heads=4)
+    x = torch.randn(batch, tokens, 24, dtype=torch.float64)
+    queries = slice(begin, begin + count)
+    expected = made(x)
+    assert largest_difference(group.project(group.attend(x, None)), expected) <= 1e-12
+    asked = expected[:, queries]
+    found = group.project(group.attend(x, queries))
+    assert found.shape == asked.shape
+    if asked.numel():
+        assert largest_difference(found, asked) <= 1e-12
+
+
+@given(flags=flags, kept=st.sets(st.integers(0, 3)))
+@settings(max_examples=40, deadline=None)
+@torch.inference_mode()
+def test_selected_heads_are_those_whose_terms_remain(flags, kept):
+    made = library(**flags)
+    group = HeadGroup(made, heads=4)
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    z = group.attend(x, None)
+    bias = torch.zeros(24).double() if made.proj.bias is None else made.proj.bias
+    expected = sum((group.head_term(z, h) for h in sorted(kept)), torch.zeros(2, 5, 24).double()) + bias
+    selected = group.select(sorted(kept))
+    assert selected.heads == len(kept)
+    for queries in (None, slice(0, 1)):
+        found = selected.project(selected.attend(x, queries))
+        assert largest_difference(found, expected if queries is None else expected[:, queries]) <= 1e-12
+
+
+@torch.inference_mode()
+def test_members_lie_side_by_side():
+    groups = [HeadGroup(library(seed=i), heads=4).select(kept) for i, kept in enumerate([[0, 2, 3], [], [1]])]
+    attention = Attention(groups)
+    x = torch.randn(3 * 2, 5, 24, dtype=torch.float64)
+    for queries in (None, slice(0, 1)):
+        z = attention.heads(x, queries)
+        tokens = 5 if queries is None else 1
+        assert z.shape == (2, tokens, 4, 6)
+        expected = torch.cat(
+            [g.project(g.attend(part, queries)) for g, part in zip(groups, x.split(2), strict=True)]
+        )
+        assert largest_difference(attention.project(z), expected) <= 1e-12
+
+
+@torch.inference_mode()
+def test_no_heads_leave_the_bias_alone():
+    group = HeadGroup(library(), heads=4).select([])
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    found = group.project(group.attend(x, None))
+    assert torch.equal(found, group.proj.bias.expand(2, 5, 24))
+
+
+@pytest.mark.parametrize("heads", [0, 1, 4])
+def test_resizing_takes_no_memory_for_what_is_not_kept(heads):
+    with torch.device("meta"):
+        made = TimmAttention(24, num_heads=4, qkv_bias=True)
+    group = HeadGroup(made, heads=heads)
+    assert tuple(group.qkv.weight.shape) == (3 * heads * 6, 24)
+    assert tuple(group.proj.weight.shape) == (24, heads * 6)
+    assert group.qkv.weight.device.type == "meta"
