@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval inspect schema --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval inspect schema demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -188,6 +188,19 @@ _hydractl() {
             else
                 _hydractl_words 'scores head-mask report'
             fi
+            ;;
+        esac
+        ;;
+    demo)
+        case $prev in
+        -o | --out)
+            _hydractl_files ''
+            ;;
+        --seed)
+            : # any text
+            ;;
+        *)
+            _hydractl_words '-o --out --seed --force --json -q --quiet -h --help'
             ;;
         esac
         ;;

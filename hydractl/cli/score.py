@@ -173,7 +173,7 @@ def render(report: ScoreReport, out: Console) -> None:
             for layer, row in enumerate(t.scores)
             for h, s in enumerate(row)
         )
-        rows = [(f"{n} {layer}.{h}", f"{s:.4g}") for s, n, layer, h in heads[:HEADS_SHOWN]]
-        out.print(table(["lowest heads", "score"], rows))
+        lowest = [(f"{n} {layer}.{h}", f"{s:.4g}") for s, n, layer, h in heads[:HEADS_SHOWN]]
+        out.print(table(["lowest heads", "score"], lowest))
     if str(report.path) != "-":
         line(out, f"Wrote {report.path}")

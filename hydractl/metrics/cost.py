@@ -86,7 +86,7 @@ def _timed(fn: Callable[[], object]) -> float:
 
 def _wait_for_gpu() -> None:
     """Wait for queued kernels, without waking a GPU that is not in use."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch leaves it unannotated
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     if torch.backends.mps.is_available():
         torch.mps.synchronize()

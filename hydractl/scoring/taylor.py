@@ -82,7 +82,7 @@ def _accumulate(job: ScoreJob) -> None:
             logits = job.model(inputs)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             loss = F.cross_entropy(logits, labels, reduction="sum")
-            loss.backward()  # type: ignore[no-untyped-call] # torch's own annotation is missing
+            loss.backward()
             count += len(labels)
     for parameter in job.model.parameters():
         if parameter.grad is not None:
