@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from support.builders import base
 
 from hydractl.checkpoint import (
     DTYPE_NAMES,
@@ -34,6 +33,7 @@ from hydractl.checkpoint import (
 )
 from hydractl.errors import CheckpointError
 from hydractl.runtime import CHUNK_BYTES
+from support.builders import base
 
 DTYPES = [getattr(torch, name) for name in DTYPE_NAMES]
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.builders import base, sha
 
 from hydractl.errors import ManifestError
 from hydractl.manifest import (
@@ -30,6 +29,7 @@ from hydractl.manifest import (
     no_duplicates,
     read_text,
 )
+from support.builders import base, sha
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDENS = {"scores": HeadScores, "head-mask": HeadMask, "checkpoint": Header}

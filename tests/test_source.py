@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.builders import base
-from support.hub import BROKEN, GATED, serve
-from support.variants import PLAIN, TINY, variant
 
 from hydractl.errors import CheckpointError, HubError, HydraError, UnsupportedModelError, UsageError
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.source import HUB_ID, download, locate, parse_arch
+from support.builders import base
+from support.hub import BROKEN, GATED, serve
+from support.variants import PLAIN, TINY, variant
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,11 +13,10 @@ from pydantic import ValidationError
 
 from hydractl.errors import ManifestError
 from hydractl.manifest import Removal
-from hydractl.publish import is_stream
+from hydractl.publish import is_stream, publish_text
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import IO
 
 
 class Journal:
@@ -30,7 +29,6 @@ class Journal:
         self.fingerprint = fingerprint
         self.done = done
         self.baseline = baseline
-        self._file: IO[str] | None = None
 
     @classmethod
     def open(cls, out: Path, fingerprint: str, *, anew: bool) -> Self:
@@ -62,29 +60,24 @@ class Journal:
     def begin(self, baseline: float) -> None:
         """Write the first line of a new journal, or cut an old one back to its whole lines."""
         self.baseline = baseline
-        if self.path is None:
-            return
-        first = json.dumps({"fingerprint": self.fingerprint, "baseline": baseline})
-        lines = [first, *(r.model_dump_json() for r in self.done)]
-        self._file = self.path.open("w", encoding="utf-8")
-        self._write("\n".join(lines))
+        if self.path is not None:
+            first = json.dumps({"fingerprint": self.fingerprint, "baseline": baseline})
+            publish_text(
+                self.path, "".join(f"{line}\n" for line in (first, *(r.model_dump_json() for r in self.done)))
+            )
 
     def record(self, removal: Removal) -> None:
         """Add one removal."""
-        if self._file is not None:
-            self._write(removal.model_dump_json())
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(removal.model_dump_json() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def discard(self) -> None:
         """Remove the journal: its output is there."""
-        if self._file is not None and self.path is not None:
-            self._file.close()
+        if self.path is not None:
             self.path.unlink(missing_ok=True)
-
-    def _write(self, text: str) -> None:
-        if self._file is not None:
-            self._file.write(text + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
 
 
 def _read(path: Path) -> tuple[str, float | None, tuple[Removal, ...]]:

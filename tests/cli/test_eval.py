@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from support.builders import base
 
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
@@ -14,6 +13,7 @@ from hydractl.manifest import Report
 from hydractl.stages.condition import Condition
 from hydractl.stages.evaluate import EvalConfig
 from hydractl.stages.evaluate_refs import NamedData, NamedModels
+from support.builders import base
 
 DATA = "digits::split=test,classes=0-6,limit=40"
 QUICK = ["--no-latency", "--bootstrap", "0", "--device", "cpu"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.builders import base
-from support.variants import PLAIN, VARIANTS
 
 from hydractl.families.probe import largest_difference
 from hydractl.families.table import FAMILIES
+from support.builders import base
+from support.variants import PLAIN, VARIANTS
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 import torch
-from support.builders import base
-from support.variants import PLAIN, VARIANTS, variant
 
 import hydractl
 from hydractl.families.base import locate
@@ -17,6 +15,8 @@ from hydractl.families.probe import largest_difference
 from hydractl.fusion.hydra import Hydra, load
 from hydractl.manifest import Fate
 from hydractl.stages.fuse import FuseConfig, run_fuse
+from support.builders import base
+from support.variants import PLAIN, VARIANTS, variant
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 DISTINCT = ("class-token", "registers", "map-pool", "rms-norm-swiglu", "distilled", "res-post", "hybrid")

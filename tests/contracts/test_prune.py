@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import base
-from support.variants import PLAIN, VARIANTS, variant
 
 from hydractl.families.base import Role
 from hydractl.families.probe import largest_difference
+from support.builders import base
+from support.variants import PLAIN, VARIANTS, variant
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 RAGGED = {

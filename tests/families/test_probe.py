@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from support.builders import base
 
 from hydractl.families.probe import largest_difference, probe_inputs
+from support.builders import base
 
 
 def test_inputs_are_a_function_of_the_seed():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.builders import base
-from support.variants import PLAIN, TINY, variant
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.table import FAMILIES, family_for_config, family_of
 from hydractl.families.timm_vit import TIMM_VIT
+from support.builders import base
+from support.variants import PLAIN, TINY, variant
 
 
 def test_described_is_what_was_asked_for():

@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.builders import base, keeping
 
 from hydractl.checkpoint import TensorSpec
 from hydractl.families.timm_vit import TIMM_VIT
 from hydractl.fusion.plan import fused_spec, group_axis, member_widths, split_members, trunk_length
 from hydractl.fusion.slicing import kept_indices, prune_tensor, pruned_spec, unpruned_shape, zero_dropped
 from hydractl.manifest import Fate, FusePlan, Kind
+from support.builders import base, keeping
 
 ARCHITECTURE = base().header.architecture
 keeps = st.tuples(*[st.sets(st.integers(0, 3)).map(lambda s: tuple(sorted(s)))] * 3)

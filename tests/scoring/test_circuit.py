@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import naive
-from support.builders import base
-from support.variants import VARIANTS, variant
 
 from hydractl.manifest import Removal
 from hydractl.progress import SILENT
 from hydractl.scoring import circuit
 from hydractl.scoring.circuit import score_circuit
 from hydractl.scoring.job import Forgetful, Samples, ScoreJob
+from support import naive
+from support.builders import base
+from support.variants import VARIANTS, variant
 
 DOUBLE = torch.float64
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import naive
-from support.builders import base
-from support.variants import variant
 
 from hydractl.errors import DataError
 from hydractl.progress import SILENT
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.taylor import score_taylor
+from support import naive
+from support.builders import base
+from support.variants import variant
 
 DOUBLE = torch.float64
 COUNT = 10

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.builders import base
-from support.variants import variant
 
 from hydractl.progress import SILENT
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.weights import score_magnitude, score_random
+from support.builders import base
+from support.variants import variant
 
 DOUBLE = torch.float64
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from sklearn import metrics as sk
-from support.builders import base
-from support.variants import TINY, Variant
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from hydractl.data.reference import DataRef
@@ -23,6 +21,8 @@ from hydractl.stages.fuse import FuseConfig, run_fuse
 from hydractl.stages.measures import measure
 from hydractl.stages.predictions import SavedPredictions
 from hydractl.stages.resampling import Resampling
+from support.builders import base
+from support.variants import TINY, Variant
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=70")
 NEAR = (

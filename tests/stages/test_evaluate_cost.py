@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.builders import base
 
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.cost import count_macs
 from hydractl.stages import evaluate_cost
 from hydractl.stages.evaluate_cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate_metrics import LATENCIES, SIZES
+from support.builders import base
 
 KEEP = ((0, 1), (2,), (0, 3))
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.builders import base
-from support.variants import TIMM_VIT, TINY, Variant
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
@@ -27,6 +25,8 @@ from hydractl.manifest import Kind
 from hydractl.stages import finetune as stage
 from hydractl.stages.finetune import FinetuneConfig, run_finetune
 from hydractl.training.recipes import PARTS, Recipe
+from support.builders import base
+from support.variants import TIMM_VIT, TINY, Variant
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 TRAIN = "digits::split=train,classes=0-6,limit=60"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.builders import DTYPES, Sample, base, sha
-from support.variants import PLAIN, variant
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExists, UsageError
@@ -17,6 +15,8 @@ from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.manifest import Fate, Kind, Preprocess
 from hydractl.stages.fuse import FuseConfig, run_fuse
+from support.builders import DTYPES, Sample, base, sha
+from support.variants import PLAIN, variant
 
 KEEPS = (((0, 2, 3), (), (1,)), ((0, 2, 3), (1, 2), (0, 3)), ((0, 2, 3), (3,), ()))
 
@@ -118,11 +118,10 @@ def test_the_gap_of_merged_mlps_is_measured_and_no_failure(tmp_path):
 
 
 def test_lineage_holds_every_member_and_where_it_came_from(tmp_path):
-    from support.builders import scores_file
-
     from hydractl.heads.select import Budget
     from hydractl.stages.prune import run_prune
     from hydractl.stages.prune_config import PruneConfig
+    from support.builders import scores_file
 
     model = base(PLAIN).save(tmp_path / "base.st")
     scores = scores_file(tmp_path / "s.json", ((0.4, 0.3, 0.2, 0.1),) * 3)

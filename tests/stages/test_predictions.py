@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.builders import base
 
 from hydractl.checkpoint import write_tensors
 from hydractl.data.dataset import open_data
@@ -14,6 +13,7 @@ from hydractl.data.images import Subset
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, InputError
 from hydractl.stages.predictions import Inputs, SavedPredictions, predict
+from support.builders import base
 
 
 @pytest.fixture(scope="module")

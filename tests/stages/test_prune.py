@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.builders import DTYPES, base, mask_file, scores_file, sha
-from support.variants import PLAIN, variant
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestError, OutputExists, UsageError
@@ -22,6 +20,8 @@ from hydractl.manifest import HeadMask, Kind
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune import mask_path, run_prune
 from hydractl.stages.prune_config import PruneConfig
+from support.builders import DTYPES, base, mask_file, scores_file, sha
+from support.variants import PLAIN, variant
 
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
 KEEP = ((0, 2, 3), (), (1,))
@@ -46,7 +46,7 @@ class Heard:
     def warn(self, message):
         self.warnings.append(message)
 
-    def track(self, items, *, label, total):  # noqa: ARG002 - the protocol's signature
+    def track(self, items, *, label, total):
         return items
 
 

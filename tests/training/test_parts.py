@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.builders import base
 
 from hydractl.errors import UsageError
 from hydractl.families.base import locate
 from hydractl.training.parts import reset_head, trainable
 from hydractl.training.recipes import PARTS, Recipe
+from support.builders import base
 
 
 def chosen(**options):
