@@ -120,9 +120,9 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
         flag for kind, sets in (("--near", NEAR), ("--far", FAR)) for name in sets for flag in (kind, name)
     )
     compared = {
-        "Single, fine-tuned alike": tuned(["base"]),
+        "Single fine-tuned alike": tuned(["base"]),
         "Deep Ensemble x3": ",".join(checkpoints(bases)),
-        "Deep Ensemble x3, fine-tuned alike": tuned(bases),
+        "Deep Ensemble x3 fine-tuned alike": tuned(bases),
         "Taylor": tuned(taylor[:1]),
         "CircAvg": tuned(["circuit-best"]),
         "Hydra (Taylor)": path("hydra-taylor.st"),
