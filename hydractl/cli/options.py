@@ -40,6 +40,32 @@ OutOpt = Annotated[
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 QuietOpt = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the paths written, one a line.")]
+BUDGET_PANEL = "Budget (one of three)"
+KeepOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--keep",
+        min=0,
+        metavar="N",
+        help="Keep N heads a layer, on average over the model.",
+        rich_help_panel=BUDGET_PANEL,
+    ),
+]
+RemoveOpt = Annotated[
+    int | None,
+    typer.Option("--remove", min=0, metavar="R", help="Remove R heads in all.", rich_help_panel=BUDGET_PANEL),
+]
+KeepFractionOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--keep-fraction",
+        min=0.0,
+        max=1.0,
+        metavar="F",
+        help="Keep this share of all heads.",
+        rich_help_panel=BUDGET_PANEL,
+    ),
+]
 SeedOpt = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of everything random.")]
 DeviceOpt = Annotated[
     str,

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hydractl.cli.options import (
+    BUDGET_PANEL,
     ArchOpt,
     DtypeOpt,
     ForceOpt,
     JsonOpt,
+    KeepFractionOpt,
+    KeepOpt,
     ModelArg,
     OutOpt,
     QuietOpt,
+    RemoveOpt,
     SeedOpt,
     VerifyOpt,
     budget_of,
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
     from hydractl.stages.prune_config import PruneReport, Size
 
-BUDGET, MEMBERS = "Budget (one of three)", "Members"
+MEMBERS = "Members"
 
 
 def prune(
@@ -44,35 +48,15 @@ def prune(
             "--mask", metavar="JSON", help="A head-mask file instead of scores; several make one member each."
         ),
     ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            "--keep",
-            min=0,
-            metavar="N",
-            help="Keep N heads a layer, on average over the model.",
-            rich_help_panel=BUDGET,
-        ),
-    ] = None,
-    remove: Annotated[
-        int | None,
-        typer.Option("--remove", min=0, metavar="R", help="Remove R heads in all.", rich_help_panel=BUDGET),
-    ] = None,
-    keep_fraction: Annotated[
-        float | None,
-        typer.Option(
-            "--keep-fraction",
-            min=0.0,
-            max=1.0,
-            metavar="F",
-            help="Keep this share of all heads.",
-            rich_help_panel=BUDGET,
-        ),
-    ] = None,
+    keep: KeepOpt = None,
+    remove: RemoveOpt = None,
+    keep_fraction: KeepFractionOpt = None,
     per_layer: Annotated[
         bool,
         typer.Option(
-            "--per-layer", help="With `--keep N`: exactly N heads in every layer.", rich_help_panel=BUDGET
+            "--per-layer",
+            help="With `--keep N`: exactly N heads in every layer.",
+            rich_help_panel=BUDGET_PANEL,
         ),
     ] = False,
     members: Annotated[

@@ -15,9 +15,12 @@ from hydractl.cli.options import (
     DtypeOpt,
     ForceOpt,
     JsonOpt,
+    KeepFractionOpt,
+    KeepOpt,
     ModelArg,
     OutOpt,
     QuietOpt,
+    RemoveOpt,
     SeedOpt,
     budget_of,
 )
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     from hydractl.stages.score import ScoreReport
 
-GREEDY, TAYLOR, BUDGET = "Circuit", "Taylor", "Budget (one of three; default: keep two thirds)"
+GREEDY, TAYLOR = "Circuit", "Taylor"
 HEADS_SHOWN = 10
 
 
@@ -95,27 +98,9 @@ def score(
             rich_help_panel=TAYLOR,
         ),
     ] = Scope.layer,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            "--keep", min=0, metavar="N", help="Heads that a layer keeps, on average.", rich_help_panel=BUDGET
-        ),
-    ] = None,
-    remove: Annotated[
-        int | None,
-        typer.Option("--remove", min=0, metavar="R", help="Heads to remove in all.", rich_help_panel=BUDGET),
-    ] = None,
-    keep_fraction: Annotated[
-        float | None,
-        typer.Option(
-            "--keep-fraction",
-            min=0.0,
-            max=1.0,
-            metavar="F",
-            help="Share of heads to keep.",
-            rich_help_panel=BUDGET,
-        ),
-    ] = None,
+    keep: KeepOpt = None,
+    remove: RemoveOpt = None,
+    keep_fraction: KeepFractionOpt = None,
     seed: SeedOpt = 0,
     arch: ArchOpt = None,
     batch_size: BatchSizeOpt = 64,
@@ -127,7 +112,7 @@ def score(
 ) -> None:
     """Score how much each attention head matters.
 
-    A circuit run keeps a journal beside its output: interrupted and started again, it goes on where it was.
+    Without a budget two thirds of the heads are kept. A circuit run keeps a journal beside its output: interrupted and started again, it goes on where it was.
 
     Examples:
       hydractl score base.st --data val/ --ood places/ -o scores.json

@@ -142,8 +142,8 @@ class Tower(nn.Module):
             yield self.prefix.format(layer=layer) + name.replace("attn.members.0.", "attn."), tensor
 
 
-class Model(nn.Module):
-    """A base or a member: its towers, and a forward pass that equals the library's own."""
+class Towers(nn.Module):
+    """Named towers with one dtype and one place: what a member and a hydra have in common."""
 
     def __init__(self, towers: Mapping[str, Tower]) -> None:
         super().__init__()
@@ -162,6 +162,10 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+
+class Model(Towers):
+    """A base or a member, whose forward pass equals the library's own."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return logits (B, C)."""

@@ -10,6 +10,7 @@ from torch import nn
 from hydractl.errors import CheckpointError
 from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
 from hydractl.families.table import family_of
+from hydractl.families.tower import Towers
 from hydractl.fusion.grouped import assemble
 from hydractl.fusion.plan import split_members
 from hydractl.manifest import Kind
@@ -34,7 +35,7 @@ class HydraOutput(NamedTuple):
     member_logits: torch.Tensor
 
 
-class Hydra(nn.Module):
+class Hydra(Towers):
     """M members of one architecture in a single forward pass (Hydra Ensembles, section 4.2).
 
     A plain `torch.nn.Module`: it works under `torch.compile` and `torch.export`.
@@ -46,24 +47,13 @@ class Hydra(nn.Module):
         Args:
             members: Built by one family from one architecture, M >= 1.
         """
-        super().__init__()
         names = list(members[0].towers)
+        super().__init__({name: assemble([m.tower(name) for m in members]) for name in names})
         self.members = len(members)
-        self.towers = nn.ModuleDict({name: assemble([m.tower(name) for m in members]) for name in names})
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights, which inputs are cast to."""
-        return next(p.dtype for p in self.parameters() if p.is_floating_point())
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
 
     def member_logits(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return each member's logits (M, B, C) for inputs (B, ...)."""
-        logits: torch.Tensor = next(iter(self.towers.values()))(inputs)
+        logits: torch.Tensor = self.tower()(inputs)
         if logits.shape[0] == inputs.shape[0] * self.members:
             return logits.reshape(self.members, -1, logits.shape[-1])
         return logits.unsqueeze(0).expand(self.members, *logits.shape)
