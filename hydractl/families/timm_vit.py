@@ -116,6 +116,8 @@ def describe(name: str, options: Mapping[str, object]) -> Described:
     )
     data = timm.data.resolve_data_config(model=library)
     size = (library.in_chans, *library.patch_embed.img_size)
+    if tuple(data["input_size"][1:]) != size[1:]:
+        data["crop_pct"] = 1.0  # the published crop belongs to the published size
     return Described(architecture=architecture, preprocess=_preprocess(data, size))
 
 

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+README = Path(__file__).parents[2] / "README.md"
+NUMBER = re.compile(r"\S*\d\S*")
+
+
+def session() -> list[tuple[str, str]]:
+    """Return the README's console session as pairs of a command and its output."""
+    (block,) = re.findall(r"```console\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    steps: list[tuple[list[str], list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            steps.append(([line[2:]], []))
+        elif line.startswith("> "):
+            steps[-1][0].append(line[2:])
+        else:
+            steps[-1][1].append(line)
+    return [("\n".join(command), "\n".join(output)) for command, output in steps]
+
+
+def shape(text: str) -> list[list[str]]:
+    """Return the words of each line, numbers blanked and maps of heads left out: they vary with the machine."""
+    lines = (NUMBER.sub("#", line).replace("■", "#").replace("·", "#") for line in text.splitlines())
+    return [re.sub(r"[#\s]*#[#\s]*", " # ", re.sub("─+", "─", line)).split() for line in lines]
+
+
+def test_the_session_runs_and_prints_what_it_shows(shell, tmp_path):
+    script = tmp_path / "session.sh"
+    steps = session()
+    script.write_text("\n".join(f"{command}\necho @@@" for command, _ in steps))
+
+    shell(script, "session")
+
+    printed = (tmp_path / "session.out").read_text().split("@@@\n")
+    for (command, expected), found in zip(steps, printed, strict=False):
+        assert shape(found) == shape(expected), command
