@@ -95,3 +95,16 @@ def rank() -> int:
 def world_size() -> int:
     """Return how many processes run this command together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def require_one_process(command: str) -> None:
+    """Refuse to run under torchrun or accelerate, where each process would do all of the work.
+
+    Raises:
+        UsageError: If there are several processes.
+    """
+    if world_size() > 1:
+        raise UsageError(
+            f"`{command}` runs in one process, not in {world_size()}",
+            hint="leave out `torchrun`; `finetune` takes it",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -81,6 +82,9 @@ def demo(
       hydractl demo -o demo --seed 3
     """
     Terminal(as_json=json, quiet=quiet)
+    # The matrices are tiny: a second thread gains little, and loses much where other work is running. One thread
+    # also makes the numbers those of any machine with the same processor, whatever its number of cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     prepare(out, force=force)
     for part in plan(out, seed):
         show(f"\n{part.title}", unless=json or quiet, style="bold")

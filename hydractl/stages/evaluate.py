@@ -21,7 +21,7 @@ from hydractl.manifest import Fingerprint, Report, Row
 from hydractl.metrics.table import METRICS
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, publish, publish_text
-from hydractl.runtime import pick_device, torch_dtype, versions
+from hydractl.runtime import pick_device, require_one_process, torch_dtype, versions
 from hydractl.stages.evaluate_config import EvalConfig
 from hydractl.stages.evaluate_cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate_metrics import LATENCIES
@@ -73,6 +73,7 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
         InputError: If a model or a data set cannot be used, or the models do not belong in one table.
         OutputExists: If an output is there already.
     """
+    require_one_process("eval")
     device = pick_device(config.device)
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
     opened = _open_rows(config)

@@ -15,7 +15,7 @@ from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest import Fate, FusePlan, Header, Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, publish
-from hydractl.runtime import one_thread
+from hydractl.runtime import one_thread, require_one_process
 from hydractl.stages.lineage import make_step
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         CheckFailed: If nothing was averaged and the hydra still differs from its members.
         OutputExists: If the output is there already.
     """
+    require_one_process("fuse")
     members = [open_model(m) for m in config.models]
     check_output(config.out, force=config.force, inputs=[p for m in members for p in m.checkpoint.paths])
     _check_compatible(config, members)

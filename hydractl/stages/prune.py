@@ -18,7 +18,7 @@ from hydractl.manifest import Header, HeadMask, Kind, TowerKeep
 from hydractl.metrics.cost import count_macs
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, is_stream, publish
-from hydractl.runtime import torch_dtype
+from hydractl.runtime import require_one_process, torch_dtype
 from hydractl.stages.lineage import make_step
 from hydractl.stages.prune_config import PruneConfig, PrunedMember, PruneReport, Size
 from hydractl.stages.prune_masks import choose_masks
@@ -39,6 +39,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         CheckFailed: If a member differs from the masked base by more than the tolerance.
         OutputExists: If an output is there already.
     """
+    require_one_process("prune")
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(

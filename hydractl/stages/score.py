@@ -19,7 +19,7 @@ from hydractl.heads.select import Budget
 from hydractl.manifest import Fingerprint, HeadScores, Kind, TowerScores
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, publish_text
-from hydractl.runtime import digest_text, pick_device, torch_dtype, world_size
+from hydractl.runtime import digest_text, pick_device, require_one_process, torch_dtype
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.objective import OBJECTIVES
 from hydractl.scoring.table import METHODS
@@ -129,8 +129,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         InputError: If the model or the data cannot be used.
         OutputExists: If the output is there already.
     """
-    if world_size() > 1:
-        raise UsageError("score runs in one process", hint="drop torchrun")
+    require_one_process("score")
     opened = open_model(config.model, arch=config.arch, seed=config.seed)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from hydractl.cli import demo
+from hydractl.cli.app import command_tree
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Keep the demo's command lines instead of running them."""
+    kept = []
+
+    def run(_main, arguments, *, loud):
+        kept.append((arguments, loud))
+        return 0
+
+    monkeypatch.setattr(demo, "run", run)
+    return kept
+
+
+def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path):
+    seen = call("demo", "-o", tmp_path / "demo")
+
+    assert seen.code == 0
+    tree = command_tree()
+    for arguments, _ in commands:
+        tree.make_context("hydractl", list(arguments))
+        command = tree.commands[arguments[0]]
+        command.make_context(arguments[0], list(arguments[1:]))
+    assert [a[0] for a, _ in commands].count("finetune") == 3 + 10
+    assert commands[-1][0][0] == "eval"
+
+
+def test_what_a_command_reads_an_earlier_one_has_written(call, commands, tmp_path):
+    call("demo", "-o", tmp_path / "demo")
+
+    written = set()
+    for arguments, _ in commands:
+        out = arguments[arguments.index("-o") + 1]
+        named = {
+            p
+            for a in arguments
+            for p in a.replace("=", ",").split(",")
+            if p.startswith(str(tmp_path)) and p != out
+        }
+        assert named <= written
+        written |= {out.replace("{i}", str(i)) for i in range(3)}
+
+
+def test_each_line_is_shown_before_it_runs(call, commands, tmp_path):
+    seen = call("demo", "-o", tmp_path / "demo", "--seed", 4)
+
+    shown = [line for line in seen.err.splitlines() if line.startswith("$ hydractl ")]
+    assert len(shown) == len(commands)
+    assert "--seed 4" in shown[0]
+    assert "--seed 6" in shown[2]
+
+
+def test_json_is_the_reports_alone(call, commands, tmp_path):
+    seen = call("demo", "-o", tmp_path / "demo", "--json")
+
+    assert (seen.out, seen.err) == ("", "")
+    assert commands[-1][0][-1] == "--json"
+    assert [loud for _, loud in commands] == [False] * (len(commands) - 1) + [True]
+
+
+def test_a_failing_command_ends_the_demo_with_its_code(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "run", lambda *_, **__: 3)
+
+    assert call("demo", "-o", tmp_path / "demo").code == 3
+
+
+def test_a_folder_in_use_is_refused(call, commands, tmp_path):
+    (tmp_path / "mine").write_text("x")
+
+    seen = call("demo", "-o", tmp_path)
+
+    assert (seen.code, commands) == (6, [])
+    assert "is not empty" in seen.err
+    assert call("demo", "-o", tmp_path, "--force").code == 0
+    assert all(a[-2:] == ["--force", "-q"] for a, _ in commands[:-1])
+
+
+def test_a_place_that_cannot_be_made_is_refused(call, commands, tmp_path):
+    (tmp_path / "file").write_text("x")
+
+    seen = call("demo", "-o", tmp_path / "file" / "demo")
+
+    assert (seen.code, commands) == (3, [])
+
+
+def test_results_of_the_steps_go_to_stderr(capsys):
+    def main(_):
+        sys.stdout.write("a result\n")
+        return 0
+
+    demo.run(main, [], loud=False)
+    demo.run(main, [], loud=True)
+
+    assert capsys.readouterr() == ("a result\n", "a result\n")
