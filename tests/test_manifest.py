@@ -345,6 +345,7 @@ def test_the_full_mask_fits_its_architecture():
 
 
 def test_every_document_says_what_it_is():
-    assert {d.schema_name() for d in Document.__subclasses__()} == {
+    ours = [d for d in Document.__subclasses__() if d.__module__ == "hydractl.manifest"]
+    assert {d.schema_name() for d in ours} == {
         "hydractl.scores/1", "hydractl.head-mask/1", "hydractl.report/1", "hydractl.checkpoint/1",
     }  # fmt: skip

@@ -23,7 +23,7 @@ def test_a_base(call, work):
     assert "architecture vit_tiny_patch16_224" in shown
     assert "tower vision 2 layers of 4 heads, each 8 wide" in shown
     assert "classes 7" in shown
-    assert "preprocessing 1x8x8, bicubic, crop 0.9 center, mean 0.5, std 0.5" in shown
+    assert "preprocessing 1x8x8, bicubic, crop 1 center, mean 0.5, std 0.5" in shown
     assert "dtypes F32 (32 tensors)" in shown
     assert "parameters 26.44 k (26,439)" in shown
     assert "heads 8 of 8 kept" in shown
