@@ -8,6 +8,7 @@ at random. Keys are sorted, tensors lie by element size and then by name, the he
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -41,7 +42,7 @@ TORCH_NAMES = {
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
 DTYPE_NAMES = {value: key for key, value in TORCH_NAMES.items()}
-Chunks = Iterable["bytes | memoryview"]
+Chunks = Iterable["bytes | memoryview | Span"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,63 @@ class TensorSpec:
     def size_bytes(self) -> int:
         """The bytes that its elements take."""
         return ITEM_BYTES[self.dtype] * prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A tensor's bytes within a file."""
+
+    name: str
+    path: Path
+    begin: int
+    size: int
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the bytes in pieces of `CHUNK_BYTES`; a piece is valid until the next one is asked for."""
+        buffer = memoryview(bytearray(min(self.size, CHUNK_BYTES)))
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.begin)
+            for done in range(0, self.size, CHUNK_BYTES):
+                piece = buffer[: min(self.size - done, CHUNK_BYTES)]
+                filled = 0
+                while filled < len(piece):
+                    read = file.readinto(piece[filled:])
+                    if not read:
+                        raise self._ends_early()
+                    filled += read
+                yield piece
+
+    def copy_to(self, file: Sink) -> None:
+        """Append the bytes to a file: within the kernel where it can, which spares two copies."""
+        if not self._copied_by_kernel(file):
+            for piece in self.pieces():
+                file.write(piece)
+
+    def _copied_by_kernel(self, file: Sink) -> bool:
+        """Copy everything and return True, or nothing and return False: pipes and some file systems cannot."""
+        if not hasattr(os, "copy_file_range"):
+            return False
+        done = 0
+        with self.path.open("rb", buffering=0) as source:
+            try:
+                file.flush()
+                while done < self.size:
+                    copied = os.copy_file_range(
+                        source.fileno(), file.fileno(), self.size - done, self.begin + done
+                    )
+                    if not copied:
+                        raise self._ends_early()
+                    done += copied
+            except OSError as error:
+                if done or error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+                    raise
+                return False
+        return True
+
+    def _ends_early(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path}: tensor `{self.name}` ends early; was the file changed while it was read?"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +197,14 @@ class Checkpoint:
         """The bytes of all tensors together."""
         return sum(spec.size_bytes for spec in self.specs.values())
 
+    def span(self, name: str) -> Span:
+        """Return where a tensor's raw bytes lie."""
+        place = self._places[name]
+        return Span(name, place.path, place.begin, self.specs[name].size_bytes)
+
     def chunks(self, name: str) -> Iterator[memoryview]:
         """Yield a tensor's raw bytes in pieces of `CHUNK_BYTES`; a piece is valid until the next one is asked for."""
-        place, size = self._places[name], self.specs[name].size_bytes
-        buffer = memoryview(bytearray(min(size, CHUNK_BYTES)))
-        with place.path.open("rb", buffering=0) as file:
-            file.seek(place.begin)
-            for done in range(0, size, CHUNK_BYTES):
-                piece = buffer[: min(size - done, CHUNK_BYTES)]
-                filled = 0
-                while filled < len(piece):
-                    read = file.readinto(piece[filled:])
-                    if not read:
-                        raise CheckpointError(
-                            f"{self.name}: tensor `{name}` ends early; was the file changed while it was read?"
-                        )
-                    filled += read
-                yield piece
+        return self.span(name).pieces()
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read one tensor into memory of its own.
@@ -195,8 +244,9 @@ def tensor_of(spec: TensorSpec, chunks: Chunks) -> torch.Tensor:
     raw = torch.empty(spec.size_bytes, dtype=torch.uint8)
     view, done = raw.numpy().data, 0
     for chunk in chunks:
-        view[done : done + len(chunk)] = chunk
-        done += len(chunk)
+        for piece in chunk.pieces() if isinstance(chunk, Span) else (chunk,):
+            view[done : done + len(piece)] = piece
+            done += len(piece)
     dtype: torch.dtype = getattr(torch, TORCH_NAMES[spec.dtype])
     return raw.view(dtype).reshape(spec.shape)
 
@@ -210,22 +260,52 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
 
 
 def write_checkpoint(
-    file: Sink, specs: Mapping[str, TensorSpec], data: Callable[[str], Chunks], *, header: Header | None
+    file: Sink,
+    specs: Mapping[str, TensorSpec],
+    data: Callable[[str], Chunks],
+    *,
+    header: Header | None,
+    final: Callable[[], Header] | None = None,
 ) -> None:
     """Write a canonical safetensors file, one tensor at a time.
 
     Equal content gives equal bytes. `data` is asked for each tensor in file order, so memory holds one at a time.
 
     Args:
-        file: Where to write; need not be seekable.
+        file: Where to write; need not be seekable, unless `final` is given.
         specs: Every tensor's dtype and shape.
         data: Returns a tensor's raw bytes as chunks.
         header: What the file says of itself.
+        final: Asked, when all tensors are written, for what it should say instead, in just as many bytes.
 
     Raises:
-        ValueError: If `data` yields another number of bytes than the spec says.
+        ValueError: If `data` yields another number of bytes than the spec says, or `final` a longer or shorter header.
     """
     names = sorted(specs, key=lambda name: (-ITEM_BYTES[specs[name].dtype], name))
+    head = _head(names, specs, header)
+    file.write(head)
+    for name in names:
+        written = 0
+        for chunk in data(name):
+            if isinstance(chunk, Span):
+                chunk.copy_to(file)
+            else:
+                file.write(chunk)
+            written += chunk.size if isinstance(chunk, Span) else len(chunk)
+        if written != specs[name].size_bytes:
+            raise ValueError(
+                f"tensor {name}: {written} bytes were written, its spec says {specs[name].size_bytes}"
+            )
+    if final is not None:
+        last = _head(names, specs, final())
+        if len(last) != len(head):
+            raise ValueError(f"the final header takes {len(last)} bytes, {len(head)} are there for it")
+        file.flush()
+        os.pwrite(file.fileno(), last, 0)
+
+
+def _head(names: Sequence[str], specs: Mapping[str, TensorSpec], header: Header | None) -> bytes:
+    """Return a file's first bytes: the length of the header, and the header."""
     metadata = {"format": "pt"} | ({METADATA_KEY: header.to_metadata()} if header else {})
     table: dict[str, object] = {"__metadata__": metadata}
     offset = 0
@@ -239,16 +319,7 @@ def write_checkpoint(
         offset = end
     text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for name in names:
-        written = 0
-        for chunk in data(name):
-            file.write(chunk)
-            written += len(chunk)
-        if written != specs[name].size_bytes:
-            raise ValueError(
-                f"tensor {name}: {written} bytes were written, its spec says {specs[name].size_bytes}"
-            )
+    return len(text).to_bytes(8, "little") + text
 
 
 def write_tensors(file: Sink, tensors: Mapping[str, torch.Tensor], *, header: Header | None) -> None:

@@ -31,6 +31,14 @@ class Sink(Protocol):
         """Take all of `data` and return its length."""
         ...
 
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        ...
+
+    def fileno(self) -> int:
+        """Return the descriptor beneath."""
+        ...
+
 
 def is_stream(path: Path) -> bool:
     """Return whether `path` is `-`, a FIFO, a socket or a device: something that takes bytes but no rename."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16  # larger buffers are handed back to the system at each release, and cost page faults
 
 
 def versions(*libraries: str) -> dict[str, str]:

@@ -37,11 +37,11 @@ class OpenModel:
         """What to call the model in tables: its base name without the suffix."""
         return Path(self.reference).stem if self.checkpoint.paths[0].is_file() else self.reference
 
-    def as_input(self) -> InputFile:
-        """Return the lineage entry of this file."""
+    def as_input(self, *, digest: str | None = None) -> InputFile:
+        """Return the lineage entry of this file; `digest` stands in for one that is not known yet."""
         path = Path(self.reference)
         name = "-" if is_stream(path) else path.name  # a shell numbers its pipes as it likes
-        return InputFile(name=name, sha256=self.checkpoint.digest, made_by=self.header.made_by)
+        return InputFile(name=name, sha256=digest or self.checkpoint.digest, made_by=self.header.made_by)
 
 
 def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> OpenModel:

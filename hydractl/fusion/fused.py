@@ -34,11 +34,11 @@ class Fusion:
         """Return a fused tensor's bytes."""
         fate = self.fates[name]
         if fate == Fate.SHARED:
-            return self.checkpoints[0].chunks(name)
+            return [self.checkpoints[0].span(name)]
         if fate == Fate.MERGED:
             return self._mean(name)
         if group_axis(self.family, name) == 0:
-            return (chunk for checkpoint in self.checkpoints for chunk in checkpoint.chunks(name))
+            return [checkpoint.span(name) for checkpoint in self.checkpoints]
         return [tensor_bytes(self._side_by_side(name))]
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -14,7 +14,7 @@ from hydractl.fusion.plan import trunk_length
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest import Fate, FusePlan, Header, Kind
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import check_output, publish
+from hydractl.publish import check_output, is_stream, publish
 from hydractl.runtime import one_thread, require_one_process
 from hydractl.stages.lineage import make_step
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.opening import OpenModel
+
+UNKNOWN = f"sha256:{'0' * 64}"
+"""What stands for a digest until it is known: as long as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +102,29 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     check_output(config.out, force=config.force, inputs=[p for m in members for p in m.checkpoint.paths])
     _check_compatible(config, members)
     progress.step(f"Comparing {len(members)} members")
+    gap = None
+    # The lineage wants the members' digests. A file is written while they are computed, and its header last;
+    # a pipe has to wait for them.
     with ThreadPoolExecutor(max_workers=1) as pool:
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
         fusion = Fusion(members, mlp=config.mlp)
-        hashing.result()
-    header = _header(config, members, fusion)
-    gap = None
-    if config.verify:
-        progress.step("Checking that the hydra equals its members")
-        gap = _verify(config, members, fusion, header)
-    progress.step(f"Writing {config.out}")
-    with one_thread(), publish(config.out) as file:
-        write_checkpoint(file, fusion.specs, fusion.chunks, header=header)
+        if config.verify or is_stream(config.out):
+            hashing.result()
+        if config.verify:
+            progress.step("Checking that the hydra equals its members")
+            gap = _verify(config, members, fusion, _header(config, members, fusion))
+        progress.step(f"Writing {config.out}")
+        digest = None if hashing.done() else UNKNOWN
+
+        def final() -> Header:
+            hashing.result()
+            return _header(config, members, fusion)
+
+        with one_thread(), publish(config.out) as file:
+            header = _header(config, members, fusion, digest=digest)
+            write_checkpoint(
+                file, fusion.specs, fusion.chunks, header=header, final=final if digest else None
+            )
     return _report(config, members, fusion, gap)
 
 
@@ -188,7 +202,9 @@ def _differing(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
     return f"with {', '.join(f'{k}={ours.get(k)}' for k in keys)}" if keys else "of another shape"
 
 
-def _header(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion) -> Header:
+def _header(
+    config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, *, digest: str | None = None
+) -> Header:
     first = members[0].header
     layers = sum(t.layers for t in first.architecture.towers.values())
     plan = FusePlan(
@@ -198,7 +214,7 @@ def _header(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion) ->
         "fuse",
         family=members[0].family,
         options={"mlp": config.mlp},
-        inputs=[m.as_input() for m in members],
+        inputs=[m.as_input(digest=digest) for m in members],
         seed=config.seed if config.verify else None,
         results={"verified": True} if config.verify else {},
     )

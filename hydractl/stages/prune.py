@@ -160,7 +160,7 @@ def _data(opened: OpenModel, mask: HeadMask, specs: Mapping[str, TensorSpec], na
     stored, wanted = opened.checkpoint.specs[name], specs[name]
     architecture = opened.header.architecture
     if stored == pruned_spec(opened.family, architecture, mask.towers, name, wanted):
-        return opened.checkpoint.chunks(name)
+        return [opened.checkpoint.span(name)]
     tensor = prune_tensor(opened.family, architecture, mask.towers, name, opened.checkpoint.tensor(name))
     return [tensor_bytes(tensor.to(getattr(torch, TORCH_NAMES[wanted.dtype])))]
 
