@@ -29,6 +29,7 @@ from hydractl.publish import Sink, is_stream
 from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
 
 if TYPE_CHECKING:
+    import io
     import torch
 
 METADATA_KEY = "hydractl"
@@ -74,13 +75,23 @@ class Span:
             file.seek(self.begin)
             for done in range(0, self.size, CHUNK_BYTES):
                 piece = buffer[: min(self.size - done, CHUNK_BYTES)]
-                filled = 0
-                while filled < len(piece):
-                    read = file.readinto(piece[filled:])
-                    if not read:
-                        raise self._ends_early()
-                    filled += read
+                self._fill(piece, file)
                 yield piece
+
+    def parts(self, size: int) -> list[Span]:
+        """Return the spans of at most `size` bytes that make up this one, in order."""
+        return [
+            Span(self.name, self.path, self.begin + done, min(self.size - done, size))
+            for done in range(0, self.size, size)
+        ]
+
+    def read(self) -> bytearray:
+        """Return all bytes."""
+        buffer = bytearray(self.size)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.begin)
+            self._fill(memoryview(buffer), file)
+        return buffer
 
     def copy_to(self, file: Sink) -> None:
         """Append the bytes to a file: within the kernel where it can, which spares two copies."""
@@ -108,6 +119,14 @@ class Span:
                     raise
                 return False
         return True
+
+    def _fill(self, buffer: memoryview, file: io.FileIO) -> None:
+        filled = 0
+        while filled < len(buffer):
+            read = file.readinto(buffer[filled:])
+            if not read:
+                raise self._ends_early()
+            filled += read
 
     def _ends_early(self) -> CheckpointError:
         return CheckpointError(
@@ -142,6 +161,7 @@ class Checkpoint:
     metadata: dict[str, str]
     _places: dict[str, _Place]
     scratch: ScratchFolder | None = None
+    _digest: str | None = None
 
     @classmethod
     def open(cls, path: Path, *, shards: Sequence[Path] = ()) -> Checkpoint:
@@ -185,12 +205,15 @@ class Checkpoint:
                 error.message, hint="was it written by another version of hydractl?"
             ) from error
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """`sha256:...` of the file, or of the shards' digests in order."""
-        if len(self.paths) == 1:
-            return digest_file(self.paths[0])
-        return digest_text("\n".join(digest_file(path) for path in self.paths))
+        """`sha256:...` of the file, or of the shards' digests in order; computed once."""
+        if (
+            self._digest is None
+        ):  # not a cached_property: before Python 3.12 those hold one lock for all objects
+            parts = [digest_file(path) for path in self.paths]
+            self._digest = parts[0] if len(parts) == 1 else digest_text("\n".join(parts))
+        return self._digest
 
     @property
     def size_bytes(self) -> int:
@@ -227,8 +250,8 @@ class Checkpoint:
 
 
 def digest_together(checkpoints: Sequence[Checkpoint]) -> None:
-    """Fill the digests of several checkpoints at once, one thread a file (hashing releases the GIL)."""
-    with ThreadPoolExecutor(max_workers=len(checkpoints)) as pool:
+    """Fill the digests of several checkpoints at once, one thread a core (hashing releases the GIL)."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         list(pool.map(lambda checkpoint: checkpoint.digest, checkpoints))
 
 

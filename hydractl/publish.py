@@ -112,7 +112,6 @@ def publish(path: Path) -> Iterator[Sink]:
             with scratch.open("xb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
             scratch.replace(target)
         finally:
             scratch.unlink(missing_ok=True)

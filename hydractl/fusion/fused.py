@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
 from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes, tensor_of
 from hydractl.families.base import locate
 from hydractl.fusion.plan import fused_spec, group_axis
 from hydractl.manifest import Fate
+from hydractl.runtime import one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import torch
 
-    from hydractl.checkpoint import Chunks
+    from hydractl.checkpoint import Chunks, Span
     from hydractl.families.opening import OpenModel
+
+
+PIECE_BYTES = 1 << 18
 
 
 class Fusion:
@@ -39,7 +46,7 @@ class Fusion:
             return self._mean(name)
         if group_axis(self.family, name) == 0:
             return [checkpoint.span(name) for checkpoint in self.checkpoints]
-        return [tensor_bytes(self._side_by_side(name))]
+        return [self._side_by_side(name)]
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a fused tensor in memory, from the same bytes that are written."""
@@ -64,18 +71,33 @@ class Fusion:
         return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
 
     def _mean(self, name: str) -> Iterator[memoryview | bytes]:
-        """Average over members piece by piece, summed in float64 in the order given, rounded once."""
-        import torch  # noqa: PLC0415 - fusing without averages needs torch for few tensors only
+        """Average over members, summed in float64 in the order given, rounded once.
+
+        In pieces that fit the caches, some of them at a time: the pieces and not torch's operators are what the
+        cores share.
+        """
+        import torch  # noqa: PLC0415 - fusing without averages does not need torch
 
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[self.specs[name].dtype])
-        for pieces in zip(*(c.chunks(name) for c in self.checkpoints), strict=True):
-            first, *others = (torch.frombuffer(piece, dtype=dtype) for piece in pieces)
+
+        def mean_of(spans: tuple[Span, ...]) -> memoryview | bytes:
+            first, *others = (torch.frombuffer(span.read(), dtype=dtype) for span in spans)
             total = first.double()
             for other in others:
                 total += other
-            yield tensor_bytes((total / len(self.checkpoints)).to(dtype))
+            return tensor_bytes((total / len(spans)).to(dtype))
 
-    def _side_by_side(self, name: str) -> torch.Tensor:
-        import torch  # noqa: PLC0415 - as above
+        pieces = zip(*(c.span(name).parts(PIECE_BYTES) for c in self.checkpoints), strict=True)
+        with one_thread(), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            yield from pool.map(mean_of, pieces)
 
-        return torch.cat([c.tensor(name) for c in self.checkpoints], dim=group_axis(self.family, name))
+    def _side_by_side(self, name: str) -> bytes:
+        """Concatenate along an inner axis: each row of the result is the members' rows, one after another."""
+        axis = group_axis(self.family, name)
+        parts = []
+        for checkpoint in self.checkpoints:
+            raw = checkpoint.span(name).read()
+            rows = math.prod(checkpoint.specs[name].shape[:axis])
+            width = len(raw) // rows
+            parts.append([raw[row * width : (row + 1) * width] for row in range(rows)])
+        return b"".join(row for rows in zip(*parts, strict=True) for row in rows)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from hydractl.checkpoint import TensorSpec
 from hydractl.families.base import Family, HeadTensor, Role, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
+
     from hydractl.manifest import Architecture, TowerKeep
 
 
 def kept_indices(tensor: HeadTensor, kept: Sequence[int], *, num_heads: int, head_dim: int) -> torch.Tensor:
     """Return the indices along the head axis that stay, increasing; shape (copies len(kept) K,)."""
+    import torch  # noqa: PLC0415 - shapes alone must not cost the import of torch
+
     grid = torch.arange(tensor.copies * num_heads * head_dim).reshape(tensor.copies, num_heads, head_dim)
     return grid[:, list(kept)].reshape(-1)
 

@@ -15,7 +15,7 @@ from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest import Fate, FusePlan, Header, Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, is_stream, publish
-from hydractl.runtime import one_thread, require_one_process
+from hydractl.runtime import require_one_process
 from hydractl.stages.lineage import make_step
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
             hashing.result()
             return _header(config, members, fusion)
 
-        with one_thread(), publish(config.out) as file:
+        with publish(config.out) as file:
             header = _header(config, members, fusion, digest=digest)
             write_checkpoint(
                 file, fusion.specs, fusion.chunks, header=header, final=final if digest else None
@@ -230,7 +230,7 @@ def _header(
 
 def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, header: Header) -> Gap:
     """Run hydra and members on one batch in fp32; without averaged tensors they must agree."""
-    import torch  # noqa: PLC0415 - as above
+    import torch  # noqa: PLC0415 - fusing without averages does not need torch
 
     from hydractl.families.opening import load_model  # noqa: PLC0415 - builds models: not needed to fuse
     from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs  # noqa: PLC0415 - as above
