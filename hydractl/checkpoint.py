@@ -30,6 +30,7 @@ from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
 
 if TYPE_CHECKING:
     import io
+
     import torch
 
 METADATA_KEY = "hydractl"
