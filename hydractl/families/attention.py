@@ -1,129 +1,261 @@
 """Attention with ragged heads: one module for members (M = 1) and hydras (M > 1).
 
-Axes: M members, B batch, T tokens, D width, H heads, K head width. A member's layer is a `HeadGroup`; any number of
-heads is allowed, zero included. `Attention` puts the groups of M members side by side on the head axis.
+Axes: M members, N = M B batch, T tokens, D width, H heads, K head width. A member's layer is a `HeadGroup`; any number
+of heads is allowed, zero included. `Attention` puts the groups of M members side by side on the head axis.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
+from hydractl.families.inputs import split_batch
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+Rotation = Literal["half", "pairs"]
 
-class HeadGroup(nn.Module):
-    """The heads that one member keeps in one layer, with a fused qkv projection.
 
-    Submodules carry the library's names (`qkv`, `q_norm`, `k_norm`, `gate`, `proj`), so a state dict reads as
-    the library's, sliced. Covered: biases or none, q/k norms of width K, an elementwise output gate.
+class Side(NamedTuple):
+    """What attention needs beside the tokens. `mask` is a sample's own; the others are a member's own: G is 1 or M.
+
+    Attributes:
+        mask: (N, 1, 1 or T, T), True where a query may look at a key.
+        rope: (G, 2, 1 or H, T, K), cosines and sines of the rotary position embedding; H as before pruning.
+        bias: (G, H, T, T), added to the scaled scores; H as before pruning.
+        table: (G, P, D), whatever else a family's attention looks up.
     """
 
-    qkv: nn.Linear
-    gate: nn.Linear | None
+    mask: torch.Tensor | None = None
+    rope: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+
+    def split(self, members: int) -> list[Side]:
+        """Return each member's share."""
+        masks = [None] * members if self.mask is None else split_batch(self.mask, members)
+        return [
+            Side(mask, *(None if x is None else x[m : m + 1] for x in self[1:]))
+            for m, mask in enumerate(masks)
+        ]
+
+
+NOTHING = Side()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadParts:
+    """A library attention's own parts, already cut to the heads that are kept.
+
+    Attributes:
+        kept: The heads' numbers before pruning, increasing.
+        head_dim: K.
+        scale: Of the scores.
+        qkv: The fused projection; or else all three of `q`, `k`, `v`.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        q_bias: A bias (H K) beside a fused projection that has none; keys then have no bias.
+        v_bias: The same for values.
+        proj: The output projection.
+        q_norm: Norm of a head's query, of width K.
+        k_norm: Norm of a head's key.
+        gate: Elementwise gate of the heads' outputs: a projection to H K, before the sigmoid.
+        dropout: Probability, of the attention weights in training.
+        proj_drop: What follows the output projection.
+        rotation: Which numbers a rotary embedding pairs: the halves of a head, or neighbours.
+    """
+
+    kept: tuple[int, ...]
+    head_dim: int
+    scale: float
     proj: nn.Linear
+    qkv: nn.Linear | None = None
+    q: nn.Linear | None = None
+    k: nn.Linear | None = None
+    v: nn.Linear | None = None
+    q_bias: nn.Parameter | None = None
+    v_bias: nn.Parameter | None = None
+    q_norm: nn.Module = field(default_factory=nn.Identity)
+    k_norm: nn.Module = field(default_factory=nn.Identity)
+    gate: nn.Linear | None = None
+    dropout: float = 0.0
+    proj_drop: nn.Module = field(default_factory=nn.Identity)
+    rotation: Rotation = "half"
 
-    def __init__(self, library: Any, *, heads: int) -> None:  # noqa: ANN401 - libraries are untyped
-        """Take over a library attention's parts, resized to `heads` heads on the same device.
 
-        Args:
-            library: A module with `head_dim`, `scale`, `qkv`, `proj` and optional `q_norm`, `k_norm`, `gate`.
-            heads: How many heads are kept, 0 or more.
-        """
+class Projection(NamedTuple):
+    """Weight (H K, D) and bias (H K) of queries, keys or values."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def of(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        """Return (B, H, T, K) of x (B, T, D)."""
+        found: torch.Tensor = F.linear(x, self.weight, self.bias).unflatten(-1, (heads, -1))
+        return found.transpose(1, 2)
+
+
+class HeadGroup(nn.Module):
+    """The heads that one member keeps in one layer.
+
+    Covered: q, k and v fused or apart, biases or none, q/k norms of width K, rotary embeddings, padding masks, biases of
+    the scores a head, an elementwise output gate.
+    """
+
+    def __init__(self, parts: HeadParts) -> None:
         super().__init__()
-        self.heads = heads
-        self.head_dim: int = library.head_dim
-        self.scale: float = library.scale
-        width = heads * self.head_dim
-        self.qkv = _resized(library.qkv, out_features=3 * width)
-        self.q_norm: nn.Module = library.q_norm
-        self.k_norm: nn.Module = library.k_norm
-        self.gate = None if library.gate is None else _resized(library.gate, out_features=width)
-        self.attn_drop: nn.Dropout = library.attn_drop
-        self.proj = _resized(library.proj, in_features=width)
-        self.proj_drop: nn.Module = library.proj_drop
+        self.kept = parts.kept
+        self.head_dim = parts.head_dim
+        self.scale = parts.scale
+        self.dropout = parts.dropout
+        self.rotation: Rotation = parts.rotation
+        self.qkv, self.q, self.k, self.v = parts.qkv, parts.q, parts.k, parts.v
+        self.q_bias, self.v_bias = parts.q_bias, parts.v_bias
+        self.q_norm, self.k_norm = parts.q_norm, parts.k_norm
+        self.gate = parts.gate
+        self.proj: nn.Linear = parts.proj
+        self.proj_drop = parts.proj_drop
 
-    def attend(self, x: torch.Tensor, queries: slice | None) -> torch.Tensor:
+    @property
+    def heads(self) -> int:
+        """How many heads are kept, 0 or more."""
+        return len(self.kept)
+
+    def attend(self, x: torch.Tensor, queries: slice | None, side: Side = NOTHING) -> torch.Tensor:
         """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
         asked = x if queries is None else x[:, queries]
         if self.heads == 0:
             return x.new_empty(*asked.shape[:2], 0, self.head_dim)
-        z = self._attend_all(x) if queries is None else self._attend_some(x, asked)
+        if self._can_fold(asked, queries, side):
+            z = self._attend_folded(x, asked, side)
+        else:
+            q, k, v = self._project_in(x, asked)
+            z = self._attention(
+                *self.positioned(q, k, queries, side), v, self.scores_bias(q, k, queries, side)
+            )
+            z = z.transpose(1, 2)
         if self.gate is not None:
             z = z * self.gate(asked).sigmoid().unflatten(-1, (self.heads, self.head_dim))
         return z
 
-    def _attend_all(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim)).transpose(1, 3).unbind(2)
-        return self._attention(self.q_norm(q), self.k_norm(k), v).transpose(1, 2)
-
-    def _attend_some(self, x: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        """Attend from the tokens `asked` (B, T', D) to all of x (B, T, D).
-
-        Where few ask, keys and values are not computed: q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k, of which the second
-        term is the same for all tokens and drops out of the softmax; and as attention weights sum to 1,
-        Σ a (W_v x + b_v) = W_v (Σ a x) + b_v. A norm on the keys forbids the first step.
-        """
-        width = self.heads * self.head_dim
-        w_q, w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in self.qkv.weight.split(width))
-        biases = cast("torch.Tensor | None", self.qkv.bias)
-        b_q, _, b_v = (None,) * 3 if biases is None else biases.split(width)
-        q = self.q_norm(
-            F.linear(asked, w_q.flatten(0, 1), b_q).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+    def positioned(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries (B, H, T', K) and keys (B, H, T, K) normed and rotated."""
+        q, k = self.q_norm(q), self.k_norm(k)
+        if side.rope is None:
+            return q, k
+        rope = side.rope[0]
+        if rope.shape[1] > 1:
+            rope = rope[:, list(self.kept)]
+        cos, sin = rope.to(q.dtype).unbind(0)
+        at = slice(None) if queries is None else queries
+        return (
+            q * cos[:, at] + _rotated(q, self.rotation) * sin[:, at],
+            k * cos + _rotated(k, self.rotation) * sin,
         )
-        if not isinstance(self.k_norm, nn.Identity) or asked.shape[1] > self.head_dim // 4:
-            weight, bias = self.qkv.weight[width:], None if biases is None else biases[width:]
-            k, v = (
-                F.linear(x, weight, bias)
-                .unflatten(-1, (2, self.heads, self.head_dim))
-                .transpose(1, 3)
-                .unbind(2)
-            )
-            return self._attention(q, self.k_norm(k), v).transpose(1, 2)
-        folded = torch.matmul(q, w_k)  # (B, H, T', D): what each query looks for in x itself
-        mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))
-        z = torch.matmul(mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v.transpose(1, 2)).transpose(1, 2)
-        return z if b_v is None else z + b_v.unflatten(0, (self.heads, -1))
 
-    def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        dropout = self.attn_drop.p if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.scale)
+    def scores_bias(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+    ) -> torch.Tensor | None:
+        """Return what scaled_dot_product_attention takes as its mask: boolean, or added to the scaled scores."""
+        del k
+        at = slice(None) if queries is None else queries
+        mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
+        if side.bias is None:
+            return mask
+        bias = side.bias[:, list(self.kept)][..., at, :].to(q.dtype)
+        return bias if mask is None else bias.masked_fill(~mask, torch.finfo(q.dtype).min)
+
+    def _can_fold(self, asked: torch.Tensor, queries: slice | None, side: Side) -> bool:
+        """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own."""
+        return (
+            queries is not None
+            and asked.shape[1] <= self.head_dim // 4
+            and isinstance(self.k_norm, nn.Identity)
+            and side[1:] == NOTHING[1:]
+            and (side.mask is None or side.mask.shape[-2] == 1)
+        )
+
+    def _projections(self) -> tuple[Projection, Projection, Projection]:
+        if self.qkv is None:
+            q, k, v = (cast("nn.Linear", layer) for layer in (self.q, self.k, self.v))
+            return Projection(q.weight, q.bias), Projection(k.weight, k.bias), Projection(v.weight, v.bias)
+        width = self.heads * self.head_dim
+        w_q, w_k, w_v = self.qkv.weight.split(width)
+        biases = cast("torch.Tensor | None", self.qkv.bias)
+        b_q, b_k, b_v = (self.q_bias, None, self.v_bias) if biases is None else biases.split(width)
+        return Projection(w_q, b_q), Projection(w_k, b_k), Projection(w_v, b_v)
+
+    def _project_in(
+        self, x: torch.Tensor, asked: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries of the tokens asked, and keys and values of all."""
+        if self.qkv is not None and asked is x and self.q_bias is None and self.v_bias is None:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim)).transpose(1, 3).unbind(2)
+            return q, k, v
+        of_q, of_k, of_v = self._projections()
+        return of_q.of(asked, self.heads), of_k.of(x, self.heads), of_v.of(x, self.heads)
+
+    def _attend_folded(self, x: torch.Tensor, asked: torch.Tensor, side: Side) -> torch.Tensor:
+        """Attend from the tokens `asked` (B, T', D) to all of x (B, T, D) without computing keys or values.
+
+        q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k, of which the second term is the same for all tokens and drops out of the
+        softmax; and as attention weights sum to 1, Σ a (W_v x + b_v) = W_v (Σ a x) + b_v.
+        """
+        of_q, of_k, of_v = self._projections()
+        q = self.q_norm(of_q.of(asked, self.heads))
+        w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in (of_k.weight, of_v.weight))
+        folded = torch.matmul(q, w_k)  # (B, H, T', D): what each query looks for in x itself
+        mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), side.mask)
+        z = torch.matmul(mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v.transpose(1, 2)).transpose(1, 2)
+        return z if of_v.bias is None else z + of_v.bias.unflatten(0, (self.heads, -1))
+
+    def _attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return the layer's attention output (B, T', D) of z (B, T', H, K)."""
         out: torch.Tensor = self.proj_drop(self.proj(z.flatten(-2)))
         return out
 
-    def select(self, kept: Sequence[int]) -> HeadGroup:
-        """Return a copy with only the heads at the positions `kept`, weights sliced."""
-        rows = torch.tensor(
-            [h * self.head_dim + k for h in kept for k in range(self.head_dim)], dtype=torch.long
-        )
+    def select(self, positions: Sequence[int]) -> HeadGroup:
+        """Return a copy with only the heads at these positions among the kept, weights sliced."""
+        rows = torch.tensor([h * self.head_dim + k for h in positions for k in range(self.head_dim)]).long()
         rows = rows.to(self.proj.weight.device)
         width = self.heads * self.head_dim
         other = copy.copy(self)
         other.__dict__["_modules"] = dict(self._modules)
-        other.heads = len(kept)
-        other.qkv = _rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
-        other.gate = None if self.gate is None else _rows(self.gate, rows)
-        other.proj = _resized(self.proj, in_features=len(rows))
+        other.__dict__["_parameters"] = dict(self._parameters)
+        other.kept = tuple(self.kept[h] for h in positions)
+        if self.qkv is not None:
+            other.qkv = _rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
+        for name in ("q", "k", "v", "gate"):
+            if (layer := getattr(self, name)) is not None:
+                setattr(other, name, _rows(layer, rows))
+        for name in ("q_bias", "v_bias"):
+            if (bias := getattr(self, name)) is not None:
+                setattr(other, name, nn.Parameter(bias.detach()[rows]))
+        other.proj = copy.copy(self.proj)
+        other.proj.__dict__["_parameters"] = dict(self.proj._parameters)
+        other.proj.in_features = len(rows)
         other.proj.weight = nn.Parameter(self.proj.weight.detach()[:, rows])
-        other.proj.bias = self.proj.bias
         return other
 
     def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
         """Return head `head`'s own term of `project`, (B, T', D): the sum over heads, plus the bias, is `project`."""
         columns = slice(head * self.head_dim, (head + 1) * self.head_dim)
         return F.linear(z[..., head, :], self.proj.weight[:, columns])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's attention output (B, T, D), so that the library's own block runs with this module."""
-        return self.project(self.attend(x, None))
 
 
 class Attention(nn.Module):
@@ -141,15 +273,13 @@ class Attention(nn.Module):
         """Return the members' head groups."""
         return [group for group in self.members if isinstance(group, HeadGroup)]
 
-    def heads(self, x: torch.Tensor, queries: slice | None = None) -> torch.Tensor:
+    def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
         """Return every head's output (B, T', H, K) of x (M B, T, D)."""
         groups = self.groups()
         if len(groups) == 1:
-            return groups[0].attend(x, queries)
-        parts = x.unflatten(0, (len(groups), -1)).unbind(0)
-        return torch.cat(
-            [group.attend(part, queries) for group, part in zip(groups, parts, strict=True)], dim=-2
-        )
+            return groups[0].attend(x, queries, side)
+        shares = zip(groups, split_batch(x, len(groups)), side.split(len(groups)), strict=True)
+        return torch.cat([group.attend(part, queries, own) for group, part, own in shares], dim=-2)
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return (M B, T', D) of z (B, T', H, K)."""
@@ -160,29 +290,20 @@ class Attention(nn.Module):
         return torch.cat([group.project(part) for group, part in zip(groups, parts, strict=True)])
 
 
-def _resized(
-    layer: nn.Linear, *, in_features: int | None = None, out_features: int | None = None
-) -> nn.Linear:
-    """Return an uninitialised layer like `layer` with another width."""
-    sizes = (
-        layer.in_features if in_features is None else in_features,
-        layer.out_features if out_features is None else out_features,
-    )
-    if sizes == (layer.in_features, layer.out_features):
-        return layer
-    resized = nn.Linear(
-        1, 1, bias=layer.bias is not None, device=layer.weight.device, dtype=layer.weight.dtype
-    )
-    resized.in_features, resized.out_features = sizes
-    resized.weight = nn.Parameter(layer.weight.new_empty(sizes[1], sizes[0]))
-    if layer.bias is not None:
-        resized.bias = nn.Parameter(layer.bias.new_empty(sizes[1]))
-    return resized
+def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Return x (..., K) turned by a quarter in each plane of the rotary embedding."""
+    if rotation == "half":
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((-second, first), dim=-1)
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack((-second, first), dim=-1).flatten(-2)
 
 
 def _rows(layer: nn.Linear, rows: torch.Tensor) -> nn.Linear:
     """Return a linear layer with only some output features."""
-    sliced = _resized(layer, out_features=len(rows))
+    sliced = copy.copy(layer)
+    sliced.__dict__["_parameters"] = dict(layer._parameters)
+    sliced.out_features = len(rows)
     sliced.weight = nn.Parameter(layer.weight.detach()[rows])
     if layer.bias is not None:
         sliced.bias = nn.Parameter(layer.bias.detach()[rows])

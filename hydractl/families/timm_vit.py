@@ -157,18 +157,14 @@ def build(
     Raises:
         UnsupportedModelError: If `state` does not have exactly the tensors, with the shapes, of the model.
     """
-    from hydractl.families.attention import HeadGroup
+    from hydractl.families.surgery import cut_heads, fill
     from hydractl.families.timm_vit_modules import wrap
 
     # timm fills even meta tensors with random numbers, for most of the time that building takes
     library = _create(architecture.name, {**architecture.config, "weight_init": "skip"})
-    for block, kept in zip(library.blocks, mask["vision"].keep, strict=True):
-        block.attn = HeadGroup(block.attn, heads=len(kept))
-    if state is not None:
-        library.load_state_dict(state, strict=True, assign=True)
-        for parameter in library.parameters():
-            parameter.requires_grad_(parameter.is_floating_point() and parameter.numel() > 0)
-    return wrap(library).eval()
+    cut_heads(library, TIMM_VIT.towers, architecture, mask)
+    fill(library, state)
+    return wrap(library, mask["vision"].keep).eval()
 
 
 def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]:
@@ -191,7 +187,7 @@ def _create(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
         hint = f"timm has for example: {', '.join(near[:4])}" if near else "see `timm.list_models()`"
         raise UnsupportedModelError(f"timm has no architecture `{name}`", hint=hint)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"):  # buffers too: a convolutional stem runs to find out its size
             return timm.create_model(name, pretrained=False, **_thawed(options))
     except Exception as error:  # whatever a constructor raises, these options make no model
         reason = str(error) or type(error).__name__

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import ResPostBlock
 from torch import nn
 
-from hydractl.families.attention import Attention
+from hydractl.families.attention import Attention, HeadGroup, HeadParts
+from hydractl.families.surgery import part
 from hydractl.families.tower import Block, Model, Stream, Tower
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 READOUT_PARTS = {"norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist"}
@@ -56,10 +58,10 @@ class PreNormBlock(Block):
     drop_path1: nn.Module
     drop_path2: nn.Module
 
-    def __init__(self, library: Any) -> None:  # noqa: ANN401 - timm is untyped
+    def __init__(self, library: Any, kept: tuple[int, ...]) -> None:  # noqa: ANN401 - timm is untyped
         super().__init__()
         for name, child in library.named_children():
-            self.add_module(name, Attention([child]) if name == "attn" else child)
+            self.add_module(name, Attention([head_group(child, kept)]) if name == "attn" else child)
 
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
         """See `Block.heads`."""
@@ -84,35 +86,42 @@ class ResPostNormBlock(PreNormBlock):
         return stream.with_tokens(x + self.drop_path2(self.norm2(self.mlp(x))))
 
 
-def wrap(library: Any) -> Model:  # noqa: ANN401 - timm is untyped
-    """Return the model whose parts are the library model's own modules."""
-    blocks = [(ResPostNormBlock if isinstance(b, ResPostBlock) else PreNormBlock)(b) for b in library.blocks]
+def wrap(library: Any, kept: Sequence[tuple[int, ...]]) -> Model:  # noqa: ANN401 - timm is untyped
+    """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
+    blocks = [
+        (ResPostNormBlock if isinstance(block, ResPostBlock) else PreNormBlock)(block, heads)
+        for block, heads in zip(library.blocks, kept, strict=True)
+    ]
+    names = {"attn.members.0.": "blocks.{layer}.attn.", "": "blocks.{layer}."}
     return Model(
         {
             "vision": Tower(
-                embed=VitEmbed(_part(library, keep=lambda name: name not in READOUT_PARTS)),
+                embed=VitEmbed(part(library, lambda n: n.split(".")[0] not in {"blocks", *READOUT_PARTS})),
                 blocks=blocks,
-                readout=VitReadout(_part(library, keep=lambda name: name in READOUT_PARTS)),
+                readout=VitReadout(part(library, lambda n: n.split(".")[0] in READOUT_PARTS)),
                 reads=_tokens_read(library),
-                prefix="blocks.{layer}.",
+                names=names,
             )
         }
     )
 
 
-def _part(library: nn.Module, *, keep: Any) -> nn.Module:  # noqa: ANN401 - a predicate on names
-    """Return the library model with only the children, parameters and buffers whose names `keep` accepts.
-
-    Its methods run unchanged; what was left out belongs to another part.
-    """
-    part = copy.copy(library)
-    for kind in ("_modules", "_parameters", "_buffers"):
-        entries = getattr(library, kind)
-        # what is absent in the library (None) stays None: its methods ask for it
-        part.__dict__[kind] = {
-            n: v if v is None or keep(n) else None for n, v in entries.items() if n != "blocks"
-        }
-    return part
+def head_group(attention: Any, kept: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - timm is untyped
+    """Return the kept heads of timm's `Attention`, whose tensors are already cut."""
+    return HeadGroup(
+        HeadParts(
+            kept=kept,
+            head_dim=attention.head_dim,
+            scale=attention.scale,
+            qkv=attention.qkv,
+            q_norm=attention.q_norm,
+            k_norm=attention.k_norm,
+            gate=attention.gate,
+            dropout=attention.attn_drop.p,
+            proj=attention.proj,
+            proj_drop=attention.proj_drop,
+        )
+    )
 
 
 def _tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - timm is untyped

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
+from hydractl.families.inputs import Inputs, map_inputs, repeat_batch, split_batch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,18 +24,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What flows through a tower: tokens (N, T, D), and what blocks need besides (padding mask, rotary angles)."""
+    """What flows through a tower.
+
+    Attributes:
+        tokens: (N, T, D).
+        context: What blocks need of each sample besides, batch axis first: a padding mask.
+        constants: What they need that is the same for all samples of a member, G first, which is 1 or M: rotary angles.
+    """
 
     tokens: torch.Tensor
     context: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def with_tokens(self, tokens: torch.Tensor) -> Stream:
         """Return the stream with other tokens."""
         return replace(self, tokens=tokens)
 
-    def repeat(self, times: int) -> Stream:
-        """Return the stream `times` times over on the batch axis: the fork from one trunk into members."""
-        return Stream(_repeat(self.tokens, times), {k: _repeat(v, times) for k, v in self.context.items()})
+    def tile(self, times: int) -> Stream:
+        """Return the same member's stream `times` times over on the batch axis."""
+        context = {name: repeat_batch(x, times) for name, x in self.context.items()}
+        return replace(self, tokens=repeat_batch(self.tokens, times), context=context)
+
+    def fork(self, members: int) -> Stream:
+        """Return the stream of one trunk as that of `members` members, one after another on the batch axis."""
+        constants = {name: x.expand(members, *x.shape[1:]) for name, x in self.constants.items()}
+        return replace(self.tile(members), constants=constants)
+
+    def split(self, members: int) -> list[Stream]:
+        """Return each member's share."""
+        context = {name: split_batch(x, members) for name, x in self.context.items()}
+        return [
+            Stream(
+                tokens,
+                {name: parts[m] for name, parts in context.items()},
+                {name: x[m : m + 1] for name, x in self.constants.items()},
+            )
+            for m, tokens in enumerate(split_batch(self.tokens, members))
+        ]
+
+
+def joined(streams: Sequence[Stream]) -> Stream:
+    """Return members' streams as one: the inverse of `Stream.split`."""
+    first = streams[0]
+    return Stream(
+        torch.cat([s.tokens for s in streams]),
+        {name: torch.cat([s.context[name] for s in streams]) for name in first.context},
+        {name: torch.cat([s.constants[name] for s in streams]) for name in first.constants},
+    )
 
 
 class Block(nn.Module):
@@ -78,7 +115,7 @@ class Tower(nn.Module):
         blocks: Sequence[Block],
         readout: nn.Module,
         reads: slice | None,
-        prefix: str,
+        names: Mapping[str, str],
     ) -> None:
         """Put the parts together.
 
@@ -87,14 +124,15 @@ class Tower(nn.Module):
             blocks: The blocks in order.
             readout: `Stream` to (N, C).
             reads: The tokens that the readout reads, None for all: the last block computes no others.
-            prefix: State-dict prefix of a block in the library, with `{layer}`.
+            names: The library's state-dict prefix, with `{layer}`, for each prefix of a tensor within a block of ours; the
+                longest that fits counts, `""` fits all.
         """
         super().__init__()
         self.embed = embed
         self.blocks = nn.ModuleList(blocks)
         self.readout = readout
         self.reads = reads
-        self.prefix = prefix
+        self.names = dict(sorted(names.items(), key=lambda pair: -len(pair[0])))
         self.members = 1
         self.fork: int | None = None
 
@@ -102,12 +140,14 @@ class Tower(nn.Module):
         """Return the blocks in order."""
         return cast("list[Block]", list(self.blocks))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (N, C): N = M B with members one after another, or B where no part differs among members.
 
         `fork` is the step before which the stream is repeated: 0 the embedding, i + 1 block i, L + 1 the readout.
         """
-        stream = self.embed(_repeat(inputs, self.members) if self.fork == 0 else inputs)
+        if self.fork == 0:
+            inputs = map_inputs(lambda x: repeat_batch(x, self.members), inputs)
+        stream = self.embed(inputs)
         return self.resume(stream, 0)
 
     def resume(self, stream: Stream, layer: int) -> torch.Tensor:
@@ -125,7 +165,7 @@ class Tower(nn.Module):
 
     def forked(self, stream: Stream, step: int) -> Stream:
         """Return the stream as step `step` takes it: repeated for the members if this is where they part."""
-        return stream.repeat(self.members) if self.fork == step else stream
+        return stream.fork(self.members) if self.fork == step else stream
 
     def queries(self, layer: int) -> slice | None:
         """Return the tokens that block `layer` must compute: all, or in the last block those that are read."""
@@ -139,7 +179,8 @@ class Tower(nn.Module):
                 yield rest.removeprefix("host."), tensor
                 continue
             layer, _, name = rest.partition(".")
-            yield self.prefix.format(layer=layer) + name.replace("attn.members.0.", "attn."), tensor
+            ours = next(prefix for prefix in self.names if name.startswith(prefix))
+            yield self.names[ours].format(layer=layer) + name.removeprefix(ours), tensor
 
 
 class Towers(nn.Module):
@@ -158,6 +199,11 @@ class Towers(nn.Module):
         """The dtype of the weights, which inputs are cast to."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
 
+    def adapted(self, inputs: Inputs) -> Inputs:
+        """Return inputs in the dtype of the weights; ids stay whole numbers."""
+        dtype = self.dtype
+        return map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -167,19 +213,15 @@ class Towers(nn.Module):
 class Model(Towers):
     """A base or a member, whose forward pass equals the library's own."""
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return logits (B, C)."""
-        logits: torch.Tensor = self.tower()(inputs)
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return logits (B, C); inputs are cast to the dtype of the weights."""
+        logits: torch.Tensor = self.tower()(self.adapted(inputs))
         return logits
 
-    def member_logits(self, inputs: torch.Tensor) -> torch.Tensor:
+    def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (M, B, C); M = 1 here."""
         return self.forward(inputs).unsqueeze(0)
 
     def library_state(self) -> dict[str, torch.Tensor]:
         """Return parameters and persistent buffers under the library's state-dict names, not detached."""
         return dict(pair for tower in self.towers.values() for pair in cast("Tower", tower).library_tensors())
-
-
-def _repeat(x: torch.Tensor, times: int) -> torch.Tensor:
-    return x.unsqueeze(0).expand(times, *x.shape).flatten(0, 1)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from hydractl.families.attention import Attention
-from hydractl.families.tower import Block, Stream, Tower
+from hydractl.families.inputs import Inputs, split_inputs
+from hydractl.families.tower import Block, Stream, Tower, joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,22 +25,12 @@ class Grouped(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(members)
 
-    def forward(self, x: torch.Tensor | Stream) -> torch.Tensor | Stream:
+    def forward(self, x: Inputs | Stream) -> torch.Tensor | Stream:
         """Return the members' outputs, member after member on the batch axis (M B, ...)."""
-        if isinstance(x, Stream):
-            tokens = x.tokens.unflatten(0, (len(self.members), -1)).unbind(0)
-            context = {k: v.unflatten(0, (len(self.members), -1)).unbind(0) for k, v in x.context.items()}
-            parts = [Stream(t, {k: v[m] for k, v in context.items()}) for m, t in enumerate(tokens)]
-        else:
-            parts = list(x.unflatten(0, (len(self.members), -1)).unbind(0))
+        count = len(self.members)
+        parts = x.split(count) if isinstance(x, Stream) else split_inputs(x, count)
         outputs = [member(part) for member, part in zip(self.members, parts, strict=True)]
-        if not isinstance(outputs[0], Stream):
-            return torch.cat(outputs)
-        keys = outputs[0].context
-        return Stream(
-            torch.cat([o.tokens for o in outputs]),
-            {k: torch.cat([o.context[k] for o in outputs]) for k in keys},
-        )
+        return joined(outputs) if isinstance(outputs[0], Stream) else torch.cat(outputs)
 
 
 def assemble(towers: Sequence[Tower]) -> Tower:
@@ -57,7 +48,7 @@ def assemble(towers: Sequence[Tower]) -> Tower:
             fork = i
         steps.append(step)
     blocks = [step for step in steps[1:-1] if isinstance(step, Block)]
-    tower = Tower(embed=steps[0], blocks=blocks, readout=steps[-1], reads=first.reads, prefix=first.prefix)
+    tower = Tower(embed=steps[0], blocks=blocks, readout=steps[-1], reads=first.reads, names=first.names)
     tower.members, tower.fork = len(towers), fork
     return tower.eval()
 

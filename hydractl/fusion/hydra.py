@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hydractl.errors import CheckpointError
+from hydractl.families.inputs import Inputs, batch_of
 from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
 from hydractl.families.table import family_of
 from hydractl.families.tower import Towers
@@ -51,14 +52,14 @@ class Hydra(Towers):
         super().__init__({name: assemble([m.tower(name) for m in members]) for name in names})
         self.members = len(members)
 
-    def member_logits(self, inputs: torch.Tensor) -> torch.Tensor:
+    def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return each member's logits (M, B, C) for inputs (B, ...)."""
-        logits: torch.Tensor = self.tower()(inputs)
-        if logits.shape[0] == inputs.shape[0] * self.members:
+        logits: torch.Tensor = self.tower()(self.adapted(inputs))
+        if logits.shape[0] == batch_of(inputs) * self.members:
             return logits.reshape(self.members, -1, logits.shape[-1])
         return logits.unsqueeze(0).expand(self.members, *logits.shape)
 
-    def forward(self, inputs: torch.Tensor) -> HydraOutput:
+    def forward(self, inputs: Inputs) -> HydraOutput:
         """Return the ensemble's log-probabilities and the members' logits for inputs (B, ...)."""
         logits = self.member_logits(inputs)
         return HydraOutput(ensemble_log_probs(logits), logits)

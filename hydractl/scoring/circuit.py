@@ -152,7 +152,7 @@ def without_heads(tower: Tower, layer: int, entered: Entered) -> Iterator[torch.
     for begin in range(0, group.heads, side_by_side):
         heads = range(begin, min(begin + side_by_side, group.heads))
         rest = torch.cat([y - group.head_term(z, head) for head in heads])
-        joined = block.join(stream.repeat(len(heads)), rest)
+        joined = block.join(stream.tile(len(heads)), rest)
         logits = tower.resume(joined, layer + 1)
         yield logits.reshape(len(heads), -1, logits.shape[-1])
 

@@ -105,7 +105,7 @@ def test_a_gate_is_cut_with_its_heads():
     """No timm vision transformer passes `gated` on, so the gate is tested on the attention module alone."""
     from timm.layers import Attention
 
-    from hydractl.families.attention import HeadGroup
+    from hydractl.families.timm_vit_modules import head_group
 
     torch.manual_seed(0)
     library = Attention(
@@ -113,7 +113,7 @@ def test_a_gate_is_cut_with_its_heads():
     )
     x = torch.randn(2, 5, 32)
     with torch.inference_mode():
-        group = HeadGroup(library, heads=4)
+        group = head_group(library, (0, 1, 2, 3))
         assert largest_difference(group.project(group.attend(x, None)), library(x)) <= 1e-6
         read = group.project(group.attend(x, slice(0, 2)))
         assert largest_difference(read, library(x)[:, :2]) <= 1e-6

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.layers import Attention as TimmAttention
 from torch import nn
 
-from hydractl.families.attention import Attention, HeadGroup
+from hydractl.families.attention import Attention
 from hydractl.families.probe import largest_difference
+from hydractl.families.timm_vit_modules import head_group
+
+ALL = (0, 1, 2, 3)
 
 
 def library(*, heads=4, bias=True, norm=False, gated=False, proj_bias=True, seed=0):
@@ -40,7 +42,7 @@ flags = st.fixed_dictionaries({k: st.booleans() for k in ("bias", "norm", "gated
 def test_any_queries_give_those_rows_of_the_library_s_answer(flags, tokens, begin, count, batch):
     """Few or many asking tokens go different ways through the algebra; the answer is one."""
     made = library(**flags)
-    group = HeadGroup(made, heads=4)
+    group = head_group(made, ALL)
     x = torch.randn(batch, tokens, 24, dtype=torch.float64)
     queries = slice(begin, begin + count)
     expected = made(x)
@@ -57,7 +59,7 @@ def test_any_queries_give_those_rows_of_the_library_s_answer(flags, tokens, begi
 @torch.inference_mode()
 def test_selected_heads_are_those_whose_terms_remain(flags, kept):
     made = library(**flags)
-    group = HeadGroup(made, heads=4)
+    group = head_group(made, ALL)
     x = torch.randn(2, 5, 24, dtype=torch.float64)
     z = group.attend(x, None)
     bias = torch.zeros(24).double() if made.proj.bias is None else made.proj.bias
@@ -71,7 +73,7 @@ def test_selected_heads_are_those_whose_terms_remain(flags, kept):
 
 @torch.inference_mode()
 def test_members_lie_side_by_side():
-    groups = [HeadGroup(library(seed=i), heads=4).select(kept) for i, kept in enumerate([[0, 2, 3], [], [1]])]
+    groups = [head_group(library(seed=i), ALL).select(kept) for i, kept in enumerate([[0, 2, 3], [], [1]])]
     attention = Attention(groups)
     x = torch.randn(3 * 2, 5, 24, dtype=torch.float64)
     for queries in (None, slice(0, 1)):
@@ -86,17 +88,7 @@ def test_members_lie_side_by_side():
 
 @torch.inference_mode()
 def test_no_heads_leave_the_bias_alone():
-    group = HeadGroup(library(), heads=4).select([])
+    group = head_group(library(), ALL).select([])
     x = torch.randn(2, 5, 24, dtype=torch.float64)
     found = group.project(group.attend(x, None))
     assert torch.equal(found, group.proj.bias.expand(2, 5, 24))
-
-
-@pytest.mark.parametrize("heads", [0, 1, 4])
-def test_resizing_takes_no_memory_for_what_is_not_kept(heads):
-    with torch.device("meta"):
-        made = TimmAttention(24, num_heads=4, qkv_bias=True)
-    group = HeadGroup(made, heads=heads)
-    assert tuple(group.qkv.weight.shape) == (3 * heads * 6, 24)
-    assert tuple(group.proj.weight.shape) == (24, heads * 6)
-    assert group.qkv.weight.device.type == "meta"

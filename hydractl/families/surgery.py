@@ -1,0 +1,104 @@
+"""Taking a library's model apart: built without weights, heads cut, split into an embedding, blocks and a readout."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from hydractl.families.base import TowerLayout
+    from hydractl.manifest import Architecture, TowerKeep
+
+
+def without_weights() -> AbstractContextManager[None]:
+    """Return a context in which modules get parameters on the meta device, and buffers as they are.
+
+    Buffers that no state dict has, such as rotary angles, are computed by constructors and nowhere else.
+    """
+    from accelerate import init_empty_weights
+
+    context: AbstractContextManager[None] = init_empty_weights(include_buffers=False)
+    return context
+
+
+def cut_heads(
+    library: nn.Module,
+    layouts: Mapping[str, TowerLayout],
+    architecture: Architecture,
+    mask: Mapping[str, TowerKeep],
+) -> None:
+    """Give every tensor with a head axis the size that the mask leaves it, on the meta device."""
+    for tower, layout in layouts.items():
+        heads, kept_heads = architecture.towers[tower], mask[tower].keep
+        for layer, kept in enumerate(kept_heads):
+            for tensor in layout.heads:
+                path, _, name = (layout.block.format(layer=layer) + tensor.name).rpartition(".")
+                module = _submodule(library, path)
+                old = None if module is None else getattr(module, name, None)
+                if module is None or old is None:
+                    continue
+                shape = list(old.shape)
+                shape[tensor.axis] = tensor.copies * len(kept) * heads.head_dim
+                setattr(module, name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
+                if isinstance(module, nn.Linear) and name == "weight":
+                    module.out_features, module.in_features = shape
+
+
+def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
+    """Put the tensors of a state dict in place; without one the parameters stay on the meta device.
+
+    Raises:
+        RuntimeError: If names or shapes are not exactly the library's.
+    """
+    if state is None:
+        return
+    library.load_state_dict(state, strict=True, assign=True)
+    for parameter in library.parameters():
+        parameter.requires_grad_(parameter.is_floating_point() and parameter.numel() > 0)
+
+
+def part(library: nn.Module, keep: Callable[[str], bool]) -> Any:  # noqa: ANN401 - libraries are untyped
+    """Return a library model with only the children, parameters and buffers whose dotted names `keep` accepts.
+
+    Its methods run unchanged; what was left out belongs to another part. What is absent in the library (None) stays None.
+    """
+    return _part(library, "", keep)
+
+
+def _part(module: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module:
+    found = copy.copy(module)
+    for kind in ("_parameters", "_buffers"):
+        found.__dict__[kind] = {
+            n: v if v is None or keep(path + n) else None for n, v in getattr(module, kind).items()
+        }
+    children: dict[str, nn.Module | None] = {}
+    for name, child in module._modules.items():
+        if child is None or keep(path + name):
+            children[name] = child
+        elif any(keep(f"{path}{name}.{inner}") for inner, _ in _named_parts(child)):
+            children[name] = _part(child, f"{path}{name}.", keep)
+        else:
+            children[name] = None
+    found.__dict__["_modules"] = children
+    return found
+
+
+def _named_parts(module: nn.Module) -> list[tuple[str, object]]:
+    return [
+        *((n, m) for n, m in module.named_modules() if n),
+        *module.named_parameters(),
+        *module.named_buffers(),
+    ]
+
+
+def _submodule(library: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return library.get_submodule(path)
+    except AttributeError:
+        return None
