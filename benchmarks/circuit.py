@@ -15,7 +15,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import timm
 import torch
@@ -29,6 +29,8 @@ from support import naive  # the oracle lives with the tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hydractl.manifest import Preprocess
 
 T = TypeVar("T")
 CLAIM = 2.2
@@ -49,7 +51,8 @@ def main() -> int:
     library = timm.create_model(options.arch, num_classes=10).eval()
     library.load_state_dict(opened.checkpoint.tensors())
     library = library.to(dtype)
-    shape = opened.header.preprocess.input_size
+    library.head_width = library.blocks[0].attn.head_dim
+    shape = cast("Preprocess", opened.header.preprocess).input_size
     images = torch.randn(options.samples, *shape, dtype=dtype)
     labels = torch.randint(0, 10, (options.samples,))
     others = 2 * torch.randn(max(1, options.samples // 2), *shape, dtype=dtype)

@@ -2,9 +2,9 @@
 
     python benchmarks/coverage.py [--match GLOB] [--all] [--json]
 
-Every architecture of a module that defines plain vision transformers is built on the meta device and either refused,
-with the reason, or shrunk (two blocks, at most four heads where the architecture allows it, the smallest image) and
-checked with random weights of which none is zero or one by initialisation:
+Every architecture of a module that defines plain vision transformers or timm's `Eva` is built on the meta device and
+either refused, with the reason, or shrunk (two blocks, at most four heads where the architecture allows it, the smallest
+image) and checked with random weights of which none is zero or one by initialisation:
 
 * the model's forward pass equals timm's,
 * a pruned model equals the model whose dropped heads are masked,
@@ -35,18 +35,19 @@ from hydractl.checkpoint import write_tensors
 from hydractl.errors import HydraError, UnsupportedModelError
 from hydractl.families.opening import build_checked
 from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs
-from hydractl.families.timm_vit import TIMM_VIT
+from hydractl.families.table import family_for_name, family_of
 from hydractl.fusion.hydra import load
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
-from hydractl.manifest import Header, Kind, TowerKeep, full_mask
+from hydractl.manifest import Header, Kind, Preprocess, TowerKeep, full_mask
 from hydractl.stages.fuse import FuseConfig, run_fuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hydractl.families.base import Described
+    from hydractl.families.inputs import Inputs
 
-MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin", "beit3")
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin", "beit3", "eva")
 NUM_CLASSES = 7
 DEPTH = 2
 MAX_HEADS = 4
@@ -93,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def architectures(*, everything: bool) -> list[str]:
-    """Return timm's architectures of the modules with plain vision transformers, or all of them."""
+    """Return timm's architectures of the modules whose classes are covered, or all of them."""
     if everything:
         return sorted(timm.list_models())
     return sorted({name for module in MODULES for name in timm.list_models(module=module)})
@@ -102,7 +103,7 @@ def architectures(*, everything: bool) -> list[str]:
 def examine(name: str) -> Finding:
     """Decide one architecture; an error that is not a refusal of ours is a failure."""
     try:
-        TIMM_VIT.describe(name, {"num_classes": NUM_CLASSES})
+        family_for_name(name).describe(name, {"num_classes": NUM_CLASSES})
     except UnsupportedModelError as error:
         return Finding(name=name, verdict="refused", reason=error.message.partition(": ")[2] or error.message)
     try:
@@ -134,6 +135,7 @@ def shrunk(name: str) -> Described:
     Raises:
         UnsupportedModelError: If it cannot be built even in its own width.
     """
+    family = family_for_name(name)
     with torch.device("meta"):
         model: Any = timm.create_model(name, num_classes=NUM_CLASSES)
     patch, stride = model.patch_embed.patch_size[0], max(model.patch_embed.feat_ratio(), 1)
@@ -143,47 +145,59 @@ def shrunk(name: str) -> Described:
         "img_size": 2 * max(patch, stride),
     }
     heads = min(MAX_HEADS, model.blocks[0].attn.num_heads)
-    narrow = {"num_heads": heads, "embed_dim": heads * model.blocks[0].attn.head_dim}
-    for extra in ({**narrow}, {**narrow, "mlp_ratio": 4.0}, {}):
+    narrow: dict[str, object] = {"num_heads": heads, "embed_dim": heads * model.blocks[0].attn.head_dim}
+    for extra in (narrow, narrow | {"mlp_ratio": 4.0}, narrow | {"num_kv_heads": heads}, {}):
         try:
-            described = TIMM_VIT.describe(name, options | extra)
+            described = family.describe(name, options | extra)
             # a convolutional stem may have a width of its own, which only a forward pass finds out
             with torch.device("meta"), torch.no_grad():
-                meta = TIMM_VIT.build(described.architecture, full_mask(described.architecture), None)
-                meta(torch.empty(1, *described.preprocess.input_size))
+                meta = family.build(described.architecture, full_mask(described.architecture), None)
+                meta(torch.empty(1, *image_size(described)))
         except (UnsupportedModelError, RuntimeError):
             continue
         return described
     raise UnsupportedModelError(f"`{name}` cannot be shrunk to two blocks")
 
 
+def image_size(described: Described) -> tuple[int, ...]:
+    """Return channels, height and width of what the model is asked.
+
+    Raises:
+        TypeError: If it is not asked about images alone.
+    """
+    if not isinstance(described.preprocess, Preprocess):
+        raise TypeError(f"{described.architecture.name}: does not read images")
+    return described.preprocess.input_size
+
+
 def differences(described: Described) -> tuple[float, float, float]:
     """Return how far the model is from timm's, pruned from masked, and a hydra from its members."""
     architecture = described.architecture
+    family = family_of(architecture)
     header = Header(
         kind=Kind.BASE,
         architecture=architecture,
         masks=(full_mask(architecture),),
         preprocess=described.preprocess,
     )
-    state = perturbed(TIMM_VIT.initialise(architecture, 0), seed=1)
+    state = perturbed(family.initialise(architecture, 0), seed=1)
     inputs = probe_inputs(header)
     library: Any = timm.create_model(architecture.name, **arguments(architecture.config))
     library.load_state_dict(state)
     with torch.inference_mode():
         expected = library.eval()(inputs)
-        ours = build_checked(TIMM_VIT, header, state, where=architecture.name)(inputs)
+        ours = build_checked(family, header, state, where=architecture.name)(inputs)
         from_library = largest_difference(ours, expected)
         heads = architecture.towers["vision"].num_heads
         masks = [keep(heads, [range(1, heads), ()]), keep(heads, [range(heads - 1), (heads - 1,)])]
         masked = []
         members = []
         for seed, mask in enumerate(masks, start=2):
-            zeroed = zero_dropped(TIMM_VIT, architecture, mask, state)
-            sliced = {n: prune_tensor(TIMM_VIT, architecture, mask, n, t) for n, t in state.items()}
+            zeroed = zero_dropped(family, architecture, mask, state)
+            sliced = {n: prune_tensor(family, architecture, mask, n, t) for n, t in state.items()}
             own = header.model_copy(update={"kind": Kind.MEMBER, "masks": (mask,), "base": BASE_DIGEST})
-            pruned = build_checked(TIMM_VIT, own, sliced, where=f"member {seed}")(inputs)
-            whole = build_checked(TIMM_VIT, header, zeroed, where="masked")(inputs)
+            pruned = build_checked(family, own, sliced, where=f"member {seed}")(inputs)
+            whole = build_checked(family, header, zeroed, where="masked")(inputs)
             if largest_difference(whole, expected) < VISIBLE:
                 raise ValueError("dropping heads changes nothing: the check would be empty")
             masked.append(largest_difference(pruned, whole))
@@ -191,7 +205,7 @@ def differences(described: Described) -> tuple[float, float, float]:
         return from_library, max(masked), fused_difference(members, inputs)
 
 
-def fused_difference(members: list[tuple[Header, dict[str, torch.Tensor]]], inputs: torch.Tensor) -> float:
+def fused_difference(members: list[tuple[Header, dict[str, torch.Tensor]]], inputs: Inputs) -> float:
     """Fuse members through files, and return how far the hydra's member logits are from their own."""
     with tempfile.TemporaryDirectory(prefix="hydractl-") as folder:
         paths = [Path(folder) / f"{i}.st" for i in range(len(members))]

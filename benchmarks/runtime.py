@@ -22,7 +22,7 @@ import timm
 import torch
 
 from hydractl.families.opening import build_checked
-from hydractl.families.timm_vit import TIMM_VIT, describe
+from hydractl.families.timm_vit import TIMM_VIT
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.slicing import prune_tensor
 from hydractl.manifest import Header, Kind, TowerKeep, full_mask
@@ -124,7 +124,7 @@ def timm_member(base: Any, keep: Sequence[Sequence[int]]) -> Any:  # noqa: ANN40
 
 def hydra_of(state: dict[str, torch.Tensor], masks: Sequence[Sequence[tuple[int, ...]]]) -> Hydra:
     """Fuse members that were pruned but not fine-tuned; equal tensors are the same objects, as `fuse` makes them."""
-    described = describe(ARCH, {})
+    described = TIMM_VIT.describe(ARCH, {})
     architecture = described.architecture
     held: dict[tuple[str, object], torch.Tensor] = {}
     models = []

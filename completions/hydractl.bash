@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval inspect schema demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval inspect import schema demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -51,7 +51,7 @@ _hydractl() {
             _hydractl_words 'digits photos noise'
             _hydractl_files ''
             ;;
-        --limit | --keep | --remove | --keep-fraction | --seed | --arch | --batch-size)
+        --limit | --max-length | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size)
             : # any text
             ;;
         --objective)
@@ -68,7 +68,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --method --data --limit --objective --ood --scope --keep --remove --keep-fraction --seed --arch --batch-size --device --dtype --force --json -q --quiet -h --help'
+                _hydractl_words '-o --out --method --data --limit --max-length --objective --ood --scope --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -107,15 +107,27 @@ _hydractl() {
         -o | --out)
             _hydractl_files ''
             ;;
-        --recipe | --optimizer | --lr | --weight-decay | --momentum | --schedule | --warmup | --clip | --label-smoothing | --dropout | --augment | --precision | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --eval-every | --early-stop | --patience-delta | --save-every | --seed | --arch)
+        --max-length | --lr | --weight-decay | --momentum | --warmup | --clip | --label-smoothing | --dropout | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --eval-every | --early-stop | --patience-delta | --save-every | --seed | --arch)
             : # any text
+            ;;
+        --recipe)
+            _hydractl_words 'imagenet1k cifar100 sst2'
+            ;;
+        --optimizer)
+            _hydractl_words 'sgd adamw'
+            ;;
+        --schedule)
+            _hydractl_words 'constant cosine linear'
+            ;;
+        --precision)
+            _hydractl_words 'fp32 bf16'
             ;;
         --device)
             _hydractl_words 'auto cpu cuda mps'
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --out --recipe --optimizer --lr --weight-decay --momentum --schedule --warmup --clip --label-smoothing --dropout --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --save-every --seed --device --arch --force --json -q --quiet -h --help'
+                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --weight-decay --momentum --schedule --warmup --clip --label-smoothing --dropout --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --save-every --seed --device --arch --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -130,12 +142,12 @@ _hydractl() {
         --mlp)
             _hydractl_words 'merge keep'
             ;;
-        --seed)
+        --classes | --template | --seed)
             : # any text
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --mlp --seed --verify --no-verify --force --json -q --quiet -h --help'
+                _hydractl_words '-o --out --mlp --classes --template --seed --verify --no-verify --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -148,7 +160,7 @@ _hydractl() {
             _hydractl_words 'digits photos noise'
             _hydractl_files ''
             ;;
-        --near | --far | --compare | --name | --metrics | --bootstrap | --fail-if | --batch-size | --arch | --seed)
+        --near | --far | --compare | --name | --metrics | --bootstrap | --fail-if | --max-length | --batch-size | --classes | --template | --arch | --seed)
             : # any text
             ;;
         -o | --out | --save-predictions)
@@ -162,7 +174,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --name --metrics --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --batch-size --device --dtype --arch --seed --force --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --name --metrics --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -173,9 +185,26 @@ _hydractl() {
         case $prev in
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--tensors --json -h --help'
+                _hydractl_words '--tensors --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors|json'
+            fi
+            ;;
+        esac
+        ;;
+    import)
+        case $prev in
+        --arch | --num-classes)
+            : # any text
+            ;;
+        -o | --out | --labels | --tokenizer)
+            _hydractl_files ''
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--arch -o --out --num-classes --labels --tokenizer --ema --force --json -q --quiet -h --help'
+            else
+                _hydractl_files 'pth|pt|bin|ckpt|tar|safetensors|json'
             fi
             ;;
         esac

@@ -153,7 +153,8 @@ class ScratchFolder:
 class Checkpoint:
     """One model's tensors in one file, or in several shards. Opening reads headers only.
 
-    `scratch` is the folder that goes with the object, where the file is a copy of a stream.
+    `scratch` is the folder that goes with the object, where the file is a copy of a stream. `stands_for` is the checkpoint
+    whose tensors these are under other names; the digest is that one's.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Checkpoint:
     metadata: dict[str, str]
     _places: dict[str, _Place]
     scratch: ScratchFolder | None = None
+    stands_for: Checkpoint | None = None
     _digest: str | None = None
 
     @classmethod
@@ -220,6 +222,18 @@ class Checkpoint:
     def size_bytes(self) -> int:
         """The bytes of all tensors together."""
         return sum(spec.size_bytes for spec in self.specs.values())
+
+    def joined(self, other: Checkpoint, *, scratch: ScratchFolder) -> Checkpoint:
+        """Return a checkpoint with another's tensors too; it goes by its own name and digest still."""
+        return Checkpoint(
+            self.name,
+            self.paths,
+            {**self.specs, **other.specs},
+            self.metadata,
+            {**self._places, **other._places},
+            scratch,
+            stands_for=self,
+        )
 
     def span(self, name: str) -> Span:
         """Return where a tensor's raw bytes lie."""

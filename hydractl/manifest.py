@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from hydractl.errors import ManifestError
 from hydractl.runtime import digest_text
@@ -99,14 +99,17 @@ class TowerHeads(Model):
 
 
 class Architecture(Model):
-    """Which model class this is: everything that is needed to build it again, without weights."""
+    """Which model class this is: everything that is needed to build it again, without weights.
+
+    `num_classes` is 0 where classes are not part of the model but named by texts (zero-shot).
+    """
 
     library: str
     name: str
     family: str
-    config: dict[str, Option | dict[str, Option]]
+    config: dict[str, JsonValue]
     towers: dict[str, TowerHeads]
-    num_classes: int = Field(ge=1)
+    num_classes: int = Field(ge=0)
 
 
 class Fingerprint(Model):
@@ -323,6 +326,45 @@ class Preprocess(Model):
         return self
 
 
+class Tokenization(Model):
+    """How a text becomes a model's input.
+
+    Attributes:
+        tokenizer: The text of a `tokenizer.json`, as the tokenizers library reads it; None where a model has none yet.
+        names: What the model takes besides `input_ids`.
+        max_length: Tokens at most, special ones included; longer texts are cut.
+        pad_id: The token that fills a batch up to its longest text.
+        vocab_size: How many tokens the model knows.
+        padding: Whether a batch is filled up to its longest text, or always to `max_length`, as some models were trained.
+    """
+
+    tokenizer: str | None = None
+    names: tuple[Literal["attention_mask", "token_type_ids"], ...] = ("attention_mask",)
+    max_length: int = Field(ge=1)
+    pad_id: int = Field(ge=0)
+    vocab_size: int = Field(ge=1)
+    padding: Literal["longest", "max_length"] = "longest"
+
+
+class Prompting(Model):
+    """How the names of classes become texts, for a model that compares images with texts.
+
+    Attributes:
+        tokenization: Of the text tower.
+        templates: Texts with `{label}`; a class's embedding is the mean over them. Empty while no classes are named.
+    """
+
+    tokenization: Tokenization
+    templates: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _hold_a_label(self) -> Self:
+        for template in self.templates:
+            if "{label}" not in template:
+                raise ValueError(f"templates: `{template}` does not hold {{label}}")
+        return self
+
+
 class InputFile(Model):
     """A file that a step read: its base name, its digest, and the step that made it."""
 
@@ -361,9 +403,15 @@ class Header(Document):
     masks: tuple[dict[str, TowerKeep], ...] = Field(min_length=1)
     base: Digest | None = None
     plan: FusePlan | None = None
-    preprocess: Preprocess
+    preprocess: Preprocess | Tokenization
     labels: tuple[str, ...] = ()
+    prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
     made_by: Step | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the model tells apart; 0 while a zero-shot model has no names of any."""
+        return self.architecture.num_classes or len(self.labels)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -373,7 +421,11 @@ class Header(Document):
             raise ValueError(f"masks: a {self.kind} has one mask, found {len(self.masks)}")
         for i, mask in enumerate(self.masks):
             check_mask_fits(mask, self.architecture, where=f"masks[{i}]")
-        if self.labels and len(self.labels) != self.architecture.num_classes:
+        if (self.prompting is None) != (self.architecture.num_classes > 0):
+            raise ValueError("prompting: a model without classes of its own has one, and only such a model")
+        if self.prompting and bool(self.prompting.templates) != bool(self.labels):
+            raise ValueError("prompting.templates: there are some if there are labels, and only then")
+        if self.labels and len(self.labels) != self.num_classes:
             raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
         return self
 

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number and what it counts, in the singular for one: `1 member`, `3 members`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
 class Progress(Protocol):
     """What a stage may tell its caller while it runs."""
 

@@ -61,7 +61,7 @@ def check_output(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Non
 
     Raises:
         OutputExists: If `path` is one of `inputs`, or exists and `force` is off.
-        OutputError: If its folder is missing, or it is a folder itself, or it may not be written.
+        OutputError: If its folder is missing, or it is a folder itself, or no file can be made there.
     """
     if is_stream(path):
         return
@@ -81,8 +81,13 @@ def check_output(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> Non
         raise OutputError(
             f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
         )
-    if not os.access(target.parent, os.W_OK):
-        raise OutputError(f"{path}: folder `{path.parent}` is not writable")
+    scratch = _scratch(target)
+    # permissions do not tell: root may do all and still makes no file in /proc or on a read-only disk
+    with _translated(path, ours={str(scratch)}):
+        try:
+            scratch.open("xb").close()
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -101,8 +106,7 @@ def publish(path: Path) -> Iterator[Sink]:
         OutputError: If the operating system refuses (disk full, no permission).
     """
     target = path.resolve()
-    # a random name, short even where the target's is not: nobody else's scratch file is in the way
-    scratch = target.with_name(f".{target.name[:32]}.{secrets.token_hex(4)}.part")
+    scratch = _scratch(target)
     with _translated(path, ours={str(path), str(target), str(scratch)}):
         if is_stream(path):
             with _stream(path) as file:
@@ -121,6 +125,11 @@ def publish_text(path: Path, text: str) -> None:
     """Publish `text` as UTF-8."""
     with publish(path) as file:
         file.write(text.encode())
+
+
+def _scratch(target: Path) -> Path:
+    """Return where a file grows: a random name, short even where the target's is not, that is in nobody's way."""
+    return target.with_name(f".{target.name[:32]}.{secrets.token_hex(4)}.part")
 
 
 @contextlib.contextmanager

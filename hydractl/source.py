@@ -11,13 +11,16 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hydractl.errors import CheckpointError, HubError, UsageError
+from hydractl.errors import CheckpointError, HubError, UsageError, json_problem
 from hydractl.publish import is_stream
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?$")
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-NEEDED = ["config.json", "*.safetensors", "*.safetensors.index.json", "*.st"]
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+NEEDED = ["*.safetensors", "*.st", "*.json", "*.txt", "*.model"]
+IMPORT = "`hydractl import {weights} --arch {arch} -o base.st` makes a base of it, and runs nothing in it"
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
@@ -29,7 +32,7 @@ class Located:
         reference: What the user wrote.
         path: The file or folder, for messages.
         weights: The safetensors files, shards in order; empty for `arch:`.
-        config: The folder's `config.json`, if there is one.
+        config: The folder's `config.json`, or `open_clip_config.json`, if there is one.
         arch: Architecture name of an `arch:` reference.
         options: Its options.
     """
@@ -93,7 +96,7 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
 
 
 def download(identifier: str) -> Path:
-    """Return the local snapshot of a Hub model `org/name[@revision]`: configuration and safetensors only.
+    """Return the local snapshot of a Hub model `org/name[@revision]`: safetensors, configuration and tokenizer, no pickles.
 
     Raises:
         HubError: With the reason, whatever the Hub client raised.
@@ -137,13 +140,17 @@ def _one_file(reference: str, path: Path) -> Located:
     if path.suffix in {".pth", ".pt", ".bin", ".ckpt", ".pkl"}:
         raise CheckpointError(
             f"{path}: is a pickle, which can run code when it is read; hydractl reads safetensors only",
-            hint="convert it with `safetensors.torch.save_file` and give `--arch`",
+            hint=IMPORT.format(weights=path, arch="NAME"),
         )
     return Located(reference=reference, path=path, weights=(path,))
 
 
 def _in_folder(reference: str, folder: Path) -> Located:
-    config = _read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    config = _config_in(folder)
+    if config is not None and "model_cfg" in config:
+        for name in OPEN_CLIP_WEIGHTS:
+            if (folder / name).is_file():
+                return Located(reference=reference, path=folder, weights=(folder / name,), config=config)
     if (folder / INDEX).is_file():
         return _in_index(reference, folder / INDEX, config=config)
     if (folder / WEIGHTS).is_file():
@@ -160,10 +167,12 @@ def _in_folder(reference: str, folder: Path) -> Located:
     if pickles:
         raise CheckpointError(
             f"{folder}: has only pickled weights (`{pickles[0]}`), which hydractl does not read",
-            hint="convert them to safetensors",
+            hint=IMPORT.format(weights=folder / pickles[0], arch="NAME" if config is None else folder),
         )
     raise CheckpointError(
-        f"{folder}: no safetensors weights in this folder", hint=f"expected `{WEIGHTS}` or `{INDEX}`"
+        f"{folder}: no safetensors weights in this folder",
+        hint=f"expected `{WEIGHTS}` or `{INDEX}`"
+        + (f"; of a pickle, {IMPORT.format(weights='FILE', arch=folder)}" if config is not None else ""),
     )
 
 
@@ -175,14 +184,42 @@ def _in_index(reference: str, index: Path, *, config: dict[str, object] | None =
     for shard in shards:
         if shard.parent != index.parent or not shard.is_file():
             raise CheckpointError(f"{index}: names the shard `{shard.name}`, which is not beside it")
-    if config is None and (index.parent / "config.json").is_file():
-        config = _read_json(index.parent / "config.json")
+    config = _config_in(index.parent) if config is None else config
     return Located(reference=reference, path=index.parent, weights=shards, config=config)
+
+
+def folder_config(folder: Path) -> dict[str, object]:
+    """Return the `config.json` of a folder, or its `open_clip_config.json`.
+
+    Raises:
+        CheckpointError: If there is none, or it is not a JSON object.
+    """
+    config = _config_in(folder)
+    if config is None:
+        raise CheckpointError(
+            f"{folder}: has no config.json", hint="name the architecture instead: `--arch NAME`"
+        )
+    return config
+
+
+def _config_in(folder: Path) -> dict[str, object] | None:
+    """Return what says which model a folder holds.
+
+    One that holds a model in two libraries' layouts is not open_clip's, which one has to install.
+    """
+    own, open_clip = folder / "config.json", folder / OPEN_CLIP_CONFIG
+    both = own.is_file() and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file())
+    if open_clip.is_file() and not both:
+        return _read_json(open_clip)
+    return _read_json(own) if own.is_file() else None
 
 
 def _read_json(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}"
+        raise CheckpointError(f"{path}: cannot be read as JSON: {json_problem(error)} at {place}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):

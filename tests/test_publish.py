@@ -229,8 +229,25 @@ def test_a_file_as_a_folder_is_refused(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(OutputError, match="is not writable"):
+    with pytest.raises(OutputError, match="cannot be written: Permission denied"):
         check_output(tmp_path / "locked" / "a.st", force=False)
+
+
+@pytest.mark.skipif(not Path("/proc/1").exists(), reason="needs /proc")
+def test_a_place_that_holds_no_files_is_refused_before_the_work():
+    with pytest.raises(OutputError, match=r"/proc/hydractl\.st: cannot be written") as caught:
+        check_output(Path("/proc/hydractl.st"), force=False)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_checking_an_output_changes_nothing(tmp_path, exists):
+    path = tmp_path / ("n" * 252 + ".st")
+    if exists:
+        path.write_bytes(b"old")
+    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()}
+    check_output(path, force=True)
+    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in tmp_path.iterdir()} == before
 
 
 @pytest.mark.skipif(not Path("/proc/1").exists(), reason="needs /proc")

@@ -117,7 +117,7 @@ def test_a_folder_that_transformers_wrote_around_a_timm_model_is_refused_by_name
         open_model(str(tmp_path / "m"))
 
 
-def test_a_folder_in_transformers_own_layout_is_refused_by_name(tmp_path):
+def test_a_folder_of_an_unknown_type_is_refused_by_name(tmp_path):
     import transformers
 
     config = transformers.ViTConfig(
@@ -129,9 +129,12 @@ def test_a_folder_in_transformers_own_layout_is_refused_by_name(tmp_path):
         patch_size=4,
     )
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "m")
-    with pytest.raises(UnsupportedModelError, match="models of type `vit` are not supported") as caught:
+    config.save_pretrained(tmp_path / "m")
+    altered = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(altered | {"model_type": "rwkv"}))
+    with pytest.raises(UnsupportedModelError, match="models of type `rwkv` are not supported") as caught:
         open_model(str(tmp_path / "m"))
-    assert str(caught.value.hint) == "supported families: timm-vit"
+    assert "timm-vit" in str(caught.value.hint)
 
 
 def test_shards_with_an_index(tmp_path):
@@ -204,8 +207,9 @@ def test_the_weights_of_an_architecture_go_with_it():
 @pytest.mark.parametrize("name", ["m.pth", "m.pt", "m.bin", "m.ckpt", "m.pkl"])
 def test_pickles_are_refused_by_name(tmp_path, name):
     torch.save({"a": torch.zeros(1)}, tmp_path / name)
-    with pytest.raises(CheckpointError, match="is a pickle, which can run code when it is read"):
+    with pytest.raises(CheckpointError, match="is a pickle, which can run code when it is read") as caught:
         locate(str(tmp_path / name))
+    assert f"hydractl import {tmp_path / name} --arch NAME" in caught.value.hint
 
 
 def folder_with(*names: str):
@@ -230,6 +234,10 @@ FOLDERS = {
         lambda p: (p.mkdir(), (p / "config.json").write_text("{")),
         "config.json: cannot be read as JSON",
     ),
+    "comma-config": (
+        lambda p: (p.mkdir(), (p / "config.json").write_text('{"a": 1,}')),
+        "cannot be read as JSON: a comma stands before the closing `}` at line 1 column",
+    ),
     "list-config": (
         lambda p: (p.mkdir(), (p / "config.json").write_text("[]")),
         "config.json: is not a JSON object",
@@ -239,6 +247,23 @@ FOLDERS = {
         "cannot be read as JSON",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("others", "command"),
+    [
+        (("pytorch_model.bin",), "hydractl import {}/pytorch_model.bin --arch NAME -o base.st"),
+        (("config.json",), "hydractl import FILE --arch {} -o base.st"),
+        (("config.json", "pytorch_model.bin"), "hydractl import {0}/pytorch_model.bin --arch {0} -o base.st"),
+    ],
+)
+def test_a_folder_without_safetensors_says_how_to_import(tmp_path, others, command):
+    for name in others:
+        (tmp_path / name).write_text("{}")
+
+    with pytest.raises(CheckpointError) as caught:
+        locate(str(tmp_path))
+    assert command.format(tmp_path) in caught.value.hint
 
 
 @pytest.mark.parametrize(("make", "message"), FOLDERS.values(), ids=FOLDERS)

@@ -11,7 +11,7 @@ import typer.core
 import typer.main
 
 from hydractl import __version__
-from hydractl.cli import demo, eval, finetune, fuse, inspect, prune, schema, score
+from hydractl.cli import demo, eval, finetune, fuse, import_, inspect, prune, schema, score
 from hydractl.cli.helptext import escaped, has_required, literal_help
 
 # 128 and the number of the signal, as a shell reports a program that it ended
@@ -19,7 +19,6 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 app = typer.Typer(
     name="hydractl",
-    help="Turn one trained transformer into a pruned, fused ensemble with calibrated uncertainty.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fuse": fuse.fuse,
     "eval": eval.evaluate,
     "inspect": inspect.inspect,
+    "import": import_.import_weights,
     "schema": schema.schema,
     "demo": demo.demo,
 }
@@ -51,7 +51,18 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Turn one trained transformer into a pruned, fused ensemble with calibrated uncertainty."""
+    """Turn one trained transformer into a pruned, fused ensemble with calibrated uncertainty.
+
+    Exit codes:
+      0 done
+      1 a bug
+      2 usage: options that are unknown or do not go together
+      3 an input that cannot be used, or an output that cannot be written (no folder, no permission, full disk)
+      4 the network or the Hub
+      5 a check failed (`--verify`, `eval --fail-if`), or training diverged
+      6 the output exists already
+      130 interrupted
+    """
 
 
 def command_tree() -> typer.core.TyperGroup:

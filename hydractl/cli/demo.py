@@ -6,14 +6,16 @@ import contextlib
 import os
 import shlex
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hydractl.cli.demo_findings import findings
 from hydractl.cli.options import ForceOpt, JsonOpt, QuietOpt, SeedOpt
-from hydractl.cli.output import Terminal, say
+from hydractl.cli.output import Terminal, say, written_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +52,8 @@ FINE_TUNING = (
 REMOVED, POOL, KEPT_BY_LAYER = "16", "32", "5"
 MEMBERS = range(3)
 NEAR = ("7=digits::classes=7", "8=digits::classes=8")
+REPORT = "report.json"
+SINGLE, ENSEMBLE, HYDRAS = "Single", "Deep Ensemble x3", ("Hydra (Taylor)", "Hydra (Circ)")
 FAR = ("photos=photos::limit=300", "noise=noise::limit=300")
 
 
@@ -86,20 +90,39 @@ def demo(
     # also makes the numbers those of any machine with the same processor, whatever its number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     prepare(out, force=force)
+    silent = json or quiet
     for part in plan(out, seed):
-        show(f"\n{part.title}", unless=json or quiet, style="bold")
+        show(f"\n{part.title}", unless=silent, style="bold")
         for command in part.commands:
+            last = command[0] == "eval"
             arguments = [
                 *command,
                 *(["--force"] if force else []),
-                *(["--json"] if json and command[0] == "eval" else []),
+                *(["--json"] if json and last else []),
+                *(["-q"] if quiet or not (last or (watched() and not json)) else []),
             ]
-            if quiet or command[0] != "eval":
-                arguments.append("-q")
-            show(f"$ hydractl {shlex.join(arguments)}", unless=json or quiet)
-            code = run(context.obj, arguments, loud=quiet or command[0] == "eval")
+            show(f"$ hydractl {shlex.join(arguments)}", unless=silent)
+            begun = time.monotonic()
+            code = run(context.obj, arguments, loud=quiet or last)
             if code:
                 raise typer.Exit(code)
+            show(f"done in {time.monotonic() - begun:.1f} s", unless=silent, style="dim")
+    if not silent:
+        conclude(out / REPORT)
+
+
+def watched() -> bool:
+    """Return whether somebody may be watching the steps at a terminal."""
+    return sys.stderr.isatty()
+
+
+def conclude(path: Path) -> None:
+    """Say in sentences what the table shows."""
+    from hydractl.manifest import Report
+
+    with written_out():
+        for sentence in findings(Report.read(path), single=SINGLE, ensemble=ENSEMBLE, hydras=HYDRAS):
+            sys.stdout.write(f"{sentence}\n")
 
 
 def plan(out: Path, seed: int) -> tuple[Part, ...]:
@@ -125,12 +148,12 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
     )
     compared = {
         "Single fine-tuned alike": tuned(["base"]),
-        "Deep Ensemble x3": ",".join(checkpoints(bases)),
+        ENSEMBLE: ",".join(checkpoints(bases)),
         "Deep Ensemble x3 fine-tuned alike": tuned(bases),
         "Taylor": tuned(taylor[:1]),
         "CircAvg": tuned(["circuit-best"]),
-        "Hydra (Taylor)": path("hydra-taylor.st"),
-        "Hydra (Circ)": path("hydra-circuit.st"),
+        HYDRAS[0]: path("hydra-taylor.st"),
+        HYDRAS[1]: path("hydra-circuit.st"),
     }
     return (
         Part(
@@ -178,8 +201,8 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
         Part(
             "Compare",
             (
-                ("eval", path("base.st"), "--name", "Single", "--data", TEST, *ood,
-                 *(f"--compare={name}={models}" for name, models in compared.items()), "-o", path("report.json")),
+                ("eval", path("base.st"), "--name", SINGLE, "--data", TEST, *ood,
+                 *(f"--compare={name}={models}" for name, models in compared.items()), "-o", path(REPORT)),
             ),
         ),
     )  # fmt: skip

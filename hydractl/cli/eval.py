@@ -11,22 +11,26 @@ from hydractl.cli.options import (
     DATA_METAVAR,
     ArchOpt,
     BatchSizeOpt,
+    ClassesOpt,
     DeviceOpt,
     DtypeOpt,
     ForceOpt,
     JsonOpt,
+    MaxLengthOpt,
     ModelArg,
     QuietOpt,
     SeedOpt,
+    TemplateOpt,
 )
 from hydractl.cli.output import Terminal, as_json, count, line, table
+from hydractl.progress import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from hydractl.manifest import Report, Row
+    from hydractl.manifest import Fingerprint, Report, Row
 
 TABLE, DATA = "Table", "Data"
 PERCENT = {"accuracy", "auroc", "fpr95", "aupr", "disagreement"}
@@ -93,7 +97,10 @@ def evaluate(
             "--save-predictions", metavar="PATH", help="Keep all predictions (safetensors).", show_default=False
         ),
     ] = None,
+    max_length: MaxLengthOpt = None,
     batch_size: BatchSizeOpt = 64,
+    classes: ClassesOpt = None,
+    template: TemplateOpt = None,
     device: DeviceOpt = "auto",
     dtype: DtypeOpt = None,
     arch: ArchOpt = None,
@@ -106,13 +113,18 @@ def evaluate(
 
     A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`.
 
+    Metrics: accuracy, brier, nll, ece, adaptive_ece; of members mutual_information, disagreement, entropy; with OOD data auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid; costs parameters, macs, latency_ms, latency_batch_ms.
+
     Examples:
       hydractl eval hydra.st --data digits::split=test,classes=0-6
       hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --fail-if 'auroc[near]<0.9' -o report.json
+      hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
+      hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
       hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=save_predictions if str(out) != "-" else out)
     from hydractl.data.reference import DataRef
+    from hydractl.stages.classes import Naming
     from hydractl.stages.condition import Condition
     from hydractl.stages.evaluate import EvalConfig, run_eval
     from hydractl.stages.evaluate_refs import NamedData, NamedModels
@@ -122,7 +134,7 @@ def evaluate(
         far=tuple(map(NamedData.parse, far or ())), compare=tuple(map(NamedModels.parse, compare or ())),
         name=name, arch=arch, metrics=None if metrics is None else tuple(metrics.split(",")),
         fail_if=tuple(map(Condition.parse, fail_if or ())), out=out, save_predictions=save_predictions,
-        batch_size=batch_size, device=device, dtype=dtype, latency=latency, bootstrap=bootstrap, seed=seed, force=force,
+        naming=Naming.parse(classes, template), max_length=max_length, batch_size=batch_size, device=device, dtype=dtype, latency=latency, bootstrap=bootstrap, seed=seed, force=force,
     )  # fmt: skip
     report = run_eval(config, terminal.progress())
     if json and terminal.speaks:
@@ -148,13 +160,40 @@ def render(document: Report, out: Console) -> None:
     sets = len(document.near) + len(document.far)
     tested = document.data.get("id")
     if tested is not None:
-        mean = f"; AUROC, FPR95 and AUPR are means over {sets} OOD sets" if sets > 1 else ""
-        line(out, f"{tested.reference}: {tested.count} samples{mean}. Acc, AUROC, FPR95, AUPR and DI in %")
+        line(out, f"{_samples(tested, ': ')}{_notes(document, sets)}")
     for kind, names in (("near", document.near), ("far", document.far)):
         for name in names:
             out.print(_ood_table(document, name, kind))
-    if any(row.members > 1 and row.values.keys() & MEMBER_COLUMNS for row in document.rows):
+    if _has_members(document):
         out.print(_member_table(document))
+
+
+def _notes(document: Report, sets: int) -> str:
+    """Return what must be known of the columns that are shown: which are means, and which are in %."""
+    ranked = [
+        label
+        for m, label in OOD_COLUMNS.items()
+        if any(m in row.means.get("all", {}) for row in document.rows)
+    ]
+    means = f"; {_listed(ranked)} {'are means' if len(ranked) > 1 else 'is a mean'} over {sets} OOD sets"
+    hidden = set() if _has_members(document) else set(MEMBER_COLUMNS)
+    shown = {m for row in document.rows for m in row.values.keys() - hidden}
+    shown |= {m for row in document.rows for values in row.ood.values() for m in values}
+    names = {**ID_COLUMNS, **OOD_COLUMNS, **MEMBER_COLUMNS}
+    shares = [label for m, label in names.items() if m in PERCENT & shown]
+    return (means if ranked and sets > 1 else "") + (f". {_listed(shares)} in %" if shares else "")
+
+
+def _samples(data: Fingerprint, between: str) -> str:
+    return data.reference + ("" if data.count is None else between + counted(data.count, "sample"))
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def _has_members(document: Report) -> bool:
+    return any(row.members > 1 and row.values.keys() & MEMBER_COLUMNS for row in document.rows)
 
 
 def _main_table(document: Report) -> object:
@@ -181,7 +220,7 @@ def _ood_table(document: Report, name: str, kind: str) -> object:
     labels = {**OOD_COLUMNS, **MEMBER_COLUMNS}
     rows = [[row.name, *(_with_interval(m, row, name) for m in known)] for row in document.rows]
     data = document.data[name]
-    title = f"{name} ({kind} OOD: {data.reference}, {data.count} samples)"
+    title = f"{name} ({kind} OOD: {_samples(data, ', ')})"
     return table(["model", *(labels[m] for m in known)], rows, title=title)
 
 

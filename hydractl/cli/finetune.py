@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from hydractl.cli.options import (
     DeviceOpt,
     ForceOpt,
     JsonOpt,
+    MaxLengthOpt,
     ModelArg,
     OutOpt,
     QuietOpt,
@@ -27,20 +29,47 @@ if TYPE_CHECKING:
 LEARN, TIME, WHAT, STOP = "Optimisation", "Length and batches", "What trains", "Evaluation and stopping"
 
 
+class RecipeName(StrEnum):
+    """The paper's recipes."""
+
+    imagenet1k = "imagenet1k"
+    cifar100 = "cifar100"
+    sst2 = "sst2"
+
+
+class OptimizerName(StrEnum):
+    """The optimisers."""
+
+    sgd = "sgd"
+    adamw = "adamw"
+
+
+class ScheduleName(StrEnum):
+    """What the learning rate does after the warm-up."""
+
+    constant = "constant"
+    cosine = "cosine"
+    linear = "linear"
+
+
+class PrecisionName(StrEnum):
+    """What the forward pass computes in."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
 def finetune(
     model: ModelArg,
     data: Annotated[str, typer.Option("--data", metavar=DATA_METAVAR, help="Labelled training data.")],
     val: Annotated[str, typer.Option("--val", metavar=DATA_METAVAR, help="Labelled validation data.")],
     out: OutOpt,
+    max_length: MaxLengthOpt = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe", metavar="NAME", help="imagenet1k or cifar100, as in the paper; options override it."
-        ),
+        RecipeName | None, typer.Option("--recipe", help="As in the paper; options override it.")
     ] = None,
     optimizer: Annotated[
-        str | None,
-        typer.Option("--optimizer", metavar="NAME", help="sgd or adamw (default).", rich_help_panel=LEARN),
+        OptimizerName | None, typer.Option("--optimizer", help="Default: adamw.", rich_help_panel=LEARN)
     ] = None,
     lr: Annotated[
         str | None,
@@ -60,13 +89,11 @@ def finetune(
         ),
     ] = None,
     momentum: Annotated[
-        float | None, typer.Option("--momentum", help="Of sgd (default 0.9).", rich_help_panel=LEARN)
+        float | None, typer.Option("--momentum", help="Of sgd only (default 0.9).", rich_help_panel=LEARN)
     ] = None,
     schedule: Annotated[
-        str | None,
-        typer.Option(
-            "--schedule", metavar="NAME", help="constant, cosine (default) or linear.", rich_help_panel=LEARN
-        ),
+        ScheduleName | None,
+        typer.Option("--schedule", help="After the warm-up (default: cosine).", rich_help_panel=LEARN),
     ] = None,
     warmup: Annotated[
         str | None,
@@ -99,12 +126,9 @@ def finetune(
         ),
     ] = None,
     precision: Annotated[
-        str | None,
+        PrecisionName | None,
         typer.Option(
-            "--precision",
-            metavar="NAME",
-            help="fp32 (default), or bf16 under autocast.",
-            rich_help_panel=LEARN,
+            "--precision", help="Default: fp32; bf16 computes under autocast.", rich_help_panel=LEARN
         ),
     ] = None,
     steps: Annotated[
@@ -175,7 +199,9 @@ def finetune(
     patience_delta: Annotated[
         float | None,
         typer.Option(
-            "--patience-delta", help="How much is an improvement (default 0).", rich_help_panel=STOP
+            "--patience-delta",
+            help="With `--early-stop`: how much is an improvement (default 0).",
+            rich_help_panel=STOP,
         ),
     ] = None,
     keep_best: Annotated[
@@ -204,30 +230,33 @@ def finetune(
 ) -> None:
     """Train a base or a member on labelled data; `arch:NAME` trains from random weights.
 
-    A run that was interrupted goes on where it was when the same command is given again.
+    A run that was interrupted goes on where it was when the same command is given again. Training that diverges
+    exits 5 and writes nothing.
 
     Examples:
       hydractl finetune member.st --data train/ --val val/ --lr 1e-4 --epochs 5 -o tuned.st
       hydractl finetune member.st --data train/ --val val/ --recipe imagenet1k -o tuned.st
+      hydractl finetune bert/ --data reviews.jsonl --val val.jsonl --recipe sst2 --max-length 128 -o base.st
       hydractl finetune arch:vit_tiny_patch16_224::num_classes=7 --data train/ --val val/ --seed 1 -o base.st
       torchrun --nproc-per-node 2 -m hydractl finetune member.st --data train/ --val val/ -o tuned.st
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
     from hydractl.data.reference import DataRef
     from hydractl.stages.finetune import FinetuneConfig, run_finetune
-    from hydractl.training.recipes import parse_names, parse_rates, parse_warmup, recipe_of
+    from hydractl.training.recipe_options import parse_names, parse_rates, parse_warmup
+    from hydractl.training.recipes import recipe_of
 
     overrides = {
-        "optimizer": optimizer, "lr": parse_rates(lr), "weight_decay": weight_decay, "momentum": momentum,
-        "schedule": schedule, "warmup": parse_warmup(warmup), "clip": clip, "label_smoothing": label_smoothing,
-        "dropout": dropout, "augment": parse_names("--augment", augment), "precision": precision, "steps": steps,
-        "epochs": epochs, "batch_size": batch_size, "accumulate": accumulate, "train": parse_names("--train", train),
+        "optimizer": optimizer and optimizer.value, "lr": parse_rates(lr), "weight_decay": weight_decay, "momentum": momentum,
+        "schedule": schedule and schedule.value, "warmup": parse_warmup(warmup), "clip": clip, "label_smoothing": label_smoothing,
+        "dropout": dropout, "augment": parse_names("--augment", augment), "precision": precision and precision.value,
+        "steps": steps, "epochs": epochs, "batch_size": batch_size, "accumulate": accumulate, "train": parse_names("--train", train),
         "last_blocks": last_blocks, "reset_head": reset_head, "eval_every": eval_every, "early_stop": early_stop,
         "patience_delta": patience_delta, "keep_best": keep_best,
     }  # fmt: skip
     config = FinetuneConfig(
         model=model, data=DataRef.parse(data), val=DataRef.parse(val), out=out, recipe=recipe_of(recipe, overrides), arch=arch,
-        save_every=save_every, seed=seed, device=device, force=force,
+        max_length=max_length, save_every=save_every, seed=seed, device=device, force=force,
     )  # fmt: skip
     report = run_finetune(config, terminal.progress())
     terminal.result(report, lambda out: render(report, out))

@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hydractl.cli.options import ForceOpt, JsonOpt, ModelsArg, OutOpt, QuietOpt, SeedOpt, VerifyOpt
+from hydractl.cli.options import (
+    ClassesOpt,
+    ForceOpt,
+    JsonOpt,
+    ModelsArg,
+    OutOpt,
+    QuietOpt,
+    SeedOpt,
+    TemplateOpt,
+    VerifyOpt,
+)
 from hydractl.cli.output import Terminal, line, size, table
+from hydractl.progress import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +40,8 @@ def fuse(
     mlp: Annotated[
         Mlp, typer.Option("--mlp", help="Average MLPs that differ, or keep each member's own.")
     ] = Mlp.merge,
+    classes: ClassesOpt = None,
+    template: TemplateOpt = None,
     seed: SeedOpt = 0,
     verify: VerifyOpt = True,
     force: ForceOpt = False,
@@ -43,11 +56,21 @@ def fuse(
     Examples:
       hydractl fuse a.st b.st c.st -o hydra.st
       hydractl fuse seed0.st seed1.st seed2.st --mlp keep -o ensemble.st
+      hydractl fuse clip0.st clip1.st clip2.st --classes cat,dog --template "A photo of a {label}." -o hydra.st
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
+    from hydractl.stages.classes import Naming
     from hydractl.stages.fuse import FuseConfig, run_fuse
 
-    config = FuseConfig(models=tuple(models), out=out, mlp=mlp.value, verify=verify, seed=seed, force=force)
+    config = FuseConfig(
+        models=tuple(models),
+        out=out,
+        mlp=mlp.value,
+        verify=verify,
+        seed=seed,
+        naming=Naming.parse(classes, template),
+        force=force,
+    )
     report = run_fuse(config, terminal.progress())
     terminal.result(report, lambda out: render(report, out))
 
@@ -62,8 +85,11 @@ def render(report: FuseReport, out: Console) -> None:
             [*rows, ("in all", str(sum(report.tensors.values())), size(total))],
         )
     )
-    line(out, f"{report.members} members take {size(report.members_bytes)} apart, {size(total)} fused")
-    line(out, f"Trunk: {report.trunk} of {report.layers} blocks run once")
+    line(
+        out,
+        f"{counted(report.members, 'member')} {'takes' if report.members == 1 else 'take'} {size(report.members_bytes)} apart, {size(total)} fused",
+    )
+    line(out, f"Trunk: {report.trunk} of {counted(report.layers, 'block')} run once")
     if report.gap is not None:
         line(
             out,

@@ -14,7 +14,8 @@ ModelArg = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A checkpoint, a folder in timm's layout, a Hub id `org/name[@revision]`, or `-`.",
+        help="A checkpoint, a folder in timm's layout (also `local-dir:PATH`), a Hub id `org/name[@revision]` "
+        "(also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.",
         show_default=False,
     ),
 ]
@@ -29,6 +30,24 @@ ArchOpt = Annotated[
         metavar="NAME[::K=V,...]",
         help="Architecture of a bare .safetensors file.",
         rich_help_panel="Model",
+    ),
+]
+ClassesOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--classes",
+        metavar="A,B,...|FILE",
+        help="Classes of a zero-shot model: names, or a file with one name a line.",
+        rich_help_panel="Zero-shot",
+    ),
+]
+TemplateOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template",
+        metavar="TEXT",
+        help='What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."',
+        rich_help_panel="Zero-shot",
     ),
 ]
 OutOpt = Annotated[
@@ -85,6 +104,15 @@ BatchSizeOpt = Annotated[
         "--batch-size", min=1, metavar="N", help="Samples in one forward pass.", rich_help_panel="Machine"
     ),
 ]
+MaxLengthOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        min=1,
+        metavar="N",
+        help="Tokens of a text at most; default: as many as the model reads.",
+    ),
+]
 VerifyOpt = Annotated[
     bool,
     typer.Option(
@@ -103,11 +131,18 @@ def budget_of(*, keep: int | None, remove: int | None, keep_fraction: float | No
     from hydractl.errors import UsageError
     from hydractl.heads.select import Budget
 
-    if keep is None and remove is None and keep_fraction is None:
+    options = {"--keep": keep, "--remove": remove, "--keep-fraction": keep_fraction}
+    given = [f"`{name}`" for name, value in options.items() if value is not None]
+    if not given:
         return None
-    try:
-        return Budget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)
-    except ValueError as error:
+    if len(given) > 1:
         raise UsageError(
-            str(error), hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`"
-        ) from error
+            f"{' and '.join(given)} exclude each other",
+            hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+        )
+    if keep_fraction is not None and not 0 < keep_fraction <= 1:
+        raise UsageError(
+            f"`--keep-fraction {keep_fraction:g}`: the share must be more than 0 and at most 1",
+            hint="`--keep 0` removes all heads; two thirds are `--keep-fraction 0.667`",
+        )
+    return Budget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)

@@ -214,6 +214,14 @@ def table(
     return Grid(columns=tuple(columns), rows=tuple(tuple(row) for row in rows), title=title, left=left)
 
 
+def model_cell(reference: str) -> str:
+    """Return what a table calls a model: an `arch:` reference without its options, `stdin` for standard input."""
+    name, options, _ = reference.partition("::")
+    return (
+        "stdin" if reference == "-" else f"{name}::..." if options and name.startswith("arch:") else reference
+    )
+
+
 def count(value: float) -> str:
     """Return a count with a unit prefix: 116.3 M, 46.17 G."""
     for unit in ("", " k", " M", " G", " T"):

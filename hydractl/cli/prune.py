@@ -23,7 +23,7 @@ from hydractl.cli.options import (
     VerifyOpt,
     budget_of,
 )
-from hydractl.cli.output import Terminal, count, line, size, table
+from hydractl.cli.output import Terminal, count, line, model_cell, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,10 +118,10 @@ def prune(
 
 def render(report: PruneReport, out: Console) -> None:
     """Show sizes before and after."""
-    rows = [(report.model, str(report.heads), *size_cells(report.base), "")]
+    rows = [(model_cell(report.model), str(report.heads), *size_cells(report.base), "")]
     rows += [
         (
-            str(m.path),
+            "stdout" if str(m.path) == "-" else str(m.path),
             str(m.heads_kept),
             *size_cells(m.size),
             "" if m.largest_difference is None else f"{m.largest_difference:.1e}",

@@ -8,27 +8,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hydractl.cli.options import (
+    BUDGET_PANEL,
     DATA_METAVAR,
     ArchOpt,
     BatchSizeOpt,
+    ClassesOpt,
     DeviceOpt,
     DtypeOpt,
     ForceOpt,
     JsonOpt,
-    KeepFractionOpt,
     KeepOpt,
+    MaxLengthOpt,
     ModelArg,
     OutOpt,
     QuietOpt,
     RemoveOpt,
     SeedOpt,
+    TemplateOpt,
     budget_of,
 )
 from hydractl.cli.output import Terminal, line, table
+from hydractl.progress import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hydractl.manifest import HeadScores
     from hydractl.stages.score import ScoreReport
 
 GREEDY, TAYLOR = "Circuit", "Taylor"
@@ -77,6 +82,7 @@ def score(
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="Use N samples of it, drawn with the seed."),
     ] = None,
+    max_length: MaxLengthOpt = None,
     objective: Annotated[
         ObjectiveName,
         typer.Option("--objective", help="What the kept heads should be good at.", rich_help_panel=GREEDY),
@@ -100,7 +106,28 @@ def score(
     ] = Scope.layer,
     keep: KeepOpt = None,
     remove: RemoveOpt = None,
-    keep_fraction: KeepFractionOpt = None,
+    keep_fraction: Annotated[
+        float | None,
+        typer.Option(
+            "--keep-fraction",
+            min=0.0,
+            max=1.0,
+            metavar="F",
+            help="Keep this share of all heads (default without a budget: 2/3).",
+            rich_help_panel=BUDGET_PANEL,
+        ),
+    ] = None,
+    towers: Annotated[
+        str | None,
+        typer.Option(
+            "--towers",
+            metavar="A,B",
+            help="Score the heads of these towers only (text, vision); the others keep all of theirs.",
+            rich_help_panel="Zero-shot",
+        ),
+    ] = None,
+    classes: ClassesOpt = None,
+    template: TemplateOpt = None,
     seed: SeedOpt = 0,
     arch: ArchOpt = None,
     batch_size: BatchSizeOpt = 64,
@@ -112,19 +139,24 @@ def score(
 ) -> None:
     """Score how much each attention head matters.
 
-    Without a budget two thirds of the heads are kept. A circuit run keeps a journal beside its output: interrupted and started again, it goes on where it was.
+    Without a budget two thirds of the heads are kept: a circuit run then orders the other third, and `prune` can remove
+    no more than these. A circuit run keeps a journal beside its output: interrupted and started again, it goes on where it was.
 
     Examples:
       hydractl score base.st --data val/ --ood places/ -o scores.json
       hydractl score base.st --method taylor --data train/ --limit 1024 --keep 8 -o scores.json
+      hydractl score clip/ --data val/ --objective acc --remove 24 --template "A photo of a {label}." -o scores.json
       hydractl score base.st --method random --seed 1 -o - | hydractl prune base.st --scores - --keep 8 -o member.st
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
+    from hydractl.stages.classes import Naming
     from hydractl.stages.score import ScoreConfig, run_score
 
     config = ScoreConfig(
         model=model, out=out, method=method.value, data=data, ood=ood, objective=objective.value, scope=scope.value,
-        budget=budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction), limit=limit, seed=seed, arch=arch,
+        budget=budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction), limit=limit,
+        max_length=max_length, towers=tuple(towers.split(",")) if towers else (),
+        naming=Naming.parse(classes, template), seed=seed, arch=arch,
         batch_size=batch_size, device=device, dtype=dtype, force=force,
     )  # fmt: skip
     report = run_score(config, terminal.progress())
@@ -147,10 +179,8 @@ def render(report: ScoreReport, out: Console) -> None:
         )
         if len(scores.removals) > HEADS_SHOWN:
             last = scores.removals[-1]
-            line(
-                out,
-                f"... {len(scores.removals)} removals; {scores.objective} {last.objective:.4f} after the last",
-            )
+            done = counted(len(scores.removals), "removal")
+            line(out, f"... {done}; {scores.objective} {last.objective:.4f} after the last")
     else:
         heads = sorted(
             (s, n, layer, h)
@@ -160,5 +190,16 @@ def render(report: ScoreReport, out: Console) -> None:
         )
         lowest = [(f"{n} {layer}.{h}", f"{s:.4g}") for s, n, layer, h in heads[:HEADS_SHOWN]]
         out.print(table(["lowest heads", "score"], lowest))
+    if report.default_budget:
+        line(out, _default_budget(scores))
     if str(report.path) != "-":
         line(out, f"Wrote {report.path}")
+
+
+def _default_budget(scores: HeadScores) -> str:
+    total = sum(len(row) for tower in scores.towers.values() for row in tower.scores)
+    if scores.removals is None:
+        done = "each layer was scored down to two thirds of its heads"
+    else:
+        done = f"{len(scores.removals)} of {counted(total, 'head')} were removed, two thirds stay"
+    return f"No budget given: {done}. `--keep N`, `--remove R` or `--keep-fraction F` sets another"

@@ -157,9 +157,12 @@ class HeadMaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMap:
-    """Ranks of one tower's heads, layers by heads: rank 1 matters most, bold in the first quarter, dim in the last."""
+    """Ranks of one tower's heads, layers by heads: rank 1 matters most, bold in the first quarter, dim in the last.
 
-    ranks: tuple[tuple[int, ...], ...]
+    A head without a rank is a `-`.
+    """
+
+    ranks: tuple[tuple[int | None, ...], ...]
     total: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -175,10 +178,16 @@ class RankMap:
             for layer, row in enumerate(self.ranks):
                 text = Text(f"{layer:>5}")
                 for head in shown:
-                    rank = row[head]
-                    style = "bold" if 4 * rank <= self.total else "dim" if 4 * rank > 3 * self.total else ""
-                    text.append(str(rank).rjust(width), style=style)
+                    text.append(self._cell(row[head]).rjust(width), style=self._style(row[head]))
                 yield text
+
+    def _cell(self, rank: int | None) -> str:
+        return "-" if rank is None else str(rank)
+
+    def _style(self, rank: int | None) -> str:
+        if rank is None or 4 * rank <= self.total:
+            return "bold"
+        return "dim" if 4 * rank > 3 * self.total else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,23 +28,26 @@ _AHEAD = 2
 """How many batches are decoded while one is in use."""
 
 
-class Batch(NamedTuple):
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Batch(NamedTuple, Generic[T_co]):
     """Some items of a data set.
 
     Attributes:
-        inputs: Shape (B, C, H, W), float32.
+        inputs: Images (B, C, H, W), float32, or what a text model takes by name, each (B, T), int64.
         labels: Shape (B,), int64, in the data set's own classes; None if it has no labels.
         indices: Shape (B,), int64, positions in the data set.
     """
 
-    inputs: Tensor
+    inputs: T_co
     labels: Tensor | None
     indices: Tensor
 
 
 def batches(
     dataset: ImageSet, transform: Transform, *, batch_size: int, indices: Sequence[int] | Tensor | None = None
-) -> Iterator[Batch]:
+) -> Iterator[Batch[Tensor]]:
     """Yield the items in the order of `indices`, the last batch as small as need be.
 
     Images are decoded and transformed by threads that run ahead; the random steps of an `EpochTransform`
@@ -60,7 +63,7 @@ def batches(
         DataError: If an image is missing or corrupt.
         ValueError: If `batch_size` or an index is out of range.
     """
-    order = _order(dataset, batch_size, indices)
+    order = checked_order(len(dataset), batch_size, indices)
     return _batches(dataset, transform, batch_size, order)
 
 
@@ -71,7 +74,7 @@ def tensor_cache(
     batch_size: int,
     indices: Sequence[int] | Tensor | None = None,
     limit_bytes: int = CACHE_BYTES,
-) -> Iterable[Batch]:
+) -> Iterable[Batch[Tensor]]:
     """Return batches that can be gone over again and again: held in memory if they fit, else decoded anew.
 
     Args:
@@ -85,7 +88,7 @@ def tensor_cache(
         DataError: If an image is missing or corrupt.
         ValueError: If `batch_size` or an index is out of range.
     """
-    order = _order(dataset, batch_size, indices)
+    order = checked_order(len(dataset), batch_size, indices)
     again = _Again(dataset, transform, batch_size, order)
     if not order:
         return ()
@@ -108,24 +111,29 @@ class _Again:
     batch_size: int
     order: Sequence[int]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch[Tensor]]:
         return _batches(self.dataset, self.transform, self.batch_size, self.order)
 
 
-def _order(dataset: ImageSet, batch_size: int, indices: Sequence[int] | Tensor | None) -> Sequence[int]:
+def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor | None) -> Sequence[int]:
+    """Return the positions that `indices` names out of 0..count-1, all of them if it is None.
+
+    Raises:
+        ValueError: If `batch_size` or an index is out of range.
+    """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}, must be at least 1")
     if indices is None:
-        return range(len(dataset))
+        return range(count)
     order: list[int] = indices.tolist() if isinstance(indices, Tensor) else list(indices)
-    if order and not 0 <= min(order) <= max(order) < len(dataset):
-        raise ValueError(f"an index is outside 0..{len(dataset) - 1}")
+    if order and not 0 <= min(order) <= max(order) < count:
+        raise ValueError(f"an index is outside 0..{count - 1}")
     return order
 
 
 def _batches(
     dataset: ImageSet, transform: Transform, batch_size: int, order: Sequence[int]
-) -> Iterator[Batch]:
+) -> Iterator[Batch[Tensor]]:
     for start, inputs in enumerate(
         _groups(_inputs(dataset, transform, order, _AHEAD * batch_size), batch_size)
     ):

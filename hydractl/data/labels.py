@@ -119,7 +119,9 @@ def _table(
     raise DataError(
         f"the data have {count} classes and the model {num_classes}; the model does not know {first}"
         + (f" and {len(unmatched) - _SHOWN} more" if len(unmatched) > _SHOWN else ""),
-        hint="name the classes as the model does, or choose some of them with `::classes=`",
+        hint="name the classes as the model does, or choose some of them with `::classes=`"
+        if model_labels
+        else f"set `num_classes={count}` in an `arch:` reference, or choose some of the data's classes with `::classes=`",
     )
 
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 HUB_PREFIX = "hf:"
+MOST_TEXTS = 2
 SOURCES_HINT = (
-    "DATA is `digits`, `photos`, `noise`, a folder with one sub-folder a class, "
+    "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `manual`, `letters`, a folder with one sub-folder a class, "
     "a .jsonl, .csv or .parquet file, or `hf:org/name`"
 )
 
@@ -29,20 +30,30 @@ class SourceKind(Enum):
     """Where the items come from; the value is how messages call it."""
 
     DIGITS = "`digits`"
+    SHAPES = "`shapes`"
     PHOTOS = "`photos`"
     NOISE = "`noise`"
+    REVIEWS = "`reviews`"
+    MANUAL = "`manual`"
+    LETTERS = "`letters`"
     FOLDER = "a folder"
     FILE = "a file"
     HUB = "a Hub data set"
 
 
+BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.SHAPES, SourceKind.PHOTOS, SourceKind.NOISE)
+BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.MANUAL, SourceKind.LETTERS)
 _COLUMNS = frozenset({"image", "label", "text"})
 _SELECTION = frozenset({"classes", "limit"})
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
+        SourceKind.SHAPES: _SELECTION | {"split", "domain"},
         SourceKind.PHOTOS: frozenset({"limit", "size"}),
         SourceKind.NOISE: frozenset({"limit", "size", "seed"}),
+        SourceKind.REVIEWS: _SELECTION | {"split", "domain"},
+        SourceKind.MANUAL: frozenset({"limit"}),
+        SourceKind.LETTERS: frozenset({"limit", "seed"}),
         SourceKind.FOLDER: _SELECTION | {"split"},
         SourceKind.FILE: _SELECTION | _COLUMNS,
         SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config"},
@@ -55,16 +66,17 @@ class DataRef:
     """A parsed DATA argument.
 
     Attributes:
-        source: `digits`, `photos`, `noise`, a path, or `hf:org/name[@revision]`.
+        source: `digits`, `shapes`, `photos`, `noise`, a path, or `hf:org/name[@revision]`.
         split: A part of the source: `train`, `val`, `test`, or a name that the source knows.
         config: Which configuration of a Hub data set.
         classes: Class names, numbers or inclusive ranges of numbers (`0-6`) to keep.
         limit: At most so many items, spread evenly over what is left.
         image: Column with the images.
         label: Column with the labels.
-        text: Column with the texts.
-        seed: What `noise` is drawn from.
+        text: Column with the texts, or `FIRST+SECOND` where an item is a pair of them.
+        seed: What `noise` and `letters` are drawn from.
         size: Side of `photos` and `noise`, in pixels.
+        domain: What `reviews` are of; `known` or `novel` ones of `shapes`.
 
     Raises:
         UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
@@ -80,6 +92,7 @@ class DataRef:
     text: str | None = None
     seed: int | None = None
     size: int | None = None
+    domain: str | None = None
 
     def __post_init__(self) -> None:
         self._check_source()
@@ -91,6 +104,11 @@ class DataRef:
                     f"{self.kind.value} reads {', '.join(sorted(allowed))}"
                 )
             _check_value(key, value)
+        if len(self.text_columns) > MOST_TEXTS or not all(self.text_columns):
+            raise UsageError(
+                f"`text={self.text}`: an item has one text or two",
+                hint="write text=COLUMN, or text=FIRST+SECOND for pairs",
+            )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -127,6 +145,7 @@ class DataRef:
             text=options.get("text"),
             seed=_number("seed", options),
             size=_number("size", options),
+            domain=options.get("domain"),
         )
 
     def __str__(self) -> str:
@@ -139,12 +158,17 @@ class DataRef:
     @property
     def kind(self) -> SourceKind:
         """Where the items come from, told by the form of the source alone."""
-        for kind in (SourceKind.DIGITS, SourceKind.PHOTOS, SourceKind.NOISE):
+        for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS):
             if kind.value == f"`{self.source}`":
                 return kind
         if self.source.startswith(HUB_PREFIX):
             return SourceKind.HUB
         return SourceKind.FILE if self.source.lower().endswith(FILE_SUFFIXES) else SourceKind.FOLDER
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns that `text` names: none, one or two."""
+        return () if self.text is None else tuple(self.text.split("+"))
 
     @property
     def repo_id(self) -> str:

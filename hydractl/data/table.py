@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hydractl.progress import Progress
 
 IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
+TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")
 LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
 UNKNOWN = -1
 """What Hub data sets write where a label is withheld."""
@@ -89,9 +90,12 @@ def image_column(columns: Sequence[str], *, wanted: str | None, where: str) -> s
     found = find_column(columns, wanted=wanted, usual=IMAGE_COLUMNS, role="image", where=where)
     if found is None:
         present = ", ".join(f"`{name}`" for name in columns)
+        text = next((name for name in TEXT_COLUMNS if name in columns), None)
         raise DataError(
             f"{where}: none of its columns ({present}) is called {', '.join(f'`{name}`' for name in IMAGE_COLUMNS)}",
-            hint="name the column with the images: `::image=COLUMN`",
+            hint=f"column `{text}` looks like texts, which this model cannot read"
+            if text
+            else "name the column with the images: `::image=COLUMN`",
         )
     return found
 
@@ -119,7 +123,7 @@ def read_labels(
                 f"{where}: row {row} has no usable label: {value!r}", hint="labels are names or whole numbers"
             )
     if all(value == UNKNOWN for value in values):
-        progress.warn(f"{where}: every label is {UNKNOWN}, so the images count as unlabelled")
+        progress.warn(f"{where}: every label is {UNKNOWN}, so the items count as unlabelled")
         return (), None
     top = len(names) - 1 if names is not None else None
     for row, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Local tables of images: .jsonl, .csv and .parquet files. Nothing is written, not even a cache."""
+"""Local tables of images or texts: .jsonl, .csv and .parquet files. Nothing is written, not even a cache."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydractl.data.items import Content
 from hydractl.data.reference import SOURCES_HINT, SourceKind
 from hydractl.data.table import LABEL_COLUMNS, TableSet, find_column, image_column, read_labels
-from hydractl.errors import DataError
+from hydractl.data.texts import Table, texts_of_table
+from hydractl.errors import DataError, json_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hydractl.data.reference import DataRef
+    from hydractl.data.texts import TextSet
     from hydractl.progress import Progress
 
     Rows = list[dict[str, object]]
@@ -26,18 +29,10 @@ def open_file(ref: DataRef, progress: Progress) -> TableSet:
     Raises:
         DataError: If the file is missing, malformed or empty, lacks a column, or names an image that is missing.
     """
-    path = Path(ref.source)
-    if path.is_dir():
-        raise DataError(
-            f"{path}: is a folder, not a file", hint=f"write `{path}/` to read it as a folder of images"
-        )
-    if not path.exists():
-        raise DataError(f"{path}: no such file", hint=SOURCES_HINT)
+    path = _existing(ref, Content.IMAGES)
     if path.suffix.lower() == ".parquet":
         return open_arrow(_read_parquet(path), ref, where=str(path), progress=progress)
-    rows = _read_csv(path) if path.suffix.lower() == ".csv" else _read_jsonl(path)
-    if not rows:
-        raise DataError(f"{path}: holds no row")
+    rows = _read_rows(path)
     columns = list(rows[0])
     image = image_column(columns, wanted=ref.image, where=str(path))
     label = find_column(columns, wanted=ref.label, usual=LABEL_COLUMNS, role="label", where=str(path))
@@ -56,6 +51,66 @@ def open_file(ref: DataRef, progress: Progress) -> TableSet:
         class_names=names,
         labels=labels,
     )
+
+
+def open_text_file(ref: DataRef, progress: Progress) -> TextSet:
+    """Return the texts that a file holds.
+
+    Raises:
+        DataError: If the file is missing, malformed or empty, lacks a column, or a cell is no text.
+    """
+    path = _existing(ref, Content.TEXTS)
+    if path.suffix.lower() == ".parquet":
+        return open_text_arrow(_read_parquet(path), ref, where=str(path), progress=progress)
+    rows = _read_rows(path)
+    table = Table(
+        columns=list(rows[0]),
+        read=lambda column: [row[column] for row in rows],
+        classes=lambda _: None,
+        where=str(path),
+        name=path.name,
+    )
+    return texts_of_table(table, ref, progress)
+
+
+def open_text_arrow(
+    # the library is untyped
+    dataset: Any,  # noqa: ANN401
+    ref: DataRef,
+    *,
+    where: str,
+    progress: Progress,
+) -> TextSet:
+    """Return the texts of a `datasets.Dataset`; a column within a column is named `OUTER.INNER`.
+
+    Args:
+        dataset: The rows.
+        ref: Names the columns.
+        where: What messages call the data.
+        progress: Hears warnings.
+
+    Raises:
+        DataError: If there is no row, a column is missing or holds something else.
+    """
+    import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
+
+    if len(dataset) == 0:
+        raise DataError(f"{where}: holds no row")
+    if any("." in name and name not in dataset.column_names for name in ref.text_columns):
+        dataset = dataset.flatten()
+
+    def classes(column: str) -> Sequence[str] | None:
+        feature = dataset.features[column]
+        return feature.names if isinstance(feature, datasets.ClassLabel) else None
+
+    table = Table(
+        columns=dataset.column_names,
+        read=lambda column: dataset[column][:],
+        classes=classes,
+        where=where,
+        name=where if ref.repo_id else Path(ref.source).name,
+    )
+    return texts_of_table(table, ref, progress)
 
 
 def open_arrow(
@@ -126,6 +181,17 @@ class _ImageCells:
         return cell
 
 
+def _existing(ref: DataRef, content: Content) -> Path:
+    path = Path(ref.source)
+    if path.is_dir():
+        raise DataError(
+            f"{path}: is a folder, not a file", hint=f"write `{path}/` to read it as a folder of {content}"
+        )
+    if not path.exists():
+        raise DataError(f"{path}: no such file", hint=SOURCES_HINT)
+    return path
+
+
 def _labels(
     values: Sequence[object] | None, *, names: Sequence[str] | None, where: str, progress: Progress
 ) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
@@ -145,6 +211,13 @@ def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[P
             )
         files.append(file)
     return files
+
+
+def _read_rows(path: Path) -> Rows:
+    rows = _read_csv(path) if path.suffix.lower() == ".csv" else _read_jsonl(path)
+    if not rows:
+        raise DataError(f"{path}: holds no row")
+    return rows
 
 
 def _read_csv(path: Path) -> Rows:
@@ -182,8 +255,12 @@ def _read_jsonl(path: Path) -> Rows:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
+            array = not rows and line.lstrip().startswith("[")
             raise DataError(
-                f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}"
+                f"{path}: line {number} is not JSON: {json_problem(error)} at column {error.colno}",
+                hint=f"each line is an object of its own; `jq -c '.[]' {path}` makes such lines of an array"
+                if array
+                else 'each line is an object of its own, for example {"image": "a.png", "label": "cat"}',
             ) from error
         if not isinstance(row, dict):
             raise DataError(f"{path}: line {number} is not a JSON object")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -36,6 +36,11 @@ class Side(NamedTuple):
     rope: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     table: torch.Tensor | None = None
+
+    @property
+    def members(self) -> int:
+        """G."""
+        return next((x.shape[0] for x in self[1:] if x is not None and x.shape[0] > 1), 1)
 
     def split(self, members: int) -> list[Side]:
         """Return each member's share."""
@@ -107,7 +112,12 @@ class HeadGroup(nn.Module):
 
     Covered: q, k and v fused or apart, biases or none, q/k norms of width K, rotary embeddings, padding masks, biases of
     the scores a head, an elementwise output gate.
+
+    Attributes:
+        along_heads: The linear layers whose output features are `(H K)`.
     """
+
+    along_heads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "gate")
 
     def __init__(self, parts: HeadParts) -> None:
         super().__init__()
@@ -175,11 +185,15 @@ class HeadGroup(nn.Module):
         return bias if mask is None else bias.masked_fill(~mask, torch.finfo(q.dtype).min)
 
     def _can_fold(self, asked: torch.Tensor, queries: slice | None, side: Side) -> bool:
-        """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own."""
+        """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own.
+
+        In training a key bias of its own would be left without a gradient.
+        """
         return (
             queries is not None
             and asked.shape[1] <= self.head_dim // 4
             and isinstance(self.k_norm, nn.Identity)
+            and not (self.k is not None and torch.is_grad_enabled())
             and side[1:] == NOTHING[1:]
             and (side.mask is None or side.mask.shape[-2] == 1)
         )
@@ -240,7 +254,7 @@ class HeadGroup(nn.Module):
         other.kept = tuple(self.kept[h] for h in positions)
         if self.qkv is not None:
             other.qkv = _rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
-        for name in ("q", "k", "v", "gate"):
+        for name in self.along_heads:
             if (layer := getattr(self, name)) is not None:
                 setattr(other, name, _rows(layer, rows))
         for name in ("q_bias", "v_bias"):
@@ -276,10 +290,13 @@ class Attention(nn.Module):
     def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
         """Return every head's output (B, T', H, K) of x (M B, T, D)."""
         groups = self.groups()
-        if len(groups) == 1:
+        if len(groups) == 1 and side.members == 1:
             return groups[0].attend(x, queries, side)
-        shares = zip(groups, split_batch(x, len(groups)), side.split(len(groups)), strict=True)
-        return torch.cat([group.attend(part, queries, own) for group, part, own in shares], dim=-2)
+        # members that have the same heads may still differ in what is beside the tokens
+        each = groups * side.members if len(groups) == 1 else groups
+        shares = zip(each, split_batch(x, len(each)), side.split(len(each)), strict=True)
+        found = [group.attend(part, queries, own) for group, part, own in shares]
+        return torch.cat(found, dim=0 if len(groups) == 1 else -2)
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return (M B, T', D) of z (B, T', H, K)."""

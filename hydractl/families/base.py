@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest import Architecture, Preprocess, TowerKeep
+    from hydractl.manifest import Architecture, Preprocess, Prompting, Tokenization, TowerKeep
 
 
 class Role(StrEnum):
@@ -51,6 +52,7 @@ class TowerLayout:
         attention: Prefixes, relative to the block's, of the attention and the norm before it.
         readout: Prefixes of what lies between the blocks and the classifier.
         head: Prefixes of the classifier.
+        embed: Prefixes of the embedding; where a model has one tower, what fits nothing else is the embedding.
     """
 
     block: str
@@ -59,6 +61,7 @@ class TowerLayout:
     mlp: tuple[str, ...]
     readout: tuple[str, ...]
     head: tuple[str, ...]
+    embed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +69,9 @@ class Described:
     """A model as its headers tell it."""
 
     architecture: Architecture
-    preprocess: Preprocess
+    preprocess: Preprocess | Tokenization
     labels: tuple[str, ...] = ()
+    prompting: Prompting | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,21 +82,28 @@ class Family:
         name: As stored in checkpoints.
         library: The distribution whose version matters.
         towers: Layout of each tower.
-        read_config: Turn a library folder's `config.json` into an architecture, its preprocessing and its labels.
+        read_config: Turn the `config.json` of a library's folder, and what lies beside it, into an architecture, its
+            preprocessing and its labels.
+        claims: Whether an architecture name is of this family; of several families the first in the table has it.
         describe: Turn an architecture name and its options into the same.
         build: Make the model with the given mask; on the meta device unless a state dict is given.
         initialise: Random weights by the library's own rules, from a seed.
-        matches: Whether a `config.json` is of this family's library.
+        matches: Whether a `config.json` is of this family.
+        scalars: Tensors without an axis, which a hydra holds as a vector of M.
+        adopt: Load a library's folder whose tensors have other names on disk than in memory; None where none have.
     """
 
     name: str
     library: str
     towers: Mapping[str, TowerLayout]
     matches: Callable[[Mapping[str, object]], bool]
-    read_config: Callable[[Mapping[str, object], str], Described]
+    claims: Callable[[str], bool]
+    read_config: Callable[[Mapping[str, object], Path], Described]
     describe: Callable[[str, Mapping[str, object]], Described]
     build: Callable[[Architecture, Mapping[str, TowerKeep], Mapping[str, torch.Tensor] | None], Model]
     initialise: Callable[[Architecture, int], dict[str, torch.Tensor]]
+    adopt: Callable[[Path, Architecture], dict[str, torch.Tensor]] | None = None
+    scalars: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,4 +140,6 @@ def locate(family: Family, name: str) -> Place:
             return Place(tower=tower, layer=None, part="head")
         if name.startswith(layout.readout):
             return Place(tower=tower, layer=None, part="readout")
+        if layout.embed and name.startswith(layout.embed):
+            return Place(tower=tower, layer=None, part="embed")
     return Place(tower=next(iter(family.towers)), layer=None, part="embed")

@@ -49,3 +49,9 @@ def split_batch(x: torch.Tensor, parts: int) -> Sequence[torch.Tensor]:
 def repeat_batch(x: torch.Tensor, times: int) -> torch.Tensor:
     """Return x (B, ...) `times` times over: (times B, ...)."""
     return x.unsqueeze(0).expand(times, *x.shape).flatten(0, 1)
+
+
+def cut_batch(inputs: Inputs, size: int) -> list[Inputs]:
+    """Cut the batch axis into pieces of `size`, the last as small as need be."""
+    bounds = range(0, batch_of(inputs), size)
+    return [map_inputs(lambda x, at=at: x[at : at + size], inputs) for at in bounds]  # type: ignore[misc]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, TensorSpec, spec_of, write_tensors
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.table import FAMILIES, family_for_config, family_of
+from hydractl.families.table import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.manifest import Header, InputFile, Kind, full_mask
 from hydractl.publish import is_stream
 from hydractl.source import Located, locate, parse_arch
@@ -35,13 +36,20 @@ class OpenModel:
     @property
     def name(self) -> str:
         """What to call the model in tables: its base name without the suffix."""
+        if self.reference.startswith("arch:"):
+            return without_folders(self.reference)
         return Path(self.reference).stem if self.checkpoint.paths[0].is_file() else self.reference
 
     def as_input(self, *, digest: str | None = None) -> InputFile:
         """Return the lineage entry of this file; `digest` stands in for one that is not known yet."""
-        path = Path(self.reference)
+        path = Path(without_folders(self.reference))
         name = "-" if is_stream(path) else path.name  # a shell numbers its pipes as it likes
         return InputFile(name=name, sha256=digest or self.checkpoint.digest, made_by=self.header.made_by)
+
+
+def without_folders(reference: str) -> str:
+    """Return an `arch:` reference with no more of a file's path than its last part; any other as it is."""
+    return re.sub(r"=[^,]*/", "=", reference) if reference.startswith("arch:") else reference
 
 
 def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> OpenModel:
@@ -72,7 +80,10 @@ def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> Ope
     described = _describe(located, arch)
     family = FAMILIES[described.architecture.family]
     header = _base_header(described)
-    check_tensors(checkpoint.name, checkpoint.specs, expected_specs(family, header))
+    expected = expected_specs(family, header)
+    if family.adopt is not None and located.config is not None and checkpoint.specs.keys() != expected.keys():
+        checkpoint = _adopted(family.adopt(located.path, described.architecture), checkpoint, header)
+    check_tensors(checkpoint.name, checkpoint.specs, expected)
     return OpenModel(reference=reference, checkpoint=checkpoint, header=header, family=family)
 
 
@@ -106,6 +117,7 @@ def build_checked(
 def expected_specs(family: Family, header: Header) -> dict[str, TensorSpec]:
     """Return the name and shape of every tensor that the architecture has under the header's first mask."""
     model = family.build(header.architecture, header.masks[0], None)
+    model.answer.expect(len(header.labels))
     return {name: spec_of(tensor) for name, tensor in model.library_state().items()}
 
 
@@ -141,20 +153,24 @@ def _shards(located: Located) -> tuple[Path, ...]:
 def _describe(located: Located, arch: str | None) -> Described:
     if arch is not None:
         name, options = parse_arch(arch)
-        return _any_family().describe(name, options)
+        return family_for_name(name).describe(name, options)
     if located.config is None:
         raise CheckpointError(
             f"{located.reference}: does not say which architecture it is",
             hint="add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
         )
     return family_for_config(located.config, where=str(located.path)).read_config(
-        located.config, str(located.path)
+        located.config, located.path
     )
 
 
-def _any_family() -> Family:
-    """Return the family that reads architecture names; today there is one."""
-    return next(iter(FAMILIES.values()))
+def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
+    """Return a checkpoint of ours with the tensors of a library's, which it still goes by."""
+    folder = ScratchFolder()
+    path = folder.path / "adopted.st"
+    with path.open("wb") as file:
+        write_tensors(file, state, header=header)
+    return replace(Checkpoint.open(path), name=original.name, scratch=folder, stands_for=original)
 
 
 def _base_header(described: Described) -> Header:
@@ -165,12 +181,14 @@ def _base_header(described: Described) -> Header:
         masks=(full_mask(architecture),),
         preprocess=described.preprocess,
         labels=described.labels,
+        prompting=described.prompting,
     )
 
 
 def _fresh(located: Located, seed: int) -> OpenModel:
-    family = _any_family()
-    described = family.describe(located.arch or "", located.options)
+    name = located.arch or ""
+    described = family_for_name(name).describe(name, located.options)
+    family = FAMILIES[described.architecture.family]
     header = _base_header(described)
     folder = ScratchFolder()
     path = folder.path / "fresh.st"

@@ -6,16 +6,59 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hydractl.manifest import Tokenization
+
 if TYPE_CHECKING:
-    from hydractl.manifest import Header
+    from hydractl.families.inputs import Inputs
+    from hydractl.manifest import Header, Preprocess
 
 TOLERANCE = 1e-5
+PROBE_TOKENS = 24
+BLANK_TOKENS = 128
 
 
-def probe_inputs(header: Header, *, batch: int = 2, seed: int = 0) -> torch.Tensor:
-    """Return standard normal images (B, C, height, width) for a model, fp32, a function of the seed alone."""
+def probe_inputs(header: Header, *, batch: int = 2, seed: int = 0) -> Inputs:
+    """Return random inputs for a model, a function of the seed alone.
+
+    Images are standard normal (B, C, height, width), fp32. Texts are random tokens (B, T), T at most `PROBE_TOKENS`, all
+    but the first of random length, so that padding is part of what is compared; a second segment begins halfway. A zero-shot
+    model is asked about images (B, ...) and texts (B, ...): its logits are (B, B).
+    """
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, *header.preprocess.input_size, generator=generator)
+    how = header.preprocess
+    if isinstance(how, Tokenization):
+        return _texts(how, batch, generator)
+    images = torch.randn(batch, *how.input_size, generator=generator)
+    if header.prompting is None:
+        return images
+    return {"pixel_values": images} | _texts(header.prompting.tokenization, batch, generator)
+
+
+def _texts(how: Tokenization, batch: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    length = min(PROBE_TOKENS, how.max_length) if how.padding == "longest" else how.max_length
+    ids = torch.randint(how.vocab_size, (batch, length), generator=generator)
+    ids[ids == how.pad_id] = (how.pad_id + 1) % how.vocab_size
+    lengths = torch.randint(1, length + 1, (batch,), generator=generator)
+    lengths[:1] = length
+    positions = torch.arange(length)
+    kept = positions < lengths[:, None]
+    segments = (kept & (positions >= length // 2)).long()
+    return _named(how, ids.masked_fill(~kept, how.pad_id), kept.long(), segments)
+
+
+def blank_inputs(how: Preprocess | Tokenization, batch: int, *, device: torch.device | str) -> Inputs:
+    """Return inputs to measure cost with: images (B, C, height, width), or texts of `BLANK_TOKENS` tokens at most."""
+    if not isinstance(how, Tokenization):
+        return torch.zeros(batch, *how.input_size, device=device)
+    ids = torch.zeros(batch, min(BLANK_TOKENS, how.max_length), dtype=torch.long, device=device)
+    return _named(how, ids + (how.pad_id + 1) % how.vocab_size, torch.ones_like(ids), ids)
+
+
+def _named(
+    how: Tokenization, ids: torch.Tensor, kept: torch.Tensor, segments: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    named = {"attention_mask": kept, "token_type_ids": segments}
+    return {"input_ids": ids} | {name: named[name] for name in how.names}
 
 
 def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -66,6 +66,8 @@ def fill(library: nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
 def part(library: nn.Module, keep: Callable[[str], bool]) -> Any:  # noqa: ANN401 - libraries are untyped
     """Return a library model with only the children, parameters and buffers whose dotted names `keep` accepts.
 
+    `keep` is asked of tensors and of modules without children.
+
     Its methods run unchanged; what was left out belongs to another part. What is absent in the library (None) stays None.
     """
     return _part(library, "", keep)
@@ -77,24 +79,22 @@ def _part(module: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Modul
         found.__dict__[kind] = {
             n: v if v is None or keep(path + n) else None for n, v in getattr(module, kind).items()
         }
-    children: dict[str, nn.Module | None] = {}
-    for name, child in module._modules.items():
-        if child is None or keep(path + name):
-            children[name] = child
-        elif any(keep(f"{path}{name}.{inner}") for inner, _ in _named_parts(child)):
-            children[name] = _part(child, f"{path}{name}.", keep)
-        else:
-            children[name] = None
-    found.__dict__["_modules"] = children
+    found.__dict__["_modules"] = {
+        n: None if child is None else _kept(child, path + n, keep) for n, child in module._modules.items()
+    }
     return found
 
 
-def _named_parts(module: nn.Module) -> list[tuple[str, object]]:
-    return [
-        *((n, m) for n, m in module.named_modules() if n),
-        *module.named_parameters(),
-        *module.named_buffers(),
+def _kept(child: nn.Module, path: str, keep: Callable[[str], bool]) -> nn.Module | None:
+    """Return the child itself where all of it is kept, a copy with what is kept of it, or None."""
+    inner = [
+        *(n for n, m in child.named_modules() if n and not m._modules),
+        *(n for n, _ in (*child.named_parameters(), *child.named_buffers())),
     ]
+    kept = [keep(f"{path}.{n}") for n in inner] or [keep(path)]
+    if all(kept):
+        return child
+    return _part(child, f"{path}.", keep) if any(kept) else None
 
 
 def _submodule(library: nn.Module, path: str) -> nn.Module | None:

@@ -6,7 +6,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UnsupportedModelError
+from hydractl.families.openclip import OPENCLIP, OPENCLIP_CUSTOM_TEXT
+from hydractl.families.timm_eva import TIMM_EVA
 from hydractl.families.timm_vit import TIMM_VIT
+from hydractl.families.transformers_bert import BERT, ELECTRA, ROBERTA
+from hydractl.families.transformers_clip import CLIP, SIGLIP
+from hydractl.families.transformers_deberta import DEBERTA
+from hydractl.families.transformers_distilbert import DISTILBERT
+from hydractl.families.transformers_modernbert import MODERNBERT
+from hydractl.families.transformers_mpnet import MPNET
+from hydractl.families.transformers_refused import REFUSED
+from hydractl.families.transformers_vision_models import BEIT, DEIT, DINOV2, DINOV2_REGISTERS, TOWER, VIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +24,32 @@ if TYPE_CHECKING:
     from hydractl.families.base import Family
     from hydractl.manifest import Architecture
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in (TIMM_VIT,)})
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.name: family
+        for family in (
+            CLIP,
+            SIGLIP,
+            BERT,
+            ROBERTA,
+            ELECTRA,
+            DISTILBERT,
+            MODERNBERT,
+            DEBERTA,
+            MPNET,
+            VIT,
+            DEIT,
+            BEIT,
+            DINOV2,
+            DINOV2_REGISTERS,
+            TOWER,
+            OPENCLIP,
+            OPENCLIP_CUSTOM_TEXT,
+            TIMM_EVA,
+            TIMM_VIT,
+        )
+    }
+)
 
 
 def family_of(architecture: Architecture) -> Family:
@@ -32,6 +67,16 @@ def family_of(architecture: Architecture) -> Family:
     return family
 
 
+def family_for_name(name: str) -> Family:
+    """Return the family that reads an architecture name; timm's comes last and takes any.
+
+    Raises:
+        UnsupportedModelError: If heads cannot be cut in it.
+    """
+    _refuse(name, where=name)
+    return next(family for family in FAMILIES.values() if family.claims(name))
+
+
 def family_for_config(config: Mapping[str, object], *, where: str) -> Family:
     """Return the family whose library wrote a `config.json`.
 
@@ -41,8 +86,14 @@ def family_for_config(config: Mapping[str, object], *, where: str) -> Family:
     for family in FAMILIES.values():
         if family.matches(config):
             return family
+    _refuse(config.get("model_type"), where=where)
     kind = config.get("model_type") or config.get("architectures") or "unknown"
     raise UnsupportedModelError(
         f"{where}: models of type `{kind}` are not supported",
         hint=f"supported families: {', '.join(FAMILIES)}",
     )
+
+
+def _refuse(kind: object, *, where: str) -> None:
+    if isinstance(kind, str) and (reason := REFUSED.get(kind)):
+        raise UnsupportedModelError(f"{where}: models of type `{kind}` are not supported: {reason}")

@@ -58,10 +58,10 @@ class PreNormBlock(Block):
     drop_path1: nn.Module
     drop_path2: nn.Module
 
-    def __init__(self, library: Any, kept: tuple[int, ...]) -> None:  # noqa: ANN401 - timm is untyped
+    def __init__(self, library: Any, attn: HeadGroup) -> None:  # noqa: ANN401 - timm is untyped
         super().__init__()
         for name, child in library.named_children():
-            self.add_module(name, Attention([head_group(child, kept)]) if name == "attn" else child)
+            self.add_module(name, Attention([attn]) if name == "attn" else child)
 
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
         """See `Block.heads`."""
@@ -89,7 +89,9 @@ class ResPostNormBlock(PreNormBlock):
 def wrap(library: Any, kept: Sequence[tuple[int, ...]]) -> Model:  # noqa: ANN401 - timm is untyped
     """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
     blocks = [
-        (ResPostNormBlock if isinstance(block, ResPostBlock) else PreNormBlock)(block, heads)
+        (ResPostNormBlock if isinstance(block, ResPostBlock) else PreNormBlock)(
+            block, head_group(block.attn, heads)
+        )
         for block, heads in zip(library.blocks, kept, strict=True)
     ]
     names = {"attn.members.0.": "blocks.{layer}.attn.", "": "blocks.{layer}."}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
-from hydractl.families.inputs import Inputs, map_inputs, repeat_batch, split_batch
+from hydractl.families.inputs import Inputs, batch_of, map_inputs, repeat_batch, split_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -183,12 +183,34 @@ class Tower(nn.Module):
             yield self.names[ours].format(layer=layer) + name.removeprefix(ours), tensor
 
 
+class Answer(nn.Module):
+    """How towers' outputs become logits. This one: there is one tower, and its readout gives them.
+
+    State-dict names are the library's. `fixed` names the towers that are always asked the same.
+    """
+
+    fixed: frozenset[str] = frozenset()
+
+    def route(self, inputs: Inputs, towers: Sequence[str]) -> dict[str, Inputs]:
+        """Return what each tower is asked; a tower that is not needed is left out."""
+        return {towers[0]: inputs}
+
+    def expect(self, labels: int) -> None:
+        """Make room on the meta device for what is stored of `labels` named classes."""
+
+    def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return logits (k, B, C) of towers' outputs (k or 1, N, F), for k variants of one of the towers."""
+        (logits,) = outputs.values()
+        return logits
+
+
 class Towers(nn.Module):
     """Named towers with one dtype and one place: what a member and a hydra have in common."""
 
-    def __init__(self, towers: Mapping[str, Tower]) -> None:
+    def __init__(self, towers: Mapping[str, Tower], answers: Sequence[Answer]) -> None:
         super().__init__()
         self.towers = nn.ModuleDict(towers)
+        self.answers = nn.ModuleList(answers)
 
     def tower(self, name: str | None = None) -> Tower:
         """Return a tower by name, or the only one."""
@@ -198,6 +220,23 @@ class Towers(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of the weights, which inputs are cast to."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
+    def run_tower(self, name: str, inputs: Inputs) -> list[torch.Tensor]:
+        """Return each member's outputs (1, B, F) of a tower for inputs (B, ...)."""
+        found: torch.Tensor = self.tower(name)(inputs)
+        members, batch = len(self.answers), batch_of(inputs)
+        if found.shape[0] == batch * members:
+            return list(found.reshape(members, 1, batch, found.shape[-1]).unbind(0))
+        return [found.unsqueeze(0)] * members
+
+    def member_logits(self, inputs: Inputs) -> torch.Tensor:
+        """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""
+        answers = [cast("Answer", answer) for answer in self.answers]
+        outputs: list[dict[str, torch.Tensor]] = [{} for _ in answers]
+        for name, asked in answers[0].route(self.adapted(inputs), list(self.towers)).items():
+            for own, share in zip(outputs, self.run_tower(name, asked), strict=True):
+                own[name] = share
+        return torch.cat([answer(own) for answer, own in zip(answers, outputs, strict=True)])
 
     def adapted(self, inputs: Inputs) -> Inputs:
         """Return inputs in the dtype of the weights; ids stay whole numbers."""
@@ -213,15 +252,25 @@ class Towers(nn.Module):
 class Model(Towers):
     """A base or a member, whose forward pass equals the library's own."""
 
+    def __init__(self, towers: Mapping[str, Tower], answer: Answer | None = None) -> None:
+        super().__init__(towers, [Answer() if answer is None else answer])
+
+    @property
+    def answer(self) -> Answer:
+        """How towers' outputs become logits."""
+        return cast("Answer", self.answers[0])
+
+    def routed(self, inputs: Inputs) -> dict[str, Inputs]:
+        """Return what each tower is asked; a tower that is not needed is left out."""
+        return self.answer.route(self.adapted(inputs), list(self.towers))
+
     def forward(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (B, C); inputs are cast to the dtype of the weights."""
-        logits: torch.Tensor = self.tower()(self.adapted(inputs))
-        return logits
-
-    def member_logits(self, inputs: Inputs) -> torch.Tensor:
-        """Return logits (M, B, C); M = 1 here."""
-        return self.forward(inputs).unsqueeze(0)
+        return self.member_logits(inputs).squeeze(0)
 
     def library_state(self) -> dict[str, torch.Tensor]:
         """Return parameters and persistent buffers under the library's state-dict names, not detached."""
-        return dict(pair for tower in self.towers.values() for pair in cast("Tower", tower).library_tensors())
+        tensors = dict(
+            pair for tower in self.towers.values() for pair in cast("Tower", tower).library_tensors()
+        )
+        return tensors | self.answer.state_dict(keep_vars=True)

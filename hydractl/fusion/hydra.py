@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from hydractl.errors import CheckpointError
-from hydractl.families.inputs import Inputs, batch_of
 from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
 from hydractl.families.table import family_of
 from hydractl.families.tower import Towers
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Model
     from hydractl.manifest import Header
 
@@ -49,15 +49,9 @@ class Hydra(Towers):
             members: Built by one family from one architecture, M >= 1.
         """
         names = list(members[0].towers)
-        super().__init__({name: assemble([m.tower(name) for m in members]) for name in names})
+        towers = {name: assemble([m.tower(name) for m in members]) for name in names}
+        super().__init__(towers, [m.answer for m in members])
         self.members = len(members)
-
-    def member_logits(self, inputs: Inputs) -> torch.Tensor:
-        """Return each member's logits (M, B, C) for inputs (B, ...)."""
-        logits: torch.Tensor = self.tower()(self.adapted(inputs))
-        if logits.shape[0] == batch_of(inputs) * self.members:
-            return logits.reshape(self.members, -1, logits.shape[-1])
-        return logits.unsqueeze(0).expand(self.members, *logits.shape)
 
     def forward(self, inputs: Inputs) -> HydraOutput:
         """Return the ensemble's log-probabilities and the members' logits for inputs (B, ...)."""

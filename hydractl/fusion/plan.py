@@ -38,14 +38,22 @@ def fused_spec(family: Family, name: str, fate: Fate, members: Sequence[TensorSp
     return TensorSpec(first.dtype, tuple(shape))
 
 
-def trunk_length(family: Family, fates: Mapping[str, Fate], layers: int) -> int:
-    """Return how many leading blocks run once: those before the first grouped tensor, 0 if the embedding is grouped."""
-    trunk = layers
+def trunk_length(family: Family, fates: Mapping[str, Fate], layers: Mapping[str, int]) -> int:
+    """Return how many blocks run once, over all towers: in each those before its first grouped tensor.
+
+    Args:
+        family: Says where tensors stand.
+        fates: Of all tensors.
+        layers: How many blocks each tower has.
+    """
+    trunks = dict(layers)
     for name, fate in fates.items():
-        if fate == Fate.GROUPED:
-            place = locate(family, name)
-            trunk = min(trunk, 0 if place.part == "embed" else layers if place.layer is None else place.layer)
-    return trunk
+        place = locate(family, name)
+        if fate == Fate.GROUPED and place.part == "embed":
+            trunks[place.tower] = 0
+        elif fate == Fate.GROUPED and place.layer is not None:
+            trunks[place.tower] = min(trunks[place.tower], place.layer)
+    return sum(trunks.values())
 
 
 def member_widths(family: Family, header: Header, name: str, length: int) -> list[int]:
@@ -87,5 +95,5 @@ def split_members(
         axis = group_axis(family, name)
         widths = member_widths(family, header, name, tensor.shape[axis])
         for member, part in zip(members, tensor.split(widths, dim=axis), strict=True):
-            member[name] = part.contiguous()
+            member[name] = part.reshape(()) if name in family.scalars else part.contiguous()
     return members

@@ -78,8 +78,7 @@ def sample_masks(
     if distinct < sampling.members:
         raise ValueError(
             f"{sampling.members} members need as many different masks, but removing {count} of the "
-            f"{len(candidates)} pool heads in layers from {start} on gives {distinct}; "
-            "use a larger pool, fewer members or an earlier layer to diverge from"
+            f"{len(candidates)} pool heads in layers from {start} on gives {distinct}"
         )
     base = drop_heads(full_mask(shape), trunk)
     return tuple(drop_heads(base, heads) for heads in _distinct_draws(candidates, count, sampling=sampling))

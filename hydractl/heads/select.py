@@ -61,6 +61,13 @@ class Budget:
         if self.keep_fraction is not None and not 0 < self.keep_fraction <= 1:
             raise ValueError(f"keep_fraction must lie in (0, 1], got {self.keep_fraction}")
 
+    @property
+    def typed(self) -> str:
+        """The option that gives this budget, for messages."""
+        if self.keep_per_layer is not None:
+            return f"--keep {self.keep_per_layer}"
+        return f"--keep-fraction {self.keep_fraction:g}" if self.remove is None else f"--remove {self.remove}"
+
     def removals(self, towers: Shape) -> int:
         """Return how many heads go in all, over all towers.
 

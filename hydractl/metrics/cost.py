@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def count_macs(fn: Callable[..., object], *args: Tensor) -> int:
+def count_macs(fn: Callable[..., object], *args: object) -> int:
     """Return the multiply-accumulates of one call, without gradients.
 
     Matrix products, convolutions and attention are counted, as half of torch's FLOP counter; norms,

@@ -25,11 +25,12 @@ from hydractl.scoring.objective import OBJECTIVES, Outcomes, first_best, outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Block, Stream, Tower
     from hydractl.progress import Progress
     from hydractl.scoring.job import Samples
 
-_Logits: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+_Logits: TypeAlias = "Callable[[Inputs], torch.Tensor]"
 
 STREAM_ELEMENTS = 1 << 18
 """How many elements of a stream run side by side: enough to fill a matrix product, small enough to stay in cache."""
@@ -65,10 +66,7 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
             removal = Removal(tower=best.tower, layer=best.layer, head=best.head, objective=values[best])
             removals.append(removal)
             job.log.record(removal)
-    tables = {
-        n: [[float(job.budget)] * t.num_heads for _ in range(t.layers)]
-        for n, t in job.architecture.towers.items()
-    }
+    tables = {n: [[float(job.budget)] * t.num_heads for _ in range(t.layers)] for n, t in job.scored.items()}
     for step, removal in enumerate(removals):
         tables[removal.tower][removal.layer][removal.head] = float(step)
     return Ranking(scores=tables, removals=tuple(removals), baseline=baseline)
@@ -82,16 +80,19 @@ class Circuit:
         self.objective = OBJECTIVES[job.objective]
         self.id_data = job.id_data
         self.ood_data = job.ood_data if self.objective.needs_ood else ()
+        self.towers = tuple(job.scored)
         self.left = {
             name: [list(range(t.num_heads)) for _ in range(t.layers)]
             for name, t in job.architecture.towers.items()
         }
+        self._held: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def candidates(self) -> list[Head]:
         """Return the heads that are still there, in order."""
         return [
             Head(tower, i, h)
             for tower, layers in self.left.items()
+            if tower in self.towers
             for i, heads in enumerate(layers)
             for h in heads
         ]
@@ -104,6 +105,7 @@ class Circuit:
             [i for i, h in enumerate(heads) if h != head.head]
         )
         heads.remove(head.head)
+        self._held.clear()
 
     def value(self) -> float:
         """Return the objective of the circuit as it is."""
@@ -119,20 +121,36 @@ class Circuit:
         _, ood_scores = _gather(self.ood_data, logits_of)
         return Outcomes(hits, id_scores, ood_scores)
 
-    def _without_each(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _without_each(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (K, B, C) of one batch: candidate k's are those of the circuit without its head."""
-        tower = self.model.tower()
-        stream = tower.embed(inputs)
-        logits: list[torch.Tensor] = []
-        for layer, block in enumerate(tower.layers()):
-            queries = tower.queries(layer)
-            z = block.heads(stream, queries)
-            y = block.project(z)
-            if queries is not None:
-                stream = stream.with_tokens(stream.tokens[:, queries])
-            logits.extend(without_heads(tower, layer, Entered(block, stream, z, y)))
-            stream = block.join(stream, y)
-        return torch.cat(logits)
+        whole: dict[str, torch.Tensor] = {}
+        without: dict[str, torch.Tensor] = {}
+        for name, asked in self.model.routed(inputs).items():
+            found = self._held.get(name)
+            if found is None:
+                found = tower_without_each(self.model.tower(name), asked)
+            if name in self.model.answer.fixed:
+                self._held[name] = found
+            whole[name], without[name] = found
+        return torch.cat(
+            [self.model.answer(whole | {name: without[name]}) for name in self.left if name in self.towers]
+        )
+
+
+def tower_without_each(tower: Tower, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tower's outputs (1, N, F), and those (K, N, F) without each of its K heads in turn."""
+    stream = tower.embed(inputs)
+    outputs: list[torch.Tensor] = []
+    for layer, block in enumerate(tower.layers()):
+        queries = tower.queries(layer)
+        z = block.heads(stream, queries)
+        y = block.project(z)
+        if queries is not None:
+            stream = stream.with_tokens(stream.tokens[:, queries])
+        outputs.extend(without_heads(tower, layer, Entered(block, stream, z, y)))
+        stream = block.join(stream, y)
+    whole = tower.finish(stream).unsqueeze(0)
+    return whole, torch.cat(outputs) if outputs else whole[:0]
 
 
 class Entered(NamedTuple):
@@ -145,7 +163,7 @@ class Entered(NamedTuple):
 
 
 def without_heads(tower: Tower, layer: int, entered: Entered) -> Iterator[torch.Tensor]:
-    """Yield logits (k, B, C) of the model without each head of a layer in turn, several heads side by side."""
+    """Yield the tower's outputs (k, N, F) without each head of a layer in turn, several heads side by side."""
     block, stream, z, y = entered
     group = block.attn.groups()[0]
     side_by_side = max(1, STREAM_ELEMENTS // y.numel())
@@ -153,8 +171,8 @@ def without_heads(tower: Tower, layer: int, entered: Entered) -> Iterator[torch.
         heads = range(begin, min(begin + side_by_side, group.heads))
         rest = torch.cat([y - group.head_term(z, head) for head in heads])
         joined = block.join(stream.tile(len(heads)), rest)
-        logits = tower.resume(joined, layer + 1)
-        yield logits.reshape(len(heads), -1, logits.shape[-1])
+        outputs = tower.resume(joined, layer + 1)
+        yield outputs.reshape(len(heads), -1, outputs.shape[-1])
 
 
 def _gather(data: Iterable[Samples], logits_of: _Logits) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.base import Family
+    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Model
-    from hydractl.manifest import Architecture, Removal
+    from hydractl.manifest import Architecture, Removal, TowerHeads
     from hydractl.progress import Progress
 
 
 class Samples(NamedTuple):
     """One batch as methods see it: inputs (B, ...) on the model's device and dtype, labels (B,) or None."""
 
-    inputs: torch.Tensor
+    inputs: Inputs
     labels: torch.Tensor | None
 
 
@@ -72,6 +73,7 @@ class ScoreJob:
         budget: How many heads a greedy method removes.
         objective: `acc`, `ood` or `avg`, for greedy methods.
         scope: `layer` or `global`, for Taylor.
+        towers: Those whose heads are scored; empty for all.
         seed: Of everything random.
         log: Where greedy methods write down each removal.
     """
@@ -85,8 +87,14 @@ class ScoreJob:
     budget: int = 0
     objective: str = "avg"
     scope: str = "layer"
+    towers: tuple[str, ...] = ()
     seed: int = 0
     log: Log = field(default_factory=Forgetful)
+
+    @property
+    def scored(self) -> Mapping[str, TowerHeads]:
+        """The towers whose heads are scored."""
+        return {n: t for n, t in self.architecture.towers.items() if not self.towers or n in self.towers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +102,7 @@ class Ranking:
     """A method's answer.
 
     Attributes:
-        scores: For each tower L rows of H scores, higher is more important.
+        scores: For each scored tower L rows of H scores, higher is more important.
         removals: For greedy methods the order in which heads went, with the objective after each.
         baseline: For greedy methods the objective with every head.
     """

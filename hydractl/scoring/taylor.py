@@ -25,10 +25,8 @@ def score_taylor(job: ScoreJob, progress: Progress) -> Ranking:
     layer's lowest-scored heads but `keep` are removed, and the next layer's gradients are computed without them.
     With `global` all layers are scored at once on the whole model. Of equal scores the lower head goes first.
     """
-    tables = {
-        name: [[0.0] * t.num_heads for _ in range(t.layers)] for name, t in job.architecture.towers.items()
-    }
-    places = [(tower, layer) for tower, t in job.architecture.towers.items() for layer in range(t.layers)]
+    tables = {name: [[0.0] * t.num_heads for _ in range(t.layers)] for name, t in job.scored.items()}
+    places = [(tower, layer) for tower, t in job.scored.items() for layer in range(t.layers)]
     if job.scope == "global":
         for (tower, layer), scores in _scored(job, places).items():
             tables[tower][layer] = scores

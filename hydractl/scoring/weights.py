@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def score_random(job: ScoreJob, _: Progress) -> Ranking:
     """Draw every score uniformly from [0, 1), a function of the seed alone."""
     draw = random.Random(f"scores-{job.seed}").random  # noqa: S311 - reproducible, not secret
-    towers = job.architecture.towers
+    towers = job.scored
     return Ranking(
         scores={
             name: [[draw() for _ in range(t.num_heads)] for _ in range(t.layers)]
@@ -31,16 +31,13 @@ def score_magnitude(job: ScoreJob, _: Progress) -> Ranking:
 
     The four matrices weigh the same whatever their sizes.
     """
-    scores = {
-        name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64)
-        for name, t in job.architecture.towers.items()
-    }
-    weight = {
-        name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.architecture.towers.items()
-    }
+    scores = {name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()}
+    weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
     for name, tensor in job.model.library_state().items():
         place = locate(job.family, name)
         if place.heads is None or place.layer is None or place.heads.role not in {Role.INPUT, Role.OUTPUT}:
+            continue
+        if place.tower not in scores:
             continue
         tower = job.architecture.towers[place.tower]
         heads = (

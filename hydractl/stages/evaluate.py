@@ -11,23 +11,24 @@ import torch
 
 from hydractl import __version__
 from hydractl.data.batches import CACHE_BYTES
-from hydractl.data.dataset import open_data
+from hydractl.data.inputs import content_of, open_items
 from hydractl.data.labels import align_labels
 from hydractl.data.reference import SourceKind
 from hydractl.errors import CheckFailed, DataError, InputError
-from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest import Fingerprint, Report, Row
 from hydractl.metrics.table import METRICS
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, publish, publish_text
 from hydractl.runtime import pick_device, require_one_process, torch_dtype, versions
+from hydractl.stages.classes import settle
 from hydractl.stages.evaluate_config import EvalConfig
 from hydractl.stages.evaluate_cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate_metrics import LATENCIES
 from hydractl.stages.evaluate_refs import ID_NAME
 from hydractl.stages.measures import measure
 from hydractl.stages.predictions import Inputs, SavedPredictions, predict
+from hydractl.stages.reading import open_reader
 from hydractl.stages.resampling import Resampling
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from hydractl.data.images import ImageSet
+    from hydractl.data.items import Items
     from hydractl.families.opening import OpenModel
+    from hydractl.stages.classes import Classes
     from hydractl.stages.evaluate_refs import NamedModels
 
 __all__ = ["EvalConfig", "EvalReport", "run_eval"]
@@ -100,6 +102,7 @@ class _Task:
 
     inputs: dict[str, Inputs]
     labels: Tensor
+    classes: Classes | None
     fingerprints: dict[str, Fingerprint]
 
     @classmethod
@@ -109,11 +112,13 @@ class _Task:
         Raises:
             DataError: If a set cannot be used, the ID set has no labels, or they do not fit the models.
         """
-        sets = {ID_NAME: open_data(config.data, progress=progress)}
-        sets |= {d.name: open_data(d.ref, progress=progress) for d in config.ood}
-        labels = _aligned(sets[ID_NAME], [m for row in opened for m in row], progress)
-        models = sum(len(row) for row in opened)
-        limit = CACHE_BYTES // len(sets) if models > 1 else 0
+        how = opened[0][0].header.preprocess
+        sets = {ID_NAME: open_items(config.data, how, progress=progress)}
+        sets |= {d.name: open_items(d.ref, how, progress=progress) for d in config.ood}
+        models = [m for row in opened for m in row]
+        classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)
+        labels = _aligned(sets[ID_NAME], models, classes, progress)
+        limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
         return cls(
             inputs={
@@ -121,6 +126,7 @@ class _Task:
                 for name, found in sets.items()
             },
             labels=labels,
+            classes=classes,
             fingerprints={
                 name: Fingerprint(reference=found.name, sha256=found.fingerprint(), count=len(found))
                 for name, found in sets.items()
@@ -130,7 +136,10 @@ class _Task:
 
 def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
     return [
-        [open_model(m, arch=config.arch if row == 0 else None) for m in named.models]
+        [
+            open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
+            for m in named.models
+        ]
         for row, named in enumerate(config.rows)
     ]
 
@@ -149,10 +158,13 @@ def _check_alike(models: Sequence[OpenModel]) -> None:
     first = models[0]
     named = next((m for m in models if m.header.labels), first)
     for model in models[1:]:
-        ours, theirs = model.header.architecture.num_classes, first.header.architecture.num_classes
-        if ours != theirs:
+        reads, wanted = content_of(model.header.preprocess), content_of(first.header.preprocess)
+        if reads != wanted:
+            raise InputError(f"{model.reference}: reads {reads}, {first.reference} reads {wanted}")
+        ours, theirs = model.header.num_classes, named.header.num_classes
+        if ours != theirs and ours and theirs:
             raise InputError(
-                f"{model.reference}: has {ours} classes, {first.reference} has {theirs}; one table compares models of one task"
+                f"{model.reference}: has {ours} classes, {named.reference} has {theirs}; one table compares models of one task"
             )
         if model.header.labels and model.header.labels != named.header.labels:
             raise InputError(
@@ -160,14 +172,16 @@ def _check_alike(models: Sequence[OpenModel]) -> None:
             )
 
 
-def _aligned(dataset: ImageSet, models: Sequence[OpenModel], progress: Progress) -> Tensor:
+def _aligned(
+    dataset: Items, models: Sequence[OpenModel], asked: Classes | None, progress: Progress
+) -> Tensor:
     if dataset.labels is None:
         raise DataError(
             f"{dataset.name}: has no labels, which `--data` needs",
             hint="unlabelled data can be an OOD set: `--near NAME=DATA`",
         )
-    names = next((m.header.labels for m in models if m.header.labels), ())
-    classes = models[0].header.architecture.num_classes
+    names = asked.names if asked else next((m.header.labels for m in models if m.header.labels), ())
+    classes = len(names) if asked else models[0].header.num_classes
     return torch.tensor(
         align_labels(dataset.class_names, dataset.labels, names, num_classes=classes, progress=progress)
     )
@@ -187,6 +201,8 @@ def _measure_rows(
     for named, models in zip(config.rows, opened, strict=True):
         progress.step(f"Evaluating {named.name}")
         row = _load(models, machine)
+        for model, opened_as in zip(row.models, models, strict=True):
+            settle(model, opened_as, task.classes)
         found = {name: _predict_row(row, models, inputs, progress) for name, inputs in task.inputs.items()}
         rows.append(_row(config, named, models, found, task, row))
         if config.save_predictions is not None:
@@ -265,6 +281,12 @@ def _document(
             "bootstrap": config.bootstrap,
             "device": device.type,
             "dtype": config.dtype,
+            **(
+                {}
+                if task.classes is None
+                else {"classes": task.classes.names, "templates": task.classes.templates}
+            ),
+            **({} if config.max_length is None else {"max_length": config.max_length}),
             "seed": config.seed,
         },
         checks=tuple(condition.check(rows[0]) for condition in config.fail_if),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.stages.classes import NOTHING_NAMED, Naming
 from hydractl.stages.evaluate_metrics import DIVERSITY, RANKING, choose_metrics
 from hydractl.stages.evaluate_refs import NamedModels, check_distinct, model_name
 
@@ -33,7 +34,9 @@ class EvalConfig:
         fail_if: Conditions that make the command fail.
         out: The report; None writes none.
         save_predictions: Where the predictions go; None keeps none.
-        batch_size: Images in one forward pass.
+        batch_size: Samples in one forward pass.
+        naming: What zero-shot models tell apart; without it what they store, or the data's classes.
+        max_length: Tokens of a text at most, no more than every model reads; None for as many as each reads.
         device: `auto`, `cpu`, `cuda[:N]` or `mps`.
         dtype: bf16, fp16 or fp32; None runs each model as it is stored.
         latency: Measure time too, which is never the same twice.
@@ -54,6 +57,8 @@ class EvalConfig:
     out: Path | None = None
     save_predictions: Path | None = None
     batch_size: int = 64
+    naming: Naming = NOTHING_NAMED
+    max_length: int | None = None
     device: str = "auto"
     dtype: str | None = None
     latency: bool = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.func import functional_call
 
+from hydractl.families.probe import blank_inputs
 from hydractl.manifest import Value
 from hydractl.metrics.cost import count_macs, count_parameters, measure_latency
 from hydractl.metrics.intervals import bootstrap
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from hydractl.manifest import Preprocess
+    from hydractl.families.inputs import Inputs
+    from hydractl.manifest import Preprocess, Tokenization
     from hydractl.stages.predictions import Predictor
 
 LEAST, MOST = 3, 50
@@ -32,12 +34,12 @@ class Loaded:
     """The models that answer together in one row, with their preprocessing."""
 
     models: tuple[Predictor, ...]
-    preprocess: tuple[Preprocess, ...]
+    preprocess: tuple[Preprocess | Tokenization, ...]
 
-    def inputs(self, batch_size: int) -> list[Tensor]:
+    def inputs(self, batch_size: int) -> list[Inputs]:
         """Return blank inputs for each model, on its device."""
         return [
-            torch.zeros(batch_size, *p.input_size, device=m.device, dtype=m.dtype)
+            m.adapted(blank_inputs(p, batch_size, device=m.device))
             for m, p in zip(self.models, self.preprocess, strict=True)
         ]
 
@@ -82,10 +84,10 @@ def measure_latencies(
     return found
 
 
-def _macs(model: Predictor, preprocess: Preprocess) -> int:
+def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:
     """Count on the meta device, where every backend runs the same operators."""
     tensors = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
-    inputs = torch.empty(1, *preprocess.input_size, device="meta", dtype=model.dtype)
+    inputs = blank_inputs(preprocess, 1, device="meta")
     return count_macs(lambda x: functional_call(model, tensors, (x,)), inputs)
 
 

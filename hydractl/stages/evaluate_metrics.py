@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
-from hydractl.data.reference import did_you_mean
 from hydractl.errors import UsageError
+from hydractl.metrics.table import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,8 +54,18 @@ def check_metric(name: str) -> None:
     """
     if name not in ALL:
         raise UsageError(
-            f"unknown metric `{name}`", hint=did_you_mean(name, ALL) or f"known metrics: {', '.join(ALL)}"
+            f"unknown metric `{name}`",
+            hint=" ".join(filter(None, (_nearest(name), f"Known metrics: {', '.join(ALL)}"))),
         )
+
+
+def _nearest(name: str) -> str | None:
+    """Return a hint with the metric whose name, or heading in a table, begins with or is near to `name`."""
+    known = {metric: metric for metric in ALL} | {METRICS[m].label.lower(): m for m in reversed(ALL)}
+    wanted = name.lower().replace("-", "_")
+    found = [known[wanted]] if wanted in known else [m for m in ALL if wanted and m.startswith(wanted)]
+    found = found or [known[near] for near in difflib.get_close_matches(wanted, known, n=1)]
+    return f"did you mean `{found[0]}`?" if found else None
 
 
 def metrics_for_ood(metrics: Sequence[str]) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.checkpoint import TORCH_NAMES, write_tensors
-from hydractl.data.batches import tensor_cache
-from hydractl.data.preprocess import eval_transform
+from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, DataError
 from hydractl.families.opening import build_checked
+from hydractl.families.probe import blank_inputs
 from hydractl.manifest import Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
@@ -21,7 +21,7 @@ from hydractl.stages.lineage import make_step
 from hydractl.training.candidate import Job
 from hydractl.training.engine import start_engine
 from hydractl.training.evaluate import classifier_metrics
-from hydractl.training.feed import ImageFeed
+from hydractl.training.feed import ItemFeed
 from hydractl.training.loop import train
 from hydractl.training.parts import reset_head
 from hydractl.training.state import Snapshot, StateFolder
@@ -143,7 +143,7 @@ def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None
     """Return what measures a model on the validation data."""
     return classifier_metrics(
         engine,
-        tensor_cache(work.val.images, eval_transform(work.header.preprocess), batch_size=EVAL_BATCH),
+        encoded(work.val.items, work.how, batch_size=EVAL_BATCH),
         torch.tensor(work.val.labels),
     )
 
@@ -151,10 +151,10 @@ def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None
 def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
     """Say to the loop what to train."""
     config, recipe = work.config, work.config.recipe
-    feed = ImageFeed.open(
-        work.train.images,
+    feed = ItemFeed.open(
+        work.train.items,
         work.train.labels,
-        work.header.preprocess,
+        work.how,
         augment=recipe.augment,
         batch_size=recipe.batch_size,
         seed=config.seed,
@@ -166,7 +166,7 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
             logits, labels, label_smoothing=recipe.label_smoothing, reduction="none"
         ),
         evaluate=measure,
-        probe=torch.zeros(1, *work.header.preprocess.input_size),
+        probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
         recipe=recipe,
         seed=config.seed,
         save_every=config.save_every,
@@ -212,20 +212,20 @@ def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
 
 def _finished(work: Work, report: FinetuneReport) -> Header:
     """Return the header of the output: what the input was, and one more step."""
-    opened, header, recipe = work.opened, work.header, work.config.recipe
+    opened, header = work.opened, work.header
     base = header.base
     if header.kind == Kind.BASE and base is None and opened.scratch is None:
         base = opened.checkpoint.digest
     step = make_step(
         "finetune",
         family=opened.family,
-        options=recipe.options(),
+        options=work.config.options(),
         inputs=work.inputs,
         seed=work.config.seed,
         results={
             "validation_accuracy": report.accuracy,
             "validation_nll": report.nll,
-            "validation_count": len(work.val.images),
+            "validation_count": len(work.val.items),
             "lr": report.lr,
             "steps": report.step,
             "trained_parameters": report.trained_parameters,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl import __version__
-from hydractl.data.dataset import open_data
+from hydractl.data.inputs import check_augment, check_reads, limited, open_items
 from hydractl.data.labels import align_labels
-from hydractl.data.preprocess import train_transform
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.opening import check_tensors, expected_specs, open_model
 from hydractl.manifest import InputFile, Kind
@@ -20,10 +19,11 @@ from hydractl.training.parts import trainable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hydractl.data.images import ImageSet
+    from hydractl.data.inputs import Reading
+    from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import Header
+    from hydractl.manifest import Header, Option
     from hydractl.progress import Progress
     from hydractl.training.recipes import Recipe
 
@@ -39,6 +39,7 @@ class FinetuneConfig:
         out: Output.
         recipe: How to train.
         arch: Architecture of a bare file.
+        max_length: Tokens of a text at most, no more than the model reads; None for as many.
         save_every: Steps between saves of the state; None for every half minute, and for epochs.
         seed: Of random weights, the order of the data, augmentation and dropout.
         device: auto, cpu, cuda, cuda:N or mps.
@@ -51,6 +52,7 @@ class FinetuneConfig:
     out: Path
     recipe: Recipe
     arch: str | None = None
+    max_length: int | None = None
     save_every: int | None = None
     seed: int = 0
     device: str = "auto"
@@ -59,10 +61,24 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         if self.save_every is not None and self.save_every < 1:
             raise UsageError(f"`--save-every {self.save_every}`: must be at least 1")
+        if self.save_every is not None and self.state is None:
+            raise UsageError(
+                f"`--save-every` has no effect with `-o {self.out}`: a stream leaves no place to go on from",
+                hint="name a file with `-o`, or leave `--save-every` out",
+            )
+        if self.arch is not None and self.model.startswith("arch:"):
+            raise UsageError(
+                f"`--arch` has no effect with `{self.model}`, which names its architecture",
+                hint="leave `--arch` out",
+            )
         if self.model == "-" and world_size() > 1:
             raise UsageError(
                 "several processes cannot share standard input", hint="write the model to a file first"
             )
+
+    def options(self) -> dict[str, Option]:
+        """Return what shapes the result, as lineage options; the lineage drops those that are None."""
+        return {**self.recipe.options(), "max_length": self.max_length}
 
     @property
     def state(self) -> Path | None:
@@ -74,21 +90,22 @@ class FinetuneConfig:
 class Labelled:
     """A data set whose labels are the model's."""
 
-    images: ImageSet
+    items: Items
     labels: tuple[int, ...]
 
     def as_input(self) -> InputFile:
         """Return its lineage entry."""
-        return InputFile(name=self.images.name, sha256=self.images.fingerprint())
+        return InputFile(name=self.items.name, sha256=self.items.fingerprint())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Everything that is known before anything is computed."""
+    """Everything that is known before anything is computed; `how` is how the model reads items in this run."""
 
     config: FinetuneConfig
     opened: OpenModel
     header: Header
+    how: Reading
     names: tuple[str, ...]
     train: Labelled
     val: Labelled
@@ -99,6 +116,11 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     """Check everything that headers and labels can tell."""
     pick_device(config.device)
     opened = open_model(config.model, arch=config.arch, seed=config.seed)
+    if opened.header.prompting is not None:
+        raise UsageError(
+            f"{config.model}: compares images with texts and has no classes to train on",
+            hint="zero-shot models are pruned and fused without training",
+        )
     header = opened.header
     if header.kind == Kind.HYDRA:
         raise CheckpointError(
@@ -107,19 +129,23 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
         )
     check_output(config.out, force=config.force, inputs=opened.checkpoint.paths)
     check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, header))
-    train_transform(header.preprocess, config.recipe.augment)
+    check_reads(header.preprocess, model=config.model)
+    how = limited(header.preprocess, config.max_length, model=config.model)
+    check_augment(how, config.recipe.augment)
     names = _trainable(config, opened)
     training = _labelled(config.data, header, progress)
-    header = _with_class_names(header, training.images, training.labels)
+    header = _with_class_names(header, training.items, training.labels)
     validation = _labelled(config.val, header, progress)
-    steps = config.recipe.total_steps(-(-len(training.images) // config.recipe.batch_size))
+    steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
     progress.step(
-        f"Training {opened.name} on {len(training.images)} images for {steps} steps, validating on {len(validation.images)}"
+        f"Training {opened.name} on {len(training.items)} {training.items.content} for {steps} steps, "
+        f"validating on {len(validation.items)}"
     )
     return Work(
         config=config,
         opened=opened,
         header=header,
+        how=how,
         names=names,
         train=training,
         val=validation,
@@ -136,34 +162,36 @@ def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
 
 
 def _labelled(reference: DataRef, header: Header, progress: Progress) -> Labelled:
-    images = open_data(reference, progress=progress)
-    if images.labels is None:
+    items = open_items(reference, header.preprocess, progress=progress)
+    if items.labels is None:
         raise DataError(
-            f"{images.name}: has no labels", hint="training and validation data need a class for each item"
+            f"{reference}: has no labels",
+            hint="training and validation data need a class for each item: a folder has one sub-folder a class, "
+            "a table a column of labels",
         )
     labels = align_labels(
-        images.class_names,
-        images.labels,
+        items.class_names,
+        items.labels,
         header.labels,
         num_classes=header.architecture.num_classes,
         progress=progress,
     )
-    return Labelled(images=images, labels=labels)
+    return Labelled(items=items, labels=labels)
 
 
-def _with_class_names(header: Header, images: ImageSet, labels: tuple[int, ...]) -> Header:
+def _with_class_names(header: Header, items: Items, labels: tuple[int, ...]) -> Header:
     """Take over the data's class names where the model has none and every class is named once."""
-    position = dict(zip(images.labels or (), labels, strict=True))
+    position = dict(zip(items.labels or (), labels, strict=True))
     if header.labels or sorted(position.values()) != list(range(header.architecture.num_classes)):
         return header
-    names = {position[own]: name for own, name in enumerate(images.class_names) if own in position}
+    names = {position[own]: name for own, name in enumerate(items.class_names) if own in position}
     return header.model_copy(update={"labels": tuple(names[i] for i in sorted(names))})
 
 
 def fingerprint_of(work: Work) -> str:
     """Return the digest of everything that the result hangs on."""
     told = {
-        "recipe": work.config.recipe.options(),
+        "options": work.config.options(),
         "seed": work.config.seed,
         "inputs": [(file.name, file.sha256) for file in work.inputs],
         "header": work.header.to_metadata(),

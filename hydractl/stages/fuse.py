@@ -13,9 +13,10 @@ from hydractl.fusion.fused import Fusion
 from hydractl.fusion.plan import trunk_length
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest import Fate, FusePlan, Header, Kind
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import check_output, is_stream, publish
 from hydractl.runtime import require_one_process
+from hydractl.stages.classes import NOTHING_NAMED, Naming, with_classes
 from hydractl.stages.lineage import make_step
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.opening import OpenModel
+    from hydractl.manifest import Option
 
 UNKNOWN = f"sha256:{'0' * 64}"
 """What stands for a digest until it is known: as long as one."""
@@ -38,6 +40,7 @@ class FuseConfig:
         mlp: `merge` averages MLPs that differ (the paper); `keep` groups them.
         verify: Compare the hydra with its members before it is published.
         seed: Of the random batch for that.
+        naming: What a zero-shot hydra tells apart; without it, what its members store.
         force: Replace an existing output.
     """
 
@@ -46,6 +49,7 @@ class FuseConfig:
     mlp: Literal["merge", "keep"] = "merge"
     verify: bool = True
     seed: int = 0
+    naming: Naming = NOTHING_NAMED
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -101,13 +105,21 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     members = [open_model(m) for m in config.models]
     check_output(config.out, force=config.force, inputs=[p for m in members for p in m.checkpoint.paths])
     _check_compatible(config, members)
-    progress.step(f"Comparing {len(members)} members")
+    classes = config.naming.classes(members[0])
+    if classes is not None:
+        progress.step(f"Naming {counted(len(classes.names), 'class', 'classes')}")
+        members = [with_classes(m, classes) for m in members]
+    elif members[0].header.prompting is not None:
+        progress.warn("no classes are named yet: `eval` will ask for them, or fuse with `--classes`")
+    progress.step(f"Comparing {counted(len(members), 'member')}")
     gap = None
     # The lineage wants the members' digests. A file is written while they are computed, and its header last;
     # a pipe has to wait for them.
     with ThreadPoolExecutor(max_workers=1) as pool:
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
         fusion = Fusion(members, mlp=config.mlp)
+        if found := _sameness(fusion, count=len(members)):
+            progress.warn(found)
         if config.verify or is_stream(config.out):
             hashing.result()
         if config.verify:
@@ -145,14 +157,7 @@ def _check_compatible(config: FuseConfig, members: Sequence[OpenModel]) -> None:
                 f"{where}: is a {ours.name} {_differing(ours.config, theirs.config)}, {first.reference} a {theirs.name}",
                 hint="members must be of one architecture",
             )
-        if header.labels != first.header.labels:
-            raise CheckpointError(
-                f"{where}: has other class labels, or in another order, than {first.reference}"
-            )
-        if header.preprocess != first.header.preprocess:
-            raise CheckpointError(
-                f"{where}: expects other preprocessing than {first.reference}: {header.preprocess} and {first.header.preprocess}"
-            )
+        _check_reading(member, first)
         if member.checkpoint.specs.keys() != first.checkpoint.specs.keys():
             name = min(member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys())
             raise CheckpointError(
@@ -164,6 +169,33 @@ def _check_compatible(config: FuseConfig, members: Sequence[OpenModel]) -> None:
             raise CheckpointError(
                 f"{member.reference}: comes from another base than {first.reference}; the mean of unrelated MLPs is no MLP",
                 hint="add `--mlp keep` to fuse models that were trained apart",
+            )
+
+
+def _sameness(fusion: Fusion, *, count: int) -> str | None:
+    """Return why a hydra answers as one model does, or None if its members may disagree."""
+    fates = set(fusion.fates.values())
+    if count == 1:
+        return "there is one member only: the hydra answers as one model"
+    if Fate.GROUPED in fates:
+        return None
+    if Fate.MERGED in fates:
+        return "members differ in nothing but averaged MLPs: the hydra answers as one model; `--mlp keep` keeps them apart"
+    return "members are identical: the hydra answers as one model"
+
+
+def _check_reading(member: OpenModel, first: OpenModel) -> None:
+    """Refuse a member that takes its inputs, or counts its classes, otherwise than the first."""
+    ours, theirs = member.header, first.header
+    different = {
+        "expects other preprocessing": ours.preprocess != theirs.preprocess,
+        "reads texts otherwise, or has other templates,": ours.prompting != theirs.prompting,
+        "has other class labels, or in another order,": ours.labels != theirs.labels,
+    }
+    for what, differs in different.items():
+        if differs:
+            raise CheckpointError(
+                f"{member.reference}: {what} than {first.reference}", hint="`hydractl inspect` shows both"
             )
 
 
@@ -206,14 +238,14 @@ def _header(
     config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, *, digest: str | None = None
 ) -> Header:
     first = members[0].header
-    layers = sum(t.layers for t in first.architecture.towers.values())
+    layers = {name: tower.layers for name, tower in first.architecture.towers.items()}
     plan = FusePlan(
         fates=fusion.fates, trunk=trunk_length(fusion.family, fusion.fates, layers), mlp=config.mlp
     )
     step = make_step(
         "fuse",
         family=members[0].family,
-        options={"mlp": config.mlp},
+        options={"mlp": config.mlp, **_class_options(config)},
         inputs=[m.as_input(digest=digest) for m in members],
         seed=config.seed if config.verify else None,
         results={"verified": True} if config.verify else {},
@@ -226,6 +258,12 @@ def _header(
             "made_by": step,
         }
     )
+
+
+def _class_options(config: FuseConfig) -> dict[str, Option]:
+    naming = config.naming
+    given = {"classes": naming.names, "templates": naming.templates}
+    return {name: value for name, value in given.items() if value}
 
 
 def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, header: Header) -> Gap:
@@ -256,7 +294,7 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
 
 
 def _report(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, gap: Gap | None) -> FuseReport:
-    layers = sum(t.layers for t in members[0].header.architecture.towers.values())
+    layers = {name: tower.layers for name, tower in members[0].header.architecture.towers.items()}
 
     def of(fate: Fate) -> Iterator[str]:
         return (name for name, found in fusion.fates.items() if found == fate)
@@ -264,7 +302,7 @@ def _report(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, ga
     return FuseReport(
         path=config.out,
         members=len(members),
-        layers=layers,
+        layers=sum(layers.values()),
         trunk=trunk_length(fusion.family, fusion.fates, layers),
         tensors={fate.value: sum(1 for _ in of(fate)) for fate in Fate},
         stored_bytes={fate.value: sum(fusion.specs[n].size_bytes for n in of(fate)) for fate in Fate},

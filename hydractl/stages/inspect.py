@@ -14,8 +14,10 @@ from hydractl.checkpoint import METADATA_KEY, Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import locate as locate_tensor
 from hydractl.families.table import FAMILIES
-from hydractl.manifest import Fate, Preprocess
+from hydractl.families.transformers_refused import REFUSED
+from hydractl.manifest import Fate, Preprocess, Tokenization
 from hydractl.progress import SILENT, Progress
+from hydractl.runtime import digest_text
 from hydractl.source import HUB_ID, locate
 from hydractl.stages.inspect_report import (
     Amount,
@@ -23,6 +25,8 @@ from hydractl.stages.inspect_report import (
     DocumentReport,
     Fused,
     Identity,
+    Predicted,
+    Predictions,
     TensorLine,
 )
 from hydractl.stages.sniff import open_any
@@ -30,10 +34,11 @@ from hydractl.stages.sniff import open_any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from hydractl.checkpoint import TensorSpec
     from hydractl.families.base import Family
     from hydractl.manifest import Header, HeadScores
 
-FOREIGN = "foreign"
+FOREIGN, PREDICTIONS = "foreign", "predictions"
 PARTS = ("embed", "attention", "mlp", "norm", "readout", "head")
 
 
@@ -88,10 +93,11 @@ def run_inspect(
     return DocumentReport(file=config.file, kind=found.kind_of_file, document=found)
 
 
-def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return each head's rank among all heads of all towers, by tower and layer: 1 has the highest score.
+def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int | None, ...], ...]]:
+    """Return each head's rank among all heads of all towers, by tower and layer: 1 matters most.
 
-    Equal scores are ranked by tower, layer and head.
+    Equal scores are ranked by tower, layer and head. A greedy method ranks what it removed, the first to go last;
+    the heads that it kept have no rank.
     """
     heads = [
         (-value, (tower, layer, head))
@@ -100,9 +106,11 @@ def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int, ...], ...]]:
         for head, value in enumerate(row)
     ]
     rank = {place: i for i, (_, place) in enumerate(sorted(heads), 1)}
+    if scores.removals is not None:
+        rank = {(r.tower, r.layer, r.head): len(heads) - i for i, r in enumerate(scores.removals)}
     return {
         tower: tuple(
-            tuple(rank[tower, layer, head] for head in range(len(row)))
+            tuple(rank.get((tower, layer, head)) for head in range(len(row)))
             for layer, row in enumerate(table.scores)
         )
         for tower, table in scores.towers.items()
@@ -131,19 +139,37 @@ def _described(
         )
         for name, spec in sorted(checkpoint.specs.items())
     )
+    predictions = None if header or folder else _predictions(checkpoint.specs)
     return CheckpointReport(
         file=config.file,
-        kind=header.kind.value if header else FOREIGN,
+        kind=header.kind.value if header else PREDICTIONS if predictions else FOREIGN,
         model=_stated(header) if header else _guessed(folder),
         total=_amount(lines),
         dtypes=_by(lines, lambda line: line.dtype),
         parts=_by(sorted(lines, key=_place), lambda line: line.part),
         fused=_fused(header, lines) if header else None,
+        predictions=predictions,
         lineage=header.made_by if header else None,
         metadata={k: v for k, v in sorted(checkpoint.metadata.items()) if k not in {METADATA_KEY, "format"}},
         listing=lines if config.tensors else None,
-        hint=None if header else _hint(config.file, family, folder),
+        hint=None if header or predictions else _hint(config.file, family, folder),
     )
+
+
+def _predictions(specs: Mapping[str, TensorSpec]) -> Predictions | None:
+    """Read what `eval --save-predictions` wrote off its tensors' names and shapes; None if it is not such a file."""
+    log_probs, labels = [], {}
+    for name, spec in sorted(specs.items()):
+        match name.split("/"), spec.shape:
+            case ["log_probs", row, data], [members, samples, classes]:
+                log_probs.append(
+                    Predicted(row=row, data=data, members=members, samples=samples, classes=classes)
+                )
+            case ["labels", data], [samples]:
+                labels[data] = samples
+            case _:
+                return None
+    return Predictions(log_probs=tuple(log_probs), labels=labels) if log_probs else None
 
 
 def _stated(header: Header) -> Identity:
@@ -152,11 +178,18 @@ def _stated(header: Header) -> Identity:
         num_classes=header.architecture.num_classes,
         labels=header.labels,
         architecture=header.architecture,
-        preprocess=header.preprocess,
+        preprocess=_shown(header.preprocess),
         masks=header.masks,
         heads_kept=tuple(sum(len(k) for t in mask.values() for k in t.keep) for mask in header.masks),
         heads_total=sum(t.layers * t.num_heads for t in header.architecture.towers.values()),
     )
+
+
+def _shown(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
+    """Return how an item becomes an input, with a tokenizer's digest in the place of its text, which nobody wants to read."""
+    if not isinstance(how, Tokenization) or how.tokenizer is None:
+        return how
+    return how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
 
 
 def _guessed(folder: Mapping[str, object]) -> Identity:
@@ -188,6 +221,9 @@ def _family_of_folder(folder: Mapping[str, object]) -> Family | None:
 def _hint(file: str, family: Family | None, folder: Mapping[str, object]) -> str | None:
     if family is not None:
         return None
+    kind = str(folder.get("model_type"))
+    if kind in REFUSED:
+        return f"models of type `{kind}` are not supported: {REFUSED[kind]}"
     if folder:
         return f"its `config.json` is of no family that this version knows ({', '.join(FAMILIES)})"
     return f"it does not say which architecture it is; say so: `hydractl score {file} --arch NAME ...`"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hydractl.manifest import Architecture, Document, Preprocess, Step, TowerKeep
+    from hydractl.manifest import Architecture, Document, Preprocess, Step, Tokenization, TowerKeep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Identity:
         num_classes: How many.
         labels: Their names.
         architecture: The whole description; None for a foreign file.
-        preprocess: How an image becomes an input.
+        preprocess: How an image or a text becomes an input; of a tokenizer only the digest.
         masks: For each member the kept heads of each tower; empty for a foreign file.
         heads_kept: For each member, over all towers.
         heads_total: Heads of the base.
@@ -70,10 +70,34 @@ class Identity:
     num_classes: int | None = None
     labels: tuple[str, ...] = ()
     architecture: Architecture | None = None
-    preprocess: Preprocess | None = None
+    preprocess: Preprocess | Tokenization | None = None
     masks: tuple[dict[str, TowerKeep], ...] = ()
     heads_kept: tuple[int, ...] = ()
     heads_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What one row of a report said about one data set, as `eval --save-predictions` keeps it."""
+
+    row: str
+    data: str
+    members: int
+    samples: int
+    classes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """What a file of predictions holds.
+
+    Attributes:
+        log_probs: One entry for each row and data set.
+        labels: For each labelled data set, how many labels.
+    """
+
+    log_probs: tuple[Predicted, ...]
+    labels: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +106,13 @@ class CheckpointReport:
 
     Attributes:
         file: As the user named it.
-        kind: `base`, `member`, `hydra`, or `foreign` where hydractl did not write it.
+        kind: `base`, `member`, `hydra`, `predictions`, or `foreign` where hydractl did not write it.
         model: Which model it is.
         total: All tensors.
         dtypes: By safetensors dtype.
         parts: By what tensors belong to.
         fused: Of a hydra.
+        predictions: Of a file that `eval --save-predictions` wrote.
         lineage: The stages that led here.
         metadata: What else the safetensors header says.
         listing: Every tensor, if it was asked for.
@@ -101,6 +126,7 @@ class CheckpointReport:
     dtypes: dict[str, Amount]
     parts: dict[str, Amount]
     fused: Fused | None
+    predictions: Predictions | None
     lineage: Step | None
     metadata: dict[str, str]
     listing: tuple[TensorLine, ...] | None

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.checkpoint import Checkpoint, write_tensors
-from hydractl.data.batches import CACHE_BYTES, Batch, tensor_cache
-from hydractl.data.preprocess import eval_transform
+from hydractl.data.batches import CACHE_BYTES, Batch
+from hydractl.data.inputs import Reading, encoded
 from hydractl.errors import CheckpointError, InputError
+from hydractl.families.inputs import batch_of, inputs_like
 from hydractl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from hydractl.data.images import ImageSet
+    from hydractl.data.items import Items
+    from hydractl.families.inputs import Inputs as ModelInputs
     from hydractl.families.tower import Model
     from hydractl.fusion.hydra import Hydra
-    from hydractl.manifest import Preprocess
     from hydractl.publish import Sink
 
     Predictor = Model | Hydra
@@ -34,46 +35,41 @@ LOG_PROBS, LABELS = "log_probs", "labels"
 
 
 class Inputs:
-    """A data set as model inputs, decoded once for models that preprocess alike if they fit into memory."""
+    """A data set as model inputs, made once for models that read alike if they fit into memory."""
 
     def __init__(
-        self, dataset: ImageSet, *, batch_size: int, limit_bytes: int = CACHE_BYTES, name: str | None = None
+        self, dataset: Items, *, batch_size: int, limit_bytes: int = CACHE_BYTES, name: str | None = None
     ) -> None:
         """Remember what to decode; nothing is read yet.
 
         Args:
-            dataset: The images.
+            dataset: The images or texts.
             batch_size: At least 1.
-            limit_bytes: How much memory decoded inputs may take; 0 decodes anew for each model.
+            limit_bytes: How much memory decoded images may take; 0 decodes anew for each model.
             name: What messages call the set; default: its own name.
         """
         self.dataset = dataset
         self.batch_size = batch_size
         self.limit_bytes = limit_bytes
         self.name = name or dataset.name
-        self._held: tuple[Preprocess, Iterable[Batch]] | None = None
+        self._held: tuple[Reading, Iterable[Batch[ModelInputs]]] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batches(self, preprocess: Preprocess) -> Iterable[Batch]:
-        """Return the batches that a model with this preprocessing takes.
-
-        Raises:
-            DataError: If an image cannot be decoded.
-        """
+    def batches(self, preprocess: Reading) -> Iterable[Batch[ModelInputs]]:
+        """Return the batches that a model with this preprocessing takes, in any order; raises as `encoded` does."""
         if self._held is None or self._held[0] != preprocess:
             self._held = None  # two sets of inputs never lie in memory together
-            transform = eval_transform(preprocess)
-            found = tensor_cache(
-                self.dataset, transform, batch_size=self.batch_size, limit_bytes=self.limit_bytes
+            found = encoded(
+                self.dataset, preprocess, batch_size=self.batch_size, limit_bytes=self.limit_bytes
             )
             self._held = (preprocess, found)
         return self._held[1]
 
 
 def predict(
-    model: Predictor, inputs: Inputs, preprocess: Preprocess, *, name: str, progress: Progress = SILENT
+    model: Predictor, inputs: Inputs, preprocess: Reading, *, name: str, progress: Progress = SILENT
 ) -> Tensor:
     """Return the log-probabilities of each of a model's members on a whole data set.
 
@@ -91,7 +87,8 @@ def predict(
 
     Raises:
         InputError: If a logit is not finite, or the device's memory does not suffice.
-        DataError: If an image cannot be decoded.
+        DataError: If an item cannot be read.
+        CheckpointError: If the model's tokenizer is missing or unfit.
     """
     result: Tensor | None = None
     done = 0
@@ -101,22 +98,23 @@ def predict(
         if result is None:
             members, _, classes = log_probs.shape
             result = torch.empty(members, len(inputs), classes)
-        result[:, done : done + log_probs.shape[1]] = log_probs
+        result[:, batch.indices] = log_probs
         done += log_probs.shape[1]
     if result is None or done != len(inputs):
-        raise ValueError(f"{inputs.name}: {done} of {len(inputs)} images came")
+        raise ValueError(f"{inputs.name}: {done} of {len(inputs)} items came")
     return result
 
 
-def _forward(model: Predictor, images: Tensor, *, name: str, data: str) -> Tensor:
+def _forward(model: Predictor, inputs: ModelInputs, *, name: str, data: str) -> Tensor:
     try:
         with torch.inference_mode():
-            logits = model.member_logits(images.to(model.device, model.dtype))
+            like = torch.empty(0, device=model.device, dtype=model.dtype)
+            logits = model.member_logits(inputs_like(inputs, like))
             finite = bool(logits.isfinite().all())
             log_probs = logits.float().log_softmax(-1).cpu()
     except torch.OutOfMemoryError as error:
         raise InputError(
-            f"{name}: the device has not enough memory for {len(images)} images at once",
+            f"{name}: the device has not enough memory for {batch_of(inputs)} samples at once",
             hint="choose a smaller `--batch-size`",
         ) from error
     if not finite:

@@ -12,7 +12,7 @@ import torch
 from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes, write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
-from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs
+from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.manifest import Header, HeadMask, Kind, TowerKeep
 from hydractl.metrics.cost import count_macs
@@ -196,7 +196,8 @@ def _size(opened: OpenModel, mask: Mapping[str, TowerKeep], specs: Mapping[str, 
     held = sum(tensor.numel() for tensor in model.library_state().values())
     if stored != held:
         raise CheckpointError(f"{opened.reference}: shapes promise {stored} elements, the model has {held}")
-    inputs = torch.empty(1, *opened.header.preprocess.input_size, device="meta")
+    model.answer.expect(1)  # a zero-shot model costs what its vision side costs
+    inputs = blank_inputs(opened.header.preprocess, 1, device="meta")
     return Size(
         parameters=parameters,
         macs=count_macs(model, inputs),

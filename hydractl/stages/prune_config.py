@@ -50,19 +50,7 @@ class PruneConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if bool(self.scores) == bool(self.masks):
-            raise UsageError(
-                "give either `--scores` or `--mask`",
-                hint="make scores with `hydractl score MODEL -o scores.json`",
-            )
-        if self.scores and self.budget is None:
-            raise UsageError(
-                "how many heads should stay?", hint="add `--keep N`, `--remove R` or `--keep-fraction F`"
-            )
-        if self.masks and (self.budget or self.per_layer or self.members > 1 or self.pool is not None):
-            raise UsageError(
-                "a mask says itself which heads stay; it excludes budgets, `--members` and `--pool`"
-            )
+        self._check_source()
         if self.members > 1 and len(self.scores) > 1:
             raise UsageError("several `--scores` already make one member each; drop `--members`")
         if self.members > 1 and self.pool is None:
@@ -80,6 +68,31 @@ class PruneConfig:
             raise UsageError(
                 f"{self.count} members need {self.count} names",
                 hint="put `{i}` into the name: `-o 'member-{i}.st'`",
+            )
+
+    def _check_source(self) -> None:
+        """Refuse both or neither of scores and masks, and what does not go with the one that is given."""
+        if self.scores and self.masks:
+            raise UsageError(
+                "`--scores` and `--mask` exclude each other",
+                hint="drop `--scores` to keep the heads of the mask, or `--mask` to choose heads by their scores",
+            )
+        if not self.scores and not self.masks:
+            raise UsageError(
+                "give either `--scores` or `--mask`",
+                hint="make scores with `hydractl score MODEL -o scores.json`",
+            )
+        if self.scores and self.budget is None:
+            raise UsageError(
+                "how many heads should stay? Give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+                hint="`--keep-fraction 0.667` keeps two thirds, as many as `score` does by itself",
+            )
+        if self.masks and (
+            self.budget or self.per_layer or self.members > 1 or self.pool is not None or self.diverge_from
+        ):
+            raise UsageError(
+                "a mask says itself which heads stay",
+                hint="drop `--keep`, `--remove`, `--keep-fraction`, `--per-layer`, `--members`, `--pool` and `--diverge-from`",
             )
 
     @property

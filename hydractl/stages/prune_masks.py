@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.errors import ManifestError, UsageError
-from hydractl.heads.masks import HeadId, TowerMask, TowerShape
+from hydractl.heads.masks import HeadId, TowerMask, TowerShape, full_mask, total_heads
 from hydractl.heads.members import Sampling, sample_masks, share_before
 from hydractl.heads.select import best_mask, best_mask_per_layer, removal_order
 from hydractl.manifest import HeadMask, HeadScores, MaskOrigin, TowerKeep, check_mask_fits
+from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.stages.lineage import TOOL, document_input
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.opening import OpenModel
+    from hydractl.heads.masks import Shape
     from hydractl.manifest import Architecture, InputFile, Option
     from hydractl.progress import Progress
     from hydractl.stages.prune_config import PruneConfig
@@ -39,10 +41,7 @@ def choose_masks(
             for p, m in zip(config.masks, masks, strict=True)
         ]
     scores = [_given_scores(path, opened, progress) for path in config.scores]
-    try:
-        chosen = _choose(config, scores, architecture)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    chosen = _choose(config, scores, architecture)
     digests = [s.digest() for s in scores]
     masks = [
         HeadMask(
@@ -59,6 +58,12 @@ def choose_masks(
 
 def _given_mask(path: Path, opened: OpenModel, progress: Progress) -> HeadMask:
     mask = HeadMask.read(path)
+    name = opened.header.architecture.name
+    if mask.architecture not in {None, name}:
+        raise ManifestError(
+            f"{path}: architecture is `{mask.architecture}`, but {opened.reference} is a `{name}`",
+            hint="delete the key `architecture` from the mask if it is meant for this model",
+        )
     try:
         check_mask_fits(mask.towers, opened.header.architecture, where="towers")
     except ValueError as error:
@@ -72,8 +77,14 @@ def _given_mask(path: Path, opened: OpenModel, progress: Progress) -> HeadMask:
 
 def _given_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScores:
     scores = HeadScores.read(path)
-    for name, tower in opened.header.architecture.towers.items():
-        table = scores.towers[name].scores if name in scores.towers else ()
+    towers = opened.header.architecture.towers
+    for name in sorted(scores.towers.keys() | (towers.keys() if not scores.towers else ())):
+        table, tower = scores.towers[name].scores if name in scores.towers else (), towers.get(name)
+        if tower is None:
+            raise ManifestError(
+                f"{path}: towers has `{name}`, but {opened.reference} has {', '.join(towers)}",
+                hint="are these the scores of another model?",
+            )
         if (len(table), len(table[0]) if table else 0) != (tower.layers, tower.num_heads):
             raise ManifestError(
                 f"{path}: towers.{name}.scores is {len(table)} layers by {len(table[0]) if table else 0} heads, "
@@ -88,28 +99,94 @@ def _given_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScor
 def _choose(
     config: PruneConfig, scores: Sequence[HeadScores], architecture: Architecture
 ) -> Sequence[Mapping[str, TowerMask]]:
+    """Return the members' masks; a tower that the scores leave out keeps all of its heads."""
+    rest = {n: t for n, t in architecture.towers.items() if n not in scores[0].towers}
+    whole = full_mask({n: TowerShape(t.layers, t.num_heads) for n, t in rest.items()})
+    return [{**whole, **mask} for mask in _choose_scored(config, scores, architecture)]
+
+
+def _choose_scored(
+    config: PruneConfig, scores: Sequence[HeadScores], architecture: Architecture
+) -> Sequence[Mapping[str, TowerMask]]:
     budget = config.budget
     if budget is None:
         raise ValueError("no budget")
-    shape = {name: TowerShape(t.layers, t.num_heads) for name, t in architecture.towers.items()}
-    removals = budget.removals(shape)
-    orders = [
-        removal_order(
-            {name: s.towers[name].scores for name in shape},
-            [HeadId(r.tower, r.layer, r.head) for r in s.removals] if s.removals is not None else None,
+    scored = {frozenset(s.towers) for s in scores}
+    if len(scored) > 1:
+        raise UsageError(
+            "the scores files are of different towers", hint="score all with the same `--towers`"
         )
-        for s in scores
-    ]
-    if config.pool is not None:
-        sampling = Sampling(
-            pool=config.pool, members=config.members, seed=config.seed, diverge_from=config.diverge_from
+    shape = {
+        name: TowerShape(t.layers, t.num_heads)
+        for name, t in architecture.towers.items()
+        if name in scores[0].towers
+    }
+    layers = max(size.layers for size in shape.values())
+    if config.diverge_from > layers:
+        raise UsageError(
+            f"`--diverge-from {config.diverge_from}`: must lie in 0..{layers}; the model has {counted(layers, 'layer')}",
+            hint=f"0 lets members differ everywhere, {layers} nowhere",
         )
-        return sample_masks(orders[0], shape, removals=removals, sampling=sampling)
+    try:
+        removals = budget.removals(shape)
+    except ValueError as error:
+        raise UsageError(f"`{budget.typed}`: {error}") from error
+    orders = [_order(path, s, shape) for path, s in zip(config.scores, scores, strict=True)]
     if config.per_layer and budget.keep_per_layer is not None:
-        masks = [best_mask_per_layer(order, shape, keep=budget.keep_per_layer) for order in orders]
-    else:
+        try:
+            masks = [best_mask_per_layer(order, shape, keep=budget.keep_per_layer) for order in orders]
+        except ValueError as error:
+            hint = f"score again with `--remove {total_heads(shape)}`, which orders all heads"
+            raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
+        return share_before(masks, config.diverge_from)
+    for path, order in zip(config.scores, orders, strict=True):
+        _check_amounts(config, order, path, removals=removals, total=total_heads(shape))
+    if config.pool is None:
         masks = [best_mask(order, shape, removals=removals) for order in orders]
-    return share_before(masks, config.diverge_from)
+        return share_before(masks, config.diverge_from)
+    sampling = Sampling(
+        pool=config.pool, members=config.members, seed=config.seed, diverge_from=config.diverge_from
+    )
+    try:
+        return sample_masks(orders[0], shape, removals=removals, sampling=sampling)
+    except ValueError as error:
+        hint = "give a larger `--pool`, fewer `--members` or an earlier `--diverge-from`"
+        raise UsageError(str(error), hint=hint) from error
+
+
+def _order(path: Path, scores: HeadScores, shape: Shape) -> tuple[HeadId, ...]:
+    recorded = scores.removals
+    try:
+        return removal_order(
+            {name: scores.towers[name].scores for name in shape},
+            None if recorded is None else [HeadId(r.tower, r.layer, r.head) for r in recorded],
+        )
+    except ValueError as error:
+        raise ManifestError(f"{path}: {error}", hint="was the file edited? score the model again") from error
+
+
+def _check_amounts(
+    config: PruneConfig, order: Sequence[HeadId], path: Path, *, removals: int, total: int
+) -> None:
+    """Refuse a pool or budget that the model, the scores or each other do not allow; a greedy order may stop early."""
+    pool = config.pool
+    budget = config.budget.typed if config.budget else ""
+    if pool is not None and pool > total:
+        raise UsageError(
+            f"`--pool {pool}`: the model has {counted(total, 'head')}", hint=f"give at most `--pool {total}`"
+        )
+    if pool is not None and pool < removals:
+        raise UsageError(
+            f"`--pool {pool}`: `{budget}` removes {counted(removals, 'head')} of each member, more than the pool holds",
+            hint=f"give a larger pool, for example `--pool {min(2 * removals, total)}`",
+        )
+    wanted, option = (removals, budget) if pool is None else (pool, f"--pool {pool}")
+    if wanted > len(order):
+        verb = "removes" if pool is None else "draws from"
+        raise UsageError(
+            f"{path}: orders {counted(len(order), 'head')} only, but `{option}` {verb} {wanted}",
+            hint=f"score again with `--remove {wanted}` or more",
+        )
 
 
 def _origin(

@@ -7,33 +7,34 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.data.batches import epoch_order, tensor_cache
-from hydractl.data.dataset import open_data
+from hydractl.data.batches import epoch_order
+from hydractl.data.inputs import encoded, open_items
 from hydractl.data.labels import align_labels
-from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import did_you_mean
 from hydractl.errors import CheckpointError, DataError, UsageError
-from hydractl.families.opening import OpenModel, load_model, open_model
+from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.masks import TowerShape
 from hydractl.heads.select import Budget
 from hydractl.manifest import Fingerprint, HeadScores, Kind, TowerScores
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import check_output, publish_text
 from hydractl.runtime import digest_text, pick_device, require_one_process, torch_dtype
-from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.objective import OBJECTIVES
 from hydractl.scoring.table import METHODS
+from hydractl.stages.classes import NOTHING_NAMED, Naming, ask
 from hydractl.stages.journal import Journal
 from hydractl.stages.lineage import TOOL
+from hydractl.stages.reading import Again, open_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from hydractl.data.batches import Batch
-    from hydractl.data.images import ImageSet
-    from hydractl.manifest import Architecture, Option
-    from hydractl.scoring.job import Method
+    from hydractl.data.items import Items
+    from hydractl.manifest import Architecture, Option, TowerHeads
+    from hydractl.scoring.job import Method, Samples
+    from hydractl.stages.classes import Classes
 
 DEFAULT_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
 
@@ -52,6 +53,9 @@ class ScoreConfig:
         scope: `layer` or `global`, for Taylor.
         budget: Heads to remove (greedy), or heads that a layer keeps (Taylor by layer).
         limit: Use only so many in-distribution samples, drawn with the seed.
+        max_length: Tokens of a text at most, no more than the model reads; None for as many.
+        towers: Those whose heads are scored; empty for all. The others keep all of theirs when pruned.
+        naming: What a zero-shot model tells apart; without it, the data's classes.
         seed: Of everything random.
         arch: Architecture of a bare file.
         batch_size: Samples in one forward pass.
@@ -69,7 +73,10 @@ class ScoreConfig:
     scope: str = "layer"
     budget: Budget | None = None
     limit: int | None = None
+    max_length: int | None = None
     seed: int = 0
+    towers: tuple[str, ...] = ()
+    naming: Naming = NOTHING_NAMED
     arch: str | None = None
     batch_size: int = 64
     device: str = "auto"
@@ -93,6 +100,10 @@ class ScoreConfig:
             )
         if self.ood is not None and not self.needs_ood:
             raise UsageError("`--ood` is read only by `--method circuit` with objective `ood` or `avg`")
+        if self.max_length is not None and not self.entry.needs_data:
+            raise UsageError(
+                f"`--max-length` has no effect with `--method {self.method}`, which reads no data"
+            )
 
     @property
     def entry(self) -> Method:
@@ -107,11 +118,12 @@ class ScoreConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReport:
-    """What `score` did."""
+    """What `score` did; `default_budget` where the method needed a budget and was given none."""
 
     path: Path
     scores: HeadScores
     resumed_from: int
+    default_budget: bool
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -130,7 +142,13 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         OutputExists: If the output is there already.
     """
     require_one_process("score")
-    opened = open_model(config.model, arch=config.arch, seed=config.seed)
+    opened = open_reader(
+        config.model,
+        arch=config.arch,
+        seed=config.seed,
+        max_length=config.max_length,
+        reads=config.entry.needs_data,
+    )
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
             f"{config.model}: is a {opened.header.kind}, but heads are scored in a base",
@@ -138,9 +156,13 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
         )
     check_output(config.out, force=config.force, inputs=opened.checkpoint.paths)
     architecture = opened.header.architecture
-    keep, removals = _amounts(config, architecture)
+    scored = _scored(config, architecture)
+    keep, removals = _amounts(config, scored)
     options = _options(config, keep=keep, removals=removals)
-    sets = _open_sets(config, progress)
+    sets = _open_sets(config, opened, progress)
+    classes = config.naming.classes(opened, data=sets["id"][1].class_names if "id" in sets else ())
+    if classes is not None:
+        options |= {"classes": classes.names, "templates": classes.templates}
     data = {
         role: Fingerprint(reference=ref, sha256=found.fingerprint(), count=len(found))
         for role, (ref, found) in sets.items()
@@ -148,10 +170,10 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     document = _document(config, opened, options, data)
     journal = Journal.open(config.out, digest_text(document.to_json()), anew=config.force)
     if journal.done:
-        progress.step(f"Going on after {len(journal.done)} removals of an interrupted run")
-    job = _job(config, opened, sets, progress)
-    job = replace(job, keep=keep, budget=removals, log=journal)
-    progress.step(f"Scoring {_count_heads(architecture)} heads by {config.method}")
+        progress.step(f"Going on after {counted(len(journal.done), 'removal')} of an interrupted run")
+    job = _job(config, opened, classes, sets, progress)
+    job = replace(job, towers=tuple(scored), keep=keep, budget=removals, log=journal)
+    progress.step(f"Scoring {counted(_count_heads(scored), 'head')} by {config.method}")
     ranking = config.entry.run(job, progress)
     scores = document.model_copy(
         update={
@@ -165,23 +187,35 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     )
     publish_text(config.out, scores.to_json())
     journal.discard()
-    return ScoreReport(path=config.out, scores=scores, resumed_from=len(journal.done))
+    unasked = config.budget is None and not options.keys().isdisjoint({"removals", "keep"})
+    return ScoreReport(path=config.out, scores=scores, resumed_from=len(journal.done), default_budget=unasked)
 
 
-def _count_heads(architecture: Architecture) -> int:
-    return sum(t.layers * t.num_heads for t in architecture.towers.values())
+def _count_heads(towers: Mapping[str, TowerHeads]) -> int:
+    return sum(t.layers * t.num_heads for t in towers.values())
 
 
-def _amounts(config: ScoreConfig, architecture: Architecture) -> tuple[int, int]:
+def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerHeads]:
+    """Return the towers whose heads are scored."""
+    for name in config.towers:
+        if name not in architecture.towers:
+            raise UsageError(
+                f"`--towers {name}`: {config.model} has no such tower",
+                hint=f"it has {', '.join(architecture.towers)}",
+            )
+    return {n: t for n, t in architecture.towers.items() if not config.towers or n in config.towers}
+
+
+def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads]) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
-    shape = {name: TowerShape(t.layers, t.num_heads) for name, t in architecture.towers.items()}
+    shape = {name: TowerShape(t.layers, t.num_heads) for name, t in towers.items()}
     budget = config.budget or Budget(keep_fraction=DEFAULT_KEEP_FRACTION)
     try:
         removals = budget.removals(shape)
     except ValueError as error:
-        raise UsageError(str(error)) from error
-    layers = sum(t.layers for t in architecture.towers.values())
-    kept = _count_heads(architecture) - removals
+        raise UsageError(f"`{budget.typed}`: {error}") from error
+    layers = sum(t.layers for t in towers.values())
+    kept = _count_heads(towers) - removals
     return round(kept / layers), removals
 
 
@@ -199,13 +233,18 @@ def _options(config: ScoreConfig, *, keep: int, removals: int) -> dict[str, Opti
         options["seed"] = config.seed
     if entry.needs_data:
         options |= {"batch_size": config.batch_size, "limit": config.limit, "dtype": config.dtype}
+        options |= {"max_length": config.max_length}
+    if config.towers:
+        options["towers"] = config.towers
     return {k: v for k, v in options.items() if v is not None}
 
 
-def _open_sets(config: ScoreConfig, progress: Progress) -> dict[str, tuple[str, ImageSet]]:
+def _open_sets(config: ScoreConfig, opened: OpenModel, progress: Progress) -> dict[str, tuple[str, Items]]:
     references = {"id": config.data if config.entry.needs_data else None, "ood": config.ood}
     return {
-        role: (ref, open_data(ref, progress=progress)) for role, ref in references.items() if ref is not None
+        role: (ref, open_items(ref, opened.header.preprocess, progress=progress))
+        for role, ref in references.items()
+        if ref is not None
     }
 
 
@@ -226,16 +265,21 @@ def _document(
 
 
 def _job(
-    config: ScoreConfig, opened: OpenModel, sets: Mapping[str, tuple[str, ImageSet]], progress: Progress
+    config: ScoreConfig,
+    opened: OpenModel,
+    classes: Classes | None,
+    sets: Mapping[str, tuple[str, Items]],
+    progress: Progress,
 ) -> ScoreJob:
     device = pick_device(config.device)
     dtype = torch_dtype(config.dtype) if config.dtype else None
     model = load_model(opened, dtype=dtype).to(device)
+    ask(model, opened, classes)
     like = torch.empty(0, device=device, dtype=model.dtype)
-    loaded = {
-        role: _samples(config, opened, found, role=role, like=like, progress=progress)
-        for role, (_, found) in sets.items()
-    }
+    loaded = {}
+    for role, (_, found) in sets.items():
+        labels = _labels(opened, classes, found, progress) if role == "id" else None
+        loaded[role] = _samples(config, opened, found, labels=labels, like=like)
     return ScoreJob(
         model=model,
         family=opened.family,
@@ -248,49 +292,31 @@ def _job(
     )
 
 
+def _labels(opened: OpenModel, classes: Classes | None, found: Items, progress: Progress) -> torch.Tensor:
+    """Return the data's labels as the model counts classes."""
+    if found.labels is None:
+        raise DataError(
+            f"{found.name}: has no labels; scoring needs them",
+            hint="use a folder with one sub-folder a class",
+        )
+    names = classes.names if classes else opened.header.labels
+    count = len(names) if classes else opened.header.num_classes
+    return torch.tensor(
+        align_labels(found.class_names, found.labels, names, num_classes=count, progress=progress)
+    )
+
+
 def _samples(
     config: ScoreConfig,
     opened: OpenModel,
-    found: ImageSet,
+    found: Items,
     *,
-    role: str,
+    labels: torch.Tensor | None,
     like: torch.Tensor,
-    progress: Progress,
 ) -> Iterable[Samples]:
     """Return batches on the device and in the dtype of `like`; held in memory where they fit."""
-    labels = None
-    if role == "id":
-        if found.labels is None:
-            raise DataError(
-                f"{found.name}: has no labels; scoring needs them",
-                hint="use a folder with one sub-folder a class",
-            )
-        header = opened.header
-        aligned = align_labels(
-            found.class_names,
-            found.labels,
-            header.labels,
-            num_classes=header.architecture.num_classes,
-            progress=progress,
-        )
-        labels = torch.tensor(aligned)
     indices = None
-    if role == "id" and config.limit is not None and config.limit < len(found):
+    if labels is not None and config.limit is not None and config.limit < len(found):
         indices = epoch_order(len(found), seed=config.seed, epoch=0)[: config.limit].sort().values
-    transform = eval_transform(opened.header.preprocess)
-    cached = tensor_cache(found, transform, batch_size=config.batch_size, indices=indices)
+    cached = encoded(found, opened.header.preprocess, batch_size=config.batch_size, indices=indices)
     return Again(cached, labels, like)
-
-
-@dataclass(frozen=True, slots=True)
-class Again:
-    """Batches for a method, made anew on each pass from cached ones."""
-
-    cached: Iterable[Batch]
-    labels: torch.Tensor | None
-    like: torch.Tensor
-
-    def __iter__(self) -> Iterator[Samples]:
-        for batch in self.cached:
-            labels = None if self.labels is None else self.labels[batch.indices].to(self.like.device)
-            yield Samples(batch.inputs.to(self.like), labels)

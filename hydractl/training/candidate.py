@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hydractl.families.inputs import map_inputs
 from hydractl.training.noise import set_dropout
 from hydractl.training.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
 from hydractl.training.schedule import lr_factor
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from hydractl.families.inputs import Inputs
     from hydractl.training.engine import Engine
     from hydractl.training.feed import Feed, Piece
     from hydractl.training.recipes import Recipe
@@ -31,7 +33,7 @@ class Job:
         feed: Where batches come from.
         loss: Outputs and labels to one loss a sample, (B,).
         evaluate: The model's validation metrics, None if its outputs are not finite. Called by every process.
-        probe: An input (1, ...), to find parameters that the output does not hang on.
+        probe: Inputs of one sample, to find parameters that the output does not hang on.
         recipe: How.
         seed: Of dropout; the feed has its own.
         save_every: Steps between saves of the state; None for every half minute, and for epochs.
@@ -41,7 +43,7 @@ class Job:
     feed: Feed
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     evaluate: Callable[[nn.Module], Metrics | None]
-    probe: torch.Tensor
+    probe: Inputs
     recipe: Recipe
     seed: int
     save_every: int | None = None
@@ -66,6 +68,8 @@ class Run:
         self.best = dict(snapshot.best)
         self.lr = job.recipe.lr[self.position.candidate]
         self.loss = torch.zeros((), device=engine.device)
+        self.whole = True
+        """Whether weights, optimiser and position belong together; not in the middle of a step."""
         model = job.build()
         freeze_unused(model, job.probe)
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -82,6 +86,7 @@ class Run:
     def step(self, pieces: Sequence[Piece]) -> None:
         """Take one optimiser step on this process's pieces of the batch."""
         job, recipe, done = self.job, self.job.recipe, self.position.step
+        self.whole = False
         factor = lr_factor(
             done,
             total=job.total,
@@ -96,7 +101,7 @@ class Run:
         device = self.engine.device
         for i, piece in enumerate(pieces):
             with self.noise.at(seed=job.seed, step=done, first=piece.first, total=piece.total, device=device):
-                outputs = self.prepared(piece.inputs.to(device))
+                outputs = self.prepared(map_inputs(lambda x: x.to(device), piece.inputs))
                 loss = job.loss(outputs, piece.labels.to(device)).mean() * piece.weight
                 # DDP averages over processes, and the weights are shares of the sum
                 self.engine.backward(loss * self.engine.world, self.prepared, sync=i == len(pieces) - 1)
@@ -106,16 +111,26 @@ class Run:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.position = self.position.model_copy(update={"step": done + 1})
+        self.whole = True
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the weights as they are now are to be measured, and have not been."""
+        done = self.position.step
+        due = done % self.job.eval_every == 0 or done == self.job.total
+        return due and done > self.position.evaluated
 
     def evaluate(self) -> None:
         """Measure, remember the best, and decide whether to go on."""
         recipe, position = self.job.recipe, self.position
+        update: dict[str, object]
         self.model.eval()
         found = self.job.evaluate(self.model)
         if found is None:
-            self.position = position.model_copy(update={"ended": True, "diverged": True})
+            update = {"ended": True, "diverged": True, "evaluated": position.step}
+            self.position = position.model_copy(update=update)
             return
-        update: dict[str, object] = {"last": found}
+        update = {"last": found, "evaluated": position.step}
         if found.beats(position.best):
             update |= {"best": found, "best_step": position.step}
             if recipe.keep_best:
@@ -138,7 +153,7 @@ class Run:
         )
 
 
-def freeze_unused(model: nn.Module, probe: torch.Tensor) -> None:
+def freeze_unused(model: nn.Module, probe: Inputs) -> None:
     """Switch off gradients of parameters that the output does not hang on: DDP would wait for them for ever.
 
     A layer without heads has such, for example its q and k norms.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -64,6 +65,10 @@ class Engine:
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Wrap a model that is on the device, for autocast and for several processes."""
+        if self.world > 1:
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_hook(functools.partial(_laid_out, parameter))
         return cast("nn.Module", self._accelerator.prepare_model(model))
 
     def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
@@ -89,6 +94,16 @@ class Engine:
     def forget(self) -> None:
         """Let go of the prepared models."""
         self._accelerator.free_memory()
+
+
+def _laid_out(parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with its parameter's strides, which DDP asks for even along axes of length 1.
+
+    A token's gradient is a slice of the sequence's, and with one sample a slice counts as contiguous as it is.
+    """
+    if grad.stride() == parameter.stride() or not (grad.is_contiguous() and parameter.is_contiguous()):
+        return grad
+    return grad.as_strided(parameter.shape, parameter.stride())
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hydractl.families.inputs import map_inputs
 from hydractl.metrics.classification import accuracy, nll
 from hydractl.training.state import Metrics
 
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydractl.data.batches import Batch
+    from hydractl.families.inputs import Inputs
     from hydractl.training.engine import Engine
 
 
 def classifier_metrics(
-    engine: Engine, batches: Iterable[Batch], labels: torch.Tensor
+    engine: Engine, batches: Iterable[Batch[Inputs]], labels: torch.Tensor
 ) -> Callable[[nn.Module], Metrics | None]:
     """Return a function that measures a model which maps inputs to logits (B, C).
 
@@ -35,7 +37,8 @@ def classifier_metrics(
             for i, batch in enumerate(batches):
                 if i % engine.world != engine.rank:
                     continue
-                log_probs = model(batch.inputs.to(engine.device)).float().log_softmax(-1).cpu()
+                inputs = map_inputs(lambda x: x.to(engine.device), batch.inputs)
+                log_probs = model(inputs).float().log_softmax(-1).cpu()
                 if not log_probs.isfinite().all():
                     broken += 1
                     continue

@@ -1,28 +1,25 @@
 """Batches for training: drawn globally from (seed, epoch), of which each process takes its share.
 
-Axes: N samples, B batch, C channels, H height, W width.
+Axes: N samples, P rows of a piece.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from hydractl.data.batches import CACHE_BYTES, batches, epoch_order
-from hydractl.data.preprocess import eval_transform, train_transform
-from hydractl.training.augment import TENSOR_AUGMENTATIONS, EpochDraws
+from hydractl.data.batches import epoch_order
+from hydractl.training.sources import Planned, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hydractl.data.images import ImageSet
-    from hydractl.manifest import Preprocess
+    from hydractl.data.inputs import Inputs, Reading
+    from hydractl.data.items import Items
     from hydractl.training.engine import Share
-
-_CHUNK = 256
+    from hydractl.training.sources import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +27,14 @@ class Piece:
     """What a process computes at once.
 
     Attributes:
-        inputs: Shape (P, ...).
+        inputs: Images (P, C, H, W), or what a text model takes by name, each (P, T).
         labels: Shape (P,), int64, the model's classes.
         first: The piece's first row in the batch.
         total: Rows of the whole batch.
         weight: What the piece's mean counts in the batch's; the weights of all pieces of all processes sum to 1.
     """
 
-    inputs: torch.Tensor
+    inputs: Inputs
     labels: torch.Tensor
     first: int
     total: int
@@ -58,61 +55,50 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFeed:
-    """Batches of augmented images.
+class ItemFeed:
+    """Batches of a data set's items, each item once an epoch.
 
     Attributes:
-        dataset: Where the images come from.
+        source: Makes inputs of items.
         labels: Shape (N,), int64, the model's classes.
-        preprocessing: How the model wants them.
-        augment: Names from `hydractl.data.preprocess.AUGMENTATIONS`.
         batch_size: Samples in a batch, over all processes.
-        seed: Of the order and of the augmentation.
-        held: Shape (N, C, H, W): all inputs before augmentation, where that is possible and they fit in memory.
+        seed: Of the order.
     """
 
-    dataset: ImageSet
+    source: Source
     labels: torch.Tensor
-    preprocessing: Preprocess
-    augment: tuple[str, ...]
     batch_size: int
     seed: int
-    held: torch.Tensor | None
 
     @classmethod
     def open(
         cls,
-        dataset: ImageSet,
+        items: Items,
         labels: Sequence[int],
-        preprocessing: Preprocess,
+        how: Reading,
         *,
         augment: tuple[str, ...],
         batch_size: int,
         seed: int,
-    ) -> ImageFeed:
-        """Decode the data set once where that will do.
+    ) -> ItemFeed:
+        """Make ready what can be made ready once.
 
         Raises:
-            DataError: If an image is missing or corrupt.
-            UsageError: If an augmentation is unknown or given twice.
+            DataError: If an item cannot be read.
+            CheckpointError: If the model's tokenizer is missing or unfit.
+            UsageError: If an augmentation is unknown, given twice, or not for such items.
         """
-        train_transform(preprocessing, augment)
-        fits = 4 * prod(preprocessing.input_size) * len(dataset) <= CACHE_BYTES
-        holds = fits and TENSOR_AUGMENTATIONS.issuperset(augment)
         return cls(
-            dataset=dataset,
+            source=open_source(items, how, augment=augment, seed=seed),
             labels=torch.tensor(labels),
-            preprocessing=preprocessing,
-            augment=augment,
             batch_size=batch_size,
             seed=seed,
-            held=decode(dataset, preprocessing) if holds else None,
         )
 
     @property
     def steps_per_epoch(self) -> int:
         """How many batches an epoch has; the last may be smaller."""
-        return -(-len(self.dataset) // self.batch_size)
+        return -(-len(self.labels) // self.batch_size)
 
     def steps(self, start: int, stop: int, share: Share) -> Iterator[list[Piece]]:
         """Yield the pieces of steps `start` to `stop` that `share` computes, a list a step."""
@@ -120,55 +106,34 @@ class ImageFeed:
         while start < stop:
             epoch, begin = divmod(start, per_epoch)
             end = min(per_epoch, begin + stop - start)
-            order = epoch_order(len(self.dataset), seed=self.seed, epoch=epoch)
+            order = epoch_order(len(self.labels), seed=self.seed, epoch=epoch)
+            batches = order.split(self.batch_size)[begin:end]
+            cuts = [_cut(len(batch), share) for batch in batches]
             plan = [
-                self._plan(order[b * self.batch_size : (b + 1) * self.batch_size], share)
-                for b in range(begin, end)
+                Planned(batch=batch, pieces=tuple(batch[first:last] for first, last, _ in cut))
+                for batch, cut in zip(batches, cuts, strict=True)
             ]
-            indices = torch.cat([piece for step in plan for piece, *_ in step])
-            inputs = self._inputs(indices, epoch, sizes=[len(piece) for step in plan for piece, *_ in step])
-            for step in plan:
+            for step, cut, inputs in zip(plan, cuts, self.source.steps(plan, epoch=epoch), strict=True):
                 yield [
                     Piece(
-                        inputs=next(inputs),
+                        inputs=found,
                         labels=self.labels[piece],
                         first=first,
-                        total=total,
+                        total=len(step.batch),
                         weight=weight,
                     )
-                    for piece, first, total, weight in step
+                    for found, piece, (first, _, weight) in zip(inputs, step.pieces, cut, strict=True)
                 ]
             start += end - begin
 
-    def _plan(self, batch: torch.Tensor, share: Share) -> list[tuple[torch.Tensor, int, int, float]]:
-        """Cut a batch; a process without a row computes one that weighs nothing, since all must take part."""
-        total = len(batch)
-        plan = []
-        for first, last in share.bounds(total):
-            weight = (last - first) / total
-            at = min(first, total - 1)
-            plan.append((batch[at : max(last, at + 1)], at, total, weight))
-        return plan
 
-    def _inputs(self, indices: torch.Tensor, epoch: int, *, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Yield the augmented inputs of `indices`, `sizes` of them at a time."""
-        if self.held is not None:
-            draws = EpochDraws.of(len(self.dataset), self.preprocessing, seed=self.seed, epoch=epoch)
-            for chosen in indices.split(list(sizes)):
-                yield draws.apply(self.held[chosen], chosen, self.augment)
-            return
-        transform = train_transform(self.preprocessing, self.augment).at(seed=self.seed, epoch=epoch)
-        stream = batches(self.dataset, transform, batch_size=max(sizes), indices=indices)
-        waiting = torch.empty(0)
-        for size in sizes:
-            while len(waiting) < size:
-                found = next(stream).inputs
-                waiting = torch.cat([waiting, found]) if len(waiting) else found
-            yield waiting[:size]
-            waiting = waiting[size:]
+def _cut(total: int, share: Share) -> list[tuple[int, int, float]]:
+    """Return the rows (begin, end) and weights of a batch's pieces.
 
-
-def decode(dataset: ImageSet, preprocessing: Preprocess) -> torch.Tensor:
-    """Return all images as the model's evaluation wants them, (N, C, H, W)."""
-    transform = eval_transform(preprocessing)
-    return torch.cat([batch.inputs for batch in batches(dataset, transform, batch_size=_CHUNK)])
+    A process without a row computes one that weighs nothing, since all must take part.
+    """
+    cut = []
+    for first, last in share.bounds(total):
+        at = min(first, total - 1)
+        cut.append((at, max(last, at + 1), (last - first) / total))
+    return cut

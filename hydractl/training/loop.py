@@ -5,12 +5,14 @@ It knows neither files of models nor images: a `Job` says what to train, on what
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckFailed
 from hydractl.training.candidate import Job, Run
+from hydractl.training.interrupt import held
 from hydractl.training.state import Metrics, Position, Snapshot, Winner
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def train(
         job: What to train.
         engine: Where.
         progress: Hears of every evaluation.
-        folder: Where the state goes; None saves nothing.
+        folder: Where the state goes, also when the run is interrupted; None saves nothing.
         start: Where to go on.
 
     Raises:
@@ -110,6 +112,7 @@ class _Saver:
     def __init__(self, job: Job, folder: StateFolder | None) -> None:
         self.job, self.folder = job, folder
         self.at = time.monotonic()
+        self.position: Position | None = None
 
     def after_step(self, run: Run) -> None:
         """Save if it is time; the last step's result is as good as saved once it is published."""
@@ -122,39 +125,61 @@ class _Saver:
             epoch_ends = step % self.job.feed.steps_per_epoch == 0
             due = since >= (EPOCH_SAVE_EVERY_S if epoch_ends else SAVE_EVERY_S)
         if due:
-            self.folder.save(run.saved())
-            self.at = time.monotonic()
+            self.save(run)
+
+    def save(self, run: Run) -> None:
+        """Save what has changed since the last time."""
+        if self.folder is None or not run.whole or run.position in (self.position, run.snapshot.position):
+            return
+        self.folder.save(run.saved())
+        self.at, self.position = time.monotonic(), run.position
 
 
 def _fit(run: Run, saver: _Saver, progress: Progress) -> Snapshot:
-    """Train one candidate to its end."""
+    """Train one candidate to its end; what interrupts it finds the state saved."""
+    if run.position.step == 0 and run.position.candidate > 0 and saver.folder is not None:
+        saver.folder.save(replace(run.snapshot, position=run.position))
+    try:
+        _steps(run, saver, progress)
+    except KeyboardInterrupt:
+        saver.save(run)
+        raise
+    return run.saved()
+
+
+def _steps(run: Run, saver: _Saver, progress: Progress) -> None:
+    """Take the steps that are left, evaluating, saving and speaking in between."""
     job, first = run.job, run.position.step
     begun = spoken = time.monotonic()
-    if first == 0 and run.position.candidate > 0 and saver.folder is not None:
-        saver.folder.save(replace(run.snapshot, position=run.position))
+    if run.evaluation_due:  # it was interrupted
+        run.evaluate()
+        progress.step(_line(run, loss=None, left_s=0.0))
     share = run.engine.share(job.recipe.accumulate)
+    # of several processes one cannot finish a step that another has left
+    guard = held if run.engine.world == 1 else contextlib.nullcontext
     begins = first < job.total and not run.position.ended
     for pieces in job.feed.steps(first, job.total, share) if begins else ():
-        run.step(pieces)
+        with guard():
+            run.step(pieces)
         done = run.position.step
-        if done % job.eval_every == 0 or done == job.total:
+        loss = None
+        if evaluates := run.evaluation_due:
             (loss,) = run.engine.sum([run.loss.item()])
             run.evaluate()
-            spoken = time.monotonic()
-            progress.step(
-                _line(run, loss=loss, left_s=(spoken - begun) / (done - first) * (job.total - done))
-            )
-        elif time.monotonic() - spoken > SPEAK_EVERY_S:
-            spoken = time.monotonic()
-            left_s = (spoken - begun) / (done - first) * (job.total - done)
+        now = time.monotonic()
+        left_s = (now - begun) / (done - first) * (job.total - done)
+        if evaluates:
+            spoken = now
+            progress.step(_line(run, loss=loss, left_s=left_s))
+        elif now - spoken > SPEAK_EVERY_S:
+            spoken = now
             progress.step(f"step {done}/{job.total} · {left_s:.0f} s left")
         saver.after_step(run)
         if run.position.ended:
             break
-    return run.saved()
 
 
-def _line(run: Run, *, loss: float, left_s: float) -> str:
+def _line(run: Run, *, loss: float | None, left_s: float) -> str:
     """Return what is said after an evaluation."""
     position, per_epoch = run.position, run.job.feed.steps_per_epoch
     found = position.last
@@ -163,4 +188,5 @@ def _line(run: Run, *, loss: float, left_s: float) -> str:
     if position.diverged or found is None:
         return f"{grid}{where}: outputs are not finite"
     ahead = " · stopping early" if position.ended else f" · {left_s:.0f} s left" if left_s else ""
-    return f"{grid}{where}: loss {loss:.4f} · validation accuracy {found.accuracy:.4f}, nll {found.nll:.4f}{ahead}"
+    trained = "" if loss is None else f"loss {loss:.4f} · "
+    return f"{grid}{where}: {trained}validation accuracy {found.accuracy:.4f}, nll {found.nll:.4f}{ahead}"

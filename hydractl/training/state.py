@@ -52,6 +52,7 @@ class Position(Model):
         best: The best that an evaluation found, and `best_step` when.
         mark: What the next evaluation must improve on to count as improvement.
         stale: Evaluations since then.
+        evaluated: The step of the last evaluation; an interrupted one is owed.
     """
 
     candidate: int = Field(default=0, ge=0)
@@ -63,6 +64,7 @@ class Position(Model):
     best_step: int = 0
     mark: Metrics | None = None
     stale: int = 0
+    evaluated: int = Field(default=0, ge=0)
 
 
 class Winner(Model):

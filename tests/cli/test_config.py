@@ -67,6 +67,7 @@ TABLE = [
      FuseConfig(models=("a.st", "-"), out=Path("h.st"), seed=3, verify=False, force=True)),
     ("fuse a.st -o - --quiet", FuseConfig(models=("a.st",), out=Path("-"))),
     ("inspect a.st", InspectConfig(file="a.st")),
+    ("inspect -q a.st", InspectConfig(file="a.st")),
     ("inspect - --tensors --json", InspectConfig(file="-", tensors=True)),
 ]  # fmt: skip
 
@@ -82,10 +83,15 @@ def test_arguments_become_a_configuration(config, line, expected):
         ("prune base.st --keep 8 -o a.st", "give either `--scores` or `--mask`"),
         (
             "prune base.st --scores s.json --mask m.json --keep 8 -o a.st",
-            "give either `--scores` or `--mask`",
+            "`--scores` and `--mask` exclude each other",
         ),
         ("prune base.st --scores s.json -o a.st", "how many heads should stay?"),
-        ("prune base.st --scores s.json --keep 8 --remove 3 -o a.st", "--keep"),
+        (
+            "prune base.st --scores s.json --keep 8 --remove 3 -o a.st",
+            "`--keep` and `--remove` exclude each other",
+        ),
+        ("prune base.st --scores s.json --keep-fraction 0 -o a.st", "`--keep-fraction 0`: the share must be"),
+        ("prune base.st --mask m.json --diverge-from 1 -o a.st", "a mask says itself which heads stay"),
         ("prune base.st --mask m.json --keep 8 -o a.st", "a mask says itself which heads stay"),
         ("prune base.st --scores s.json --keep 8 --members 2 -o a.st", "needs a pool"),
         ("prune base.st --scores s.json --keep 8 --members 2 --pool 9 -o a.st", "put `{i}` into the name"),

@@ -18,6 +18,7 @@ def commands(monkeypatch):
         return 0
 
     monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(demo, "conclude", lambda _path: None)
     return kept
 
 
@@ -57,6 +58,30 @@ def test_each_line_is_shown_before_it_runs(call, commands, tmp_path):
     assert len(shown) == len(commands)
     assert "--seed 4" in shown[0]
     assert "--seed 6" in shown[2]
+
+
+def test_each_step_says_how_long_it_took(call, commands, tmp_path):
+    seen = call("demo", "-o", tmp_path / "demo")
+
+    assert sum(line.startswith("done in ") for line in seen.err.splitlines()) == len(commands)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_steps_show_their_progress_where_somebody_watches(call, commands, tmp_path, monkeypatch, watched):
+    monkeypatch.setattr(demo, "watched", lambda: watched)
+    call("demo", "-o", tmp_path / "demo")
+
+    assert all(("-q" in arguments) != watched for arguments, _ in commands[:-1])
+    assert "-q" not in commands[-1][0]
+
+
+@pytest.mark.parametrize(("option", "concluded"), [([], 1), (["--json"], 0), (["-q"], 0)])
+def test_the_table_is_read_out_to_a_person(call, commands, tmp_path, monkeypatch, option, concluded):
+    paths = []
+    monkeypatch.setattr(demo, "conclude", paths.append)
+    call("demo", "-o", tmp_path / "demo", *option)
+
+    assert paths == [tmp_path / "demo" / "report.json"] * concluded
 
 
 def test_json_is_the_reports_alone(call, commands, tmp_path):

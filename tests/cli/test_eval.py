@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.manifest import Report
+from hydractl.metrics.table import METRICS
 from hydractl.stages.condition import Condition
 from hydractl.stages.evaluate import EvalConfig
 from hydractl.stages.evaluate_refs import NamedData, NamedModels
@@ -163,7 +165,13 @@ def test_a_failed_check_shows_everything_and_exits_5(model, tmp_path, capsys):
         (["--data", "digits::splt=test"], 2, "unknown key `splt`"),
         (["--data", DATA, "--near", "far=noise"], 2, "an OOD data set cannot be called `far`"),
         (["--data", DATA, "--fail-if", "ece>"], 2, "`--fail-if ece>`: expected METRIC"),
-        (["--data", DATA, "--metrics", "acc"], 2, "unknown metric `acc`"),
+        (["--data", DATA, "--metrics", "acc"], 2, "unknown metric `acc`\n\nhint: did you mean `accuracy`?"),
+        (
+            ["--data", DATA, "--fail-if", "acc<0.9"],
+            2,
+            "unknown metric `acc`\n\nhint: did you mean `accuracy`?",
+        ),
+        (["--data", DATA, "-o", "/proc/hydractl.json"], 3, "/proc/hydractl.json: cannot be written"),
         (["--data", DATA, "--metrics", "auroc"], 2, "`auroc` cannot be measured without an OOD data set"),
         (["--data", DATA, "--dtype", "int4"], 2, "unknown dtype `int4`"),
         (["--data", DATA, "--json", "-q"], 2, "exclude each other"),
@@ -198,6 +206,34 @@ def test_existing_output_is_kept(model, tmp_path, capsys):
 
     assert "already exists" in capsys.readouterr().err
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "note"),
+    [
+        ("parameters", " 40 samples\n"),
+        ("accuracy,nll", " 40 samples. Acc in %\n"),
+        ("accuracy,auroc", "; AUROC is a mean over 2 OOD sets. Acc and AUROC in %\n"),
+        ("fpr95,aupr,nll", "; FPR95 and AUPR are means over 2 OOD sets. FPR95 and AUPR in %\n"),
+    ],
+)
+def test_the_note_is_about_the_columns_that_are_there(model, capsys, metrics, note):
+    ood = (
+        ["--far", "a=noise::limit=8", "--far", "b=photos::limit=8"]
+        if {"auroc", "aupr"} & {*metrics.split(",")}
+        else []
+    )
+
+    assert main(["eval", model, "--data", DATA, *ood, *QUICK, "--metrics", metrics]) == 0
+
+    assert note in capsys.readouterr().out
+
+
+def test_the_help_names_every_metric(capsys):
+    assert main(["eval", "--help"]) == 0
+
+    words = set(re.findall(r"\w+", capsys.readouterr().out))
+    assert {*METRICS} <= words
 
 
 def test_a_report_renders_without_models(capsys):

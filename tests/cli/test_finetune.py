@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hydractl.cli.finetune import OptimizerName, PrecisionName, RecipeName, ScheduleName
 from hydractl.data.reference import DataRef
 from hydractl.manifest import Kind
 from hydractl.stages import finetune as stage
 from hydractl.stages.finetune import FinetuneConfig, FinetuneReport
-from hydractl.training.recipes import RECIPES, Recipe, recipe_of
+from hydractl.training.recipes import OPTIMIZERS, PRECISIONS, RECIPES, SCHEDULES, Recipe, recipe_of
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 TRAIN, VAL = "digits::split=train,classes=0-6,limit=32", "digits::split=val,classes=0-6,limit=16"
@@ -53,6 +54,7 @@ def config(**changes):
      {"recipe": Recipe(warmup=0.5, augment=("flip", "rrc"), precision="bf16", steps=5, batch_size=6, accumulate=2)}),
     (["--epochs", "3", "--train", "head,norm", "--last-blocks", "2", "--reset-head"],
      {"recipe": Recipe(epochs=3, train=("norm", "head"), last_blocks=2, reset_head=True)}),
+    (["--recipe", "sst2", "--max-length", "128"], {"recipe": RECIPES["sst2"], "max_length": 128}),
     (["--eval-every", "3", "--early-stop", "2", "--patience-delta", "0.5"],
      {"recipe": Recipe(eval_every=3, early_stop=2, patience_delta=0.5)}),
     (["--recipe", "cifar100", "--keep-head", "--keep-best"],
@@ -65,6 +67,20 @@ def test_arguments_become_a_config(call, asked, options, wanted):
 
     assert seen.code == 0, seen.err
     assert asked == [config(**wanted)]
+
+
+@pytest.mark.parametrize(("choices", "known"), [
+    (RecipeName, RECIPES), (OptimizerName, OPTIMIZERS), (ScheduleName, SCHEDULES), (PrecisionName, PRECISIONS),
+])  # fmt: skip
+def test_choices_are_what_there_is(choices, known):
+    assert {choice.value for choice in choices} == {*known}
+
+
+def test_help_lists_choices_and_what_divergence_exits_with(call):
+    shown = call("finetune", "--help").out
+
+    assert "imagenet1k|cifar100" in shown
+    assert "exits 5" in " ".join(shown.split())
 
 
 def test_the_result_for_a_person(call, asked):
@@ -85,7 +101,10 @@ def test_the_result_for_a_script(call, asked):
 
 @pytest.mark.parametrize(("options", "code", "said"), [
     (["--lr", "fast"], 2, "`fast` is not a number"),
-    (["--recipe", "mnist"], 2, "unknown recipe `mnist`"),
+    (["--recipe", "mnist"], 2, "'mnist' is not one of 'imagenet1k', 'cifar100'"),
+    (["--optimizer", "adam"], 2, "'adam' is not one of"),
+    (["--momentum", "0.5"], 2, "`--momentum` has no effect with `--optimizer adamw`"),
+    (["--keep-last", "--early-stop", "2"], 2, "`--keep-last` and `--early-stop` exclude each other"),
     (["--train", "gates"], 2, "`--train gates`"),
     (["--steps", "1", "--epochs", "1"], 2, "exclude each other"),
     (["--json", "-q"], 2, "exclude each other"),

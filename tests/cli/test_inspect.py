@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.output import console
+from hydractl.manifest import InputFile, Step, Tokenization
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -91,6 +92,71 @@ def test_scores(call, work):
     assert "8. layer 1 head 1: 0.7906\n" in seen.out
 
 
+def test_heads_that_a_circuit_run_kept_have_no_rank(call, work):
+    raw = json.loads((work / "scores.json").read_text())
+    raw["removals"] = raw["removals"][:3]
+    (work / "short.json").write_text(json.dumps(raw))
+
+    seen = call("inspect", "short.json")
+
+    assert "Ranks of the heads of tower vision: 8 went first, - was kept\n" in seen.out
+    assert "layer h0 h1 h2 h3\n    0  -  8  -  6\n    1  7  -  -  -\n" in seen.out
+
+
+@pytest.mark.parametrize("file", ["base.st", "hydra.st", "scores.json", "m-0.mask.json"])
+def test_quiet_says_nothing_of_a_sound_file(call, work, file):
+    seen = call("inspect", "-q", file)
+
+    assert (seen.code, seen.out, seen.err) == (0, "", "")
+
+
+def test_quiet_says_what_is_wrong(call, work):
+    (work / "cut.st").write_bytes((work / "base.st").read_bytes()[:-100])
+
+    seen = call("inspect", "-q", "cut.st")
+
+    assert (seen.code, seen.out) == (3, "")
+    assert seen.err.startswith("error: cut.st: ")
+
+
+def test_predictions(call, work):
+    data = "digits::split=test,classes=0-6,limit=14"
+    argv = ["--no-latency", "--bootstrap", "0", "--device", "cpu", "--far", "noise=noise::limit=8", "-q"]
+    assert call("eval", "hydra.st", "--data", data, *argv, "--save-predictions", "p.safetensors").code == 0
+
+    seen = call("inspect", "p.safetensors")
+
+    assert seen.out.startswith("p.safetensors: predictions\n")
+    assert "row data members samples classes labels" in flat(seen.out)
+    assert "hydra id 3 14 7 yes" in flat(seen.out)
+    assert "hydra noise 3 8 7 no" in flat(seen.out)
+    assert "hint" not in seen.out
+    assert "labels/id" in call("inspect", "p.safetensors", "--tensors").out
+
+
+def test_what_members_share_is_told_once_in_the_lineage(capsys):
+    from hydractl.cli.inspect_documents import lineage_tree
+
+    digests = [f"sha256:{i:064d}" for i in range(4)]
+    trained = Step(
+        command="finetune", options={"lr": 0.001}, inputs=(InputFile(name="random", sha256=digests[0]),)
+    )
+    base = InputFile(name="base.st", sha256=digests[1], made_by=trained)
+    members = tuple(
+        InputFile(
+            name=f"m-{i}.st", sha256=digests[2 + i], made_by=Step(command="prune", options={}, inputs=(base,))
+        )
+        for i in range(2)
+    )
+
+    console().print(lineage_tree("hydra.st", Step(command="fuse", options={}, inputs=members)))
+
+    out = capsys.readouterr().out
+    assert out.count("finetune lr=0.001") == out.count("random") == out.count("(as above)") == 1
+    assert out.count("base.st") == 2
+    assert out.index("finetune lr=0.001") < out.index("base.st  sha256:000000000000  (as above)")
+
+
 def test_a_report_is_shown_as_eval_shows_it(call, capsys):
     from hydractl.cli.eval import render
     from hydractl.manifest import Report
@@ -157,3 +223,15 @@ def test_many_labels_are_shortened():
 
     assert _labelled(3, ("a", "b", "c")) == "3: a, b, c"
     assert _labelled(1000, [str(i) for i in range(1000)]).endswith("18, 19, ... and 980 more")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text"),
+    [(None, "text, no tokenizer yet, 90 tokens"), ("{}", "text, its own tokenizer, 90 tokens")],
+)
+def test_what_a_text_model_takes(tokenizer, text):
+    from hydractl.cli.inspect import _preprocess
+
+    found = _preprocess(Tokenization(tokenizer=tokenizer, max_length=16, pad_id=0, vocab_size=90))
+
+    assert found == f"{text}, at most 16 a text; input_ids, attention_mask"

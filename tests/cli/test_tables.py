@@ -110,6 +110,14 @@ def test_a_rank_map_shows_every_rank_once(layers, heads, width):
     assert found == list(range(1, total + 1))
 
 
+def test_a_head_without_a_rank_is_a_dash():
+    assert shown(RankMap(ranks=((None, 4), (3, None)), total=4), 80) == [
+        "layer h0 h1",
+        "    0  -  4",
+        "    1  3  -",
+    ]
+
+
 @given(st.integers(0, 60), st.integers(10, 120))
 def test_a_newspaper_holds_every_line_in_order_of_columns(count, width):
     items = tuple(f"{i:02d}-x" for i in range(count))

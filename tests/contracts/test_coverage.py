@@ -12,7 +12,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "coverage.py"
 SUPPORTED = (
     "vit_tiny_patch16_224", "vit_tiny_r_s16_p8_224", "deit_tiny_distilled_patch16_224", "vit_small_patch14_reg4_dinov2",
-    "vit_base_patch16_rpn_224", "vit_xsmall_patch16_clip_224", "aimv2_large_patch14_224",
+    "vit_base_patch16_rpn_224", "vit_xsmall_patch16_clip_224", "aimv2_large_patch14_224", "eva02_tiny_patch14_224",
+    "vit_small_patch16_dinov3", "vit_small_patch16_rope_mixed_224", "vit_pe_core_tiny_patch16_384",
+    "vit_base_patch16_sapiens2",
 )  # fmt: skip
 REFUSED = {
     "beit3_base_patch16_224": "sub-LN attention: a norm over all heads together",
@@ -22,7 +24,8 @@ REFUSED = {
     "vit_relpos_small_patch16_224": "class VisionTransformerRelPos: its relative position bias",
     "beit_base_patch16_224": "class Beit: its relative position bias",
     "cait_xxs24_224": "class Cait: its talking heads mix the heads",
-    "eva02_tiny_patch14_224": "class Eva: its attention class is not covered yet",
+    "eva02_base_patch16_clip_224": "sub-LN attention: a norm over all heads together",
+    "vit_large_patch16_sapiens2": "grouped-query attention: several query heads share one key and value head",
     "resnet18": "class ResNet: not a plain vision transformer",
 }
 

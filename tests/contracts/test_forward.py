@@ -10,6 +10,32 @@ from hydractl.families.table import FAMILIES
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 
+READS = {
+    "timm-vit-distilled": 2, "timm-vit-distilled-dynamic": 2, "transformers-clip-plain-vision": 1,
+    "transformers-clip-old-end-vision": 1, "transformers-siglip-plain-text": 1,
+    "openclip-plain-vision": 1, "openclip-scaled-text": 1, "openclip-custom-text-plain-vision": 1,
+    "openclip-custom-text-normed-text": 1,
+} | {
+    f"timm-vit-{name}": 1
+    for name in (
+        "class-token", "registers", "embedded-registers", "layer-scale", "swiglu", "pre-norm", "qk-norm", "no-qkv-bias",
+        "no-projection-bias", "mlp-norm", "no-position", "dynamic-size", "hybrid",
+    )
+} | {
+    f"timm-eva-{name}": 1
+    for name in (
+        "no-rope-token-pool", "post-norm", "post-norm-rope", "dinov3-token", "rope", "rope-with-positions",
+        "rope-mixed", "rope-mixed-dynamic", "rope-apart", "rope-multimodal",
+    )
+} | {
+    str(v): 1
+    for v in VARIANTS
+    if v.family.removeprefix("transformers-")
+    in {"bert", "roberta", "electra", "distilbert", "modernbert", "deberta", "mpnet"}
+    and v.name != "mean-pool"
+} | {str(v): 1 for v in VARIANTS if v.family == "transformers-vit"} | {
+    "transformers-deit-plain": 1, "transformers-deit-distilled": 2, "transformers-beit-class-token": 1,
+}  # fmt: skip
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 
 
@@ -24,12 +50,12 @@ def test_every_family_has_variants():
 @torch.inference_mode()
 def test_equals_the_library(variant, dtype, tolerance):
     sample = base(variant)
-    inputs = sample.inputs(batch=3).to(dtype)
+    inputs = sample.inputs(batch=3, dtype=dtype)
 
     found = sample.model(dtype)(inputs)
 
     expected = sample.library(dtype)(inputs)
-    assert found.shape == (3, sample.header.architecture.num_classes)
+    assert found.shape == (3, sample.header.architecture.num_classes or 3)
     assert largest_difference(found, expected) <= tolerance
 
 
@@ -39,15 +65,19 @@ def test_the_five_steps_in_turn_are_the_forward_pass(variant):
     """`heads`, `project` and `join` for all tokens: the view on which scoring rests."""
     sample = base(variant)
     model = sample.model(torch.float64)
-    tower, inputs = model.tower(), sample.inputs().double()
+    inputs = sample.inputs(dtype=torch.float64)
 
-    stream = tower.embed(inputs)
-    for block in tower.layers():
-        z = block.heads(stream)
-        assert z.shape[-2:] == (4, 8)
-        stream = block.join(stream, block.project(z))
+    outputs = {}
+    for name, asked in model.routed(inputs).items():
+        tower = model.tower(name)
+        stream = tower.embed(asked)
+        for block in tower.layers():
+            z = block.heads(stream)
+            assert z.shape[-2:] == (4, 8)
+            stream = block.join(stream, block.project(z))
+        outputs[name] = tower.readout(stream).unsqueeze(0)
 
-    assert largest_difference(tower.readout(stream), model(inputs)) <= 1e-10
+    assert largest_difference(model.answer(outputs).squeeze(0), model(inputs)) <= 1e-10
 
 
 @every_variant
@@ -55,46 +85,50 @@ def test_the_five_steps_in_turn_are_the_forward_pass(variant):
 def test_resuming_from_any_layer_is_the_forward_pass(variant):
     sample = base(variant)
     model = sample.model()
-    tower, stream = model.tower(), model.tower().embed(sample.inputs())
-    expected = model(sample.inputs())
-    for layer, block in enumerate(tower.layers()):
-        assert torch.equal(tower.resume(stream, layer), expected)
-        stream = block.run(stream, tower.queries(layer))
-    assert torch.equal(tower.finish(stream), expected)
+    for name, asked in model.routed(sample.inputs()).items():
+        tower = model.tower(name)
+        stream, expected = tower.embed(asked), tower(asked)
+        for layer, block in enumerate(tower.layers()):
+            assert torch.equal(tower.resume(stream, layer), expected)
+            stream = block.run(stream, tower.queries(layer))
+        assert torch.equal(tower.finish(stream), expected)
 
 
 @every_variant
 @torch.inference_mode()
 def test_projection_is_the_sum_of_the_heads_terms(variant):
-    sample = base(variant)
-    tower = sample.model(torch.float64).tower()
-    block = tower.layers()[1]
-    z = block.heads(tower.embed(sample.inputs().double()))
-    (group,) = block.attn.groups()
+    model = base(variant).model(torch.float64)
+    for name, asked in model.routed(base(variant).inputs(dtype=torch.float64)).items():
+        tower = model.tower(name)
+        block = tower.layers()[1]
+        z = block.heads(tower.embed(asked))
+        (group,) = block.attn.groups()
 
-    terms = sum(group.head_term(z, head) for head in range(group.heads))
+        terms = sum(group.head_term(z, head) for head in range(group.heads))
 
-    bias = 0 if group.proj.bias is None else group.proj.bias
-    assert largest_difference(terms + bias, block.project(z)) <= 1e-12
+        bias = 0 if group.proj.bias is None else group.proj.bias
+        assert largest_difference(terms + bias, block.project(z)) <= 1e-12
 
 
 @every_variant
 @torch.inference_mode()
-def test_last_block_computes_only_the_tokens_that_are_read(variant):
-    sample = base(variant)
-    model = sample.model()
-    seen = []
-    for block in model.tower().layers():
-        block.mlp.register_forward_hook(lambda _m, _i, out: seen.append(out.shape[1]))
+def test_last_block_computes_only_the_tokens_that_are_read(variant, monkeypatch):
+    model = base(variant).model()
+    for name, asked in model.routed(base(variant).inputs()).items():
+        tower, seen = model.tower(name), []
+        for block in tower.layers():
+            join = block.join
+            monkeypatch.setattr(
+                block,
+                "join",
+                lambda stream, y, join=join, seen=seen: seen.append(y.shape[1]) or join(stream, y),
+            )
 
-    model(sample.inputs())
+        tower(asked)
 
-    reads = {"class-token": 1, "distilled": 2, "distilled-dynamic": 2}
-    pools = sample.library()
-    tokens = seen[0]
-    expected = reads.get(variant.name, 1 if pools.global_pool == "token" else tokens)
-    assert seen == [tokens, tokens, expected]
-    assert tokens > 2
+        tokens = seen[0]
+        assert seen == [tokens, tokens, READS.get(f"{variant}", READS.get(f"{variant}-{name}", tokens))]
+        assert tokens > 2
 
 
 @every_variant

@@ -71,7 +71,7 @@ def test_fused_equals_members_in_float64(tmp_path, variant):
     samples = [base(variant).pruned(*keep).tuned(i) for i, keep in enumerate(KEEPS)]
     paths = [str(s.save(tmp_path / f"{i}.st")) for i, s in enumerate(samples)]
     run_fuse(FuseConfig(models=tuple(paths), out=tmp_path / "h.st", mlp="keep", verify=False))
-    inputs = samples[0].inputs().double()
+    inputs = samples[0].inputs(dtype=torch.float64)
     found = load(tmp_path / "h.st", dtype=torch.float64).member_logits(inputs)
     assert largest_difference(found, member_logits(samples, inputs, torch.float64)) <= 1e-10
 
@@ -215,7 +215,7 @@ def test_half_precision_stays_what_it_is(tmp_path, dtype):
     _, hydra = fuse(tmp_path, samples, mlp="merge")
     assert {p.dtype for p in hydra.parameters()} == {dtype} == {hydra.dtype}
     with torch.inference_mode():
-        assert hydra(samples[0].inputs().to(dtype)).logits.dtype == dtype
+        assert hydra(samples[0].inputs(dtype=dtype)).logits.dtype == dtype
 
 
 def test_models_fused_in_memory_are_the_models_fused_in_files(tmp_path):

@@ -41,7 +41,7 @@ def test_pruned_equals_masked(variant, keep):
 def test_masked_in_our_view_is_masked_in_the_library(variant):
     """The oracle itself: zeroed columns loaded into the library's own model, which knows nothing of heads."""
     masked = base(variant).masked(*RAGGED["ragged"])
-    inputs = masked.inputs().double()
+    inputs = masked.inputs(dtype=torch.float64)
     pruned = base(variant).pruned(*RAGGED["ragged"]).model(torch.float64)
     assert largest_difference(pruned(inputs), masked.library(torch.float64)(inputs)) <= 1e-10
 
@@ -61,7 +61,7 @@ def test_keeping_every_head_changes_nothing(variant):
 @settings(max_examples=25, deadline=None)
 def test_pruning_any_heads_equals_masking_them(keep, seed):
     sample = base(PLAIN)
-    inputs = sample.inputs(seed=seed).double()
+    inputs = sample.inputs(seed=seed, dtype=torch.float64)
     with torch.inference_mode():
         pruned = sample.pruned(*keep).model(torch.float64)(inputs)
         masked = sample.masked(*keep).model(torch.float64)(inputs)
@@ -74,13 +74,18 @@ def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
     sample = base(variant)
     member = sample.pruned(*RAGGED["ragged"])
     assert member.state.keys() == sample.library().state_dict().keys()
-    layout = sample.family.towers["vision"]
-    with_heads = {f"blocks.{i}.{h.name}": h for i in range(3) for h in layout.heads}
+    with_heads = {
+        layout.block.format(layer=i) + h.name: (i, h)
+        for layout in sample.family.towers.values()
+        for i in range(3)
+        for h in layout.heads
+    }
     for name, tensor in sample.state.items():
-        if (heads := with_heads.get(name)) is None:
+        if name not in with_heads:
             assert torch.equal(member.state[name], tensor)
             continue
-        kept = RAGGED["ragged"][int(name.split(".")[1])]
+        layer, heads = with_heads[name]
+        kept = RAGGED["ragged"][layer]
         parts = tensor.unflatten(heads.axis, (heads.copies, 4, 8)).index_select(
             heads.axis + 1, torch.tensor(kept, dtype=torch.long)
         )

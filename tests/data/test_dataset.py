@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.data.dataset import Subset, open_data
+from hydractl.data.dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
 
@@ -37,19 +37,19 @@ def test_a_folder_with_a_built_in_name_keeps_it(folder, monkeypatch):
 
 def test_subset_of_a_subset():
     digits = open_data("digits")
-    inner = Subset.of(Subset.of(digits, (5, 9, 2)), (2, 0))
+    inner = digits.taken((5, 9, 2)).taken((2, 0))
 
     assert inner.labels == (digits.labels[2], digits.labels[5])
     assert inner.image(0).tobytes() == digits.image(2).tobytes()
-    assert inner.fingerprint() == Subset.of(digits, (2, 5)).fingerprint()
-    assert inner.fingerprint() != Subset.of(digits, (5, 2)).fingerprint()
+    assert inner.fingerprint() == digits.taken((2, 5)).fingerprint()
+    assert inner.fingerprint() != digits.taken((5, 2)).fingerprint()
 
 
 def test_subset_refuses_what_is_not_there():
     with pytest.raises(ValueError, match=r"outside 0\.\.1796"):
-        Subset.of(open_data("digits"), (1797,))
+        open_data("digits").taken((1797,))
     with pytest.raises(DataError, match="photos: has no labels, so `classes=` cannot choose among them"):
-        Subset.of_classes(open_data("photos"), (0,))
+        open_data("photos").of_classes((0,))
 
 
 def test_nothing_left(tmp_path, picture):

@@ -177,3 +177,11 @@ def test_image_removed_meanwhile(folder):
 
     with pytest.raises(DataError, match=r"ant/1\.png: cannot be read: No such file"):
         images.image(1)
+
+
+def test_a_file_that_only_says_it_is_an_image_is_found_by_the_digest(folder):
+    (folder / "bee" / "0.png").write_text("not one")
+
+    with pytest.raises(DataError, match=r"bee/0\.png: is not an image that can be decoded"):
+        open_data(f"{folder}::classes=bee").fingerprint()
+    assert open_data(f"{folder}::classes=ant").fingerprint()

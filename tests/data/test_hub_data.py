@@ -10,7 +10,7 @@ import pytest
 from datasets.packaged_modules.parquet.parquet import Parquet
 from httpx2 import ConnectError, ReadTimeout, Request, Response
 
-from hydractl.data.dataset import open_data
+from hydractl.data.dataset import Content, open_data
 from hydractl.errors import DataError, HubError
 
 
@@ -50,6 +50,14 @@ def test_a_cached_data_set_needs_no_network(cached, picture, heard, capfd):
     assert np.array_equal(np.asarray(images.image(1)), np.asarray(picture(2)))
     assert heard.steps == ["Reading hf:org/name"]
     assert "%|" not in capfd.readouterr().err
+
+
+def test_a_column_of_texts(cached, heard):
+    texts = open_data("hf:org/name::config=small,split=test,text=note", wants=Content.TEXTS, progress=heard)
+
+    assert (texts.texts, texts.class_names, texts.labels) == (("x", "y"), ("r", "b"), (0, 1))
+    assert texts.name == "hf:org/name::config=small,split=test,text=note"
+    assert heard.steps == ["Reading hf:org/name"]
 
 
 def test_a_slice(cached):

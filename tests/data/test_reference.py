@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hydractl.data.reference import KEYS, DataRef, SourceKind
+from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, KEYS, DataRef, SourceKind
 from hydractl.errors import UsageError
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters=",+:"), min_size=1, max_size=8)
@@ -18,10 +18,7 @@ VALUES = {
     "size": NATURALS.map(lambda number: number + 1),
     "seed": NATURALS,
 }
-SOURCES = {
-    SourceKind.DIGITS: st.just("digits"),
-    SourceKind.PHOTOS: st.just("photos"),
-    SourceKind.NOISE: st.just("noise"),
+SOURCES = {kind: st.just(kind.value.strip("`")) for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS)} | {
     SourceKind.FOLDER: WORDS.map(lambda word: f"some/{word}/"),
     SourceKind.FILE: st.sampled_from(["a.csv", "b/c.jsonl", "D.PARQUET"]),
     SourceKind.HUB: st.sampled_from(["hf:org/name", "hf:a.b/c-d@refs/pr/1"]),
@@ -61,6 +58,7 @@ def test_text_is_canonical(ref):
         ("./digits", SourceKind.FOLDER),
         ("photos", SourceKind.PHOTOS),
         ("noise", SourceKind.NOISE),
+        ("reviews", SourceKind.REVIEWS),
         ("a/b", SourceKind.FOLDER),
         ("a/b.CSV", SourceKind.FILE),
         ("b.jsonl", SourceKind.FILE),
@@ -97,7 +95,7 @@ def test_every_part_is_read():
         ("C:", "nor end in `:`", "`digits`"),
         (
             "digits::splt=test",
-            "unknown key `splt`; known keys are classes, config, image",
+            "unknown key `splt`; known keys are classes, config, domain, image",
             "did you mean `split`?",
         ),
         ("digits::zzzzz=1", "unknown key `zzzzz`", None),

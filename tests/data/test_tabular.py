@@ -109,7 +109,7 @@ def test_withheld_labels_are_said(here, heard):
 
     assert images.labels is None
     assert heard.warnings == [
-        f"{here}/t.jsonl: column `label`: every label is -1, so the images count as unlabelled"
+        f"{here}/t.jsonl: column `label`: every label is -1, so the items count as unlabelled"
     ]
 
 
@@ -146,6 +146,13 @@ def test_a_byte_order_mark_and_blank_lines(here):
         ("t.csv", "image\nimg/9.png\n", "", "column `image`: row 0 names `img/9.png`, which is not there"),
         ("t.csv", "image,label\nimg/0.png,\n", "", "column `label`: row 0 has no usable label: ''"),
         ("t.jsonl", "{}\n[", "", "line 2 is not JSON: Expecting value at column 2"),
+        (
+            "t.jsonl",
+            '{"image": "a",}',
+            "",
+            "line 1 is not JSON: a comma stands before the closing `}` at column 15",
+        ),
+        ("t.jsonl", '{"image": "a"},\n', "", "line 1 is not JSON: a comma stands after the end at column 15"),
         ("t.jsonl", "[]", "", "line 1 is not a JSON object"),
         ("t.jsonl", b"\xff", "", "cannot be read as UTF-8 text"),
         ("t.jsonl", '{"image": "a"}\n{"img": "a"}', "", "line 2 and the first row differ in the key `image`"),
@@ -227,3 +234,11 @@ def test_fingerprint_knows_bytes_not_paths(here):
     ).fingerprint()
 
     assert before == moved != changed
+
+
+def test_an_array_of_rows_is_told_from_lines(here):
+    (here / "t.jsonl").write_text('[\n{"image": "img/0.png"}\n]')
+
+    with pytest.raises(DataError, match="line 1 is not JSON") as caught:
+        open_data(str(here / "t.jsonl"))
+    assert f"jq -c '.[]' {here}/t.jsonl" in caught.value.hint

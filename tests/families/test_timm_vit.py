@@ -95,7 +95,7 @@ def test_families_are_found_by_name_and_by_config():
         family_of(unknown)
     assert family_for_config({"architecture": "x", "num_classes": 3}, where="m") is TIMM_VIT
     for config, kind in (
-        ({"model_type": "bert"}, "bert"),
+        ({"model_type": "llama"}, "llama"),
         ({"architectures": ["A"]}, r"\['A'\]"),
         ({}, "unknown"),
     ):

@@ -204,3 +204,15 @@ def test_refuses_scores_that_cannot_be_ordered(scores, message):
 def test_refuses_recorded_orders_that_do_not_fit(recorded, message):
     with pytest.raises(ValueError, match=message):
         removal_order({"t": [[0.0, 1.0]]}, recorded)
+
+
+@pytest.mark.parametrize(
+    ("budget", "typed"),
+    [
+        (Budget(keep_per_layer=0), "--keep 0"),
+        (Budget(remove=0), "--remove 0"),
+        (Budget(keep_fraction=2 / 3), "--keep-fraction 0.666667"),
+    ],
+)
+def test_a_budget_says_how_it_is_typed(budget, typed):
+    assert budget.typed == typed

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hydractl.families.inputs import cut_batch, map_inputs
 from hydractl.manifest import Removal
 from hydractl.progress import SILENT
 from hydractl.scoring import circuit
@@ -15,25 +16,52 @@ from support.variants import VARIANTS, variant
 DOUBLE = torch.float64
 
 
+CLASSES = 7
+
+
+def asked(sample, count, seed):
+    """Return inputs without what names a zero-shot model's classes."""
+    inputs = sample.inputs(batch=count, seed=seed, dtype=DOUBLE)
+    return inputs["pixel_values"] if sample.header.prompting else inputs
+
+
+def prompts(sample):
+    inputs = sample.inputs(batch=CLASSES, seed=5)
+    return {name: x for name, x in inputs.items() if name != "pixel_values"}
+
+
+def library_for(sample):
+    """Return the library's own model; a zero-shot one compares with the same prompts as ours."""
+    library = sample.library(DOUBLE)
+    if sample.header.prompting:
+        library.texts = prompts(sample)
+    return library
+
+
+def model_for(sample):
+    model = sample.model(DOUBLE)
+    if sample.header.prompting:
+        model.answer.ask(prompts(sample), templates=1)
+    return model
+
+
 def data_for(sample, *, count=40, others=30):
     """Return images, labels and OOD images in float64."""
     return (
-        sample.inputs(batch=count, seed=1).to(DOUBLE),
-        torch.randint(
-            0, sample.header.architecture.num_classes, (count,), generator=torch.Generator().manual_seed(2)
-        ),
-        2 * sample.inputs(batch=others, seed=3).to(DOUBLE),
+        asked(sample, count, 1),
+        torch.randint(0, CLASSES, (count,), generator=torch.Generator().manual_seed(2)),
+        map_inputs(lambda x: 2 * x if x.is_floating_point() else x, asked(sample, others, 3)),
     )
 
 
 def job_for(sample, data, **changes):
     images, labels, others = data
     return ScoreJob(
-        model=sample.model(DOUBLE),
+        model=model_for(sample),
         family=sample.family,
         architecture=sample.header.architecture,
-        id_data=[Samples(x, y) for x, y in zip(images.split(16), labels.split(16), strict=True)],
-        ood_data=[Samples(x, None) for x in others.split(16)],
+        id_data=[Samples(x, y) for x, y in zip(cut_batch(images, 16), labels.split(16), strict=True)],
+        ood_data=[Samples(x, None) for x in cut_batch(others, 16)],
         **changes,
     )
 
@@ -45,14 +73,12 @@ def test_same_removals_as_algorithm_1(objective):
 
     ranking = score_circuit(job_for(sample, data, budget=7, objective=objective), SILENT)
 
-    expected = naive.greedy(sample.library(DOUBLE), objective, data, 7)
+    expected = naive.greedy(library_for(sample), objective, data, 7)
     assert [(r.layer, r.head) for r in ranking.removals] == [(layer, head) for layer, head, _ in expected]
     assert [r.objective for r in ranking.removals] == pytest.approx(
         [value for *_, value in expected], abs=1e-12
     )
-    assert ranking.baseline == pytest.approx(
-        naive.objective(sample.library(DOUBLE), objective, data), abs=1e-12
-    )
+    assert ranking.baseline == pytest.approx(naive.objective(library_for(sample), objective, data), abs=1e-12)
 
 
 @pytest.mark.parametrize("one", VARIANTS, ids=str)
@@ -60,16 +86,15 @@ def test_every_candidate_is_valued_as_by_a_full_pass(one):
     sample = base(one)
     data = data_for(sample, count=12, others=9)
     job = job_for(sample, data, objective="avg")
-    library = sample.library(DOUBLE)
+    library = library_for(sample)
 
     with torch.inference_mode():
         values = circuit.Circuit(job).candidate_values()
 
-    expected = {
-        (layer, head): naive.without(library, layer, head, "avg", data)
-        for layer, head in naive.candidates(library, [])
-    }
-    assert {(h.layer, h.head): pytest.approx(v, abs=1e-12) for h, v in values.items()} == expected
+    expected = [
+        naive.without(library, layer, head, "avg", data) for layer, head in naive.candidates(library, [])
+    ]
+    assert list(values.values()) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("elements", [1, 1 << 30])

@@ -17,7 +17,7 @@ COUNT = 10
 
 def labelled(sample):
     labels = torch.randint(0, 7, (COUNT,), generator=torch.Generator().manual_seed(2))
-    return sample.inputs(batch=COUNT, seed=1).to(DOUBLE), labels
+    return sample.inputs(batch=COUNT, seed=1, dtype=DOUBLE), labels
 
 
 def job_for(sample, *, batch=4, **changes):

@@ -178,6 +178,29 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.st", "whole.st"]
 
 
+def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path):
+    recipe = replace(RECIPE, epochs=40)
+    whole = tuned(tmp_path / "whole.st", recipe=recipe).read_bytes()
+    out = tmp_path / "out.st"
+    argv = [sys.executable, "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
+            "--epochs", "40", "--batch-size", "16", "--augment", "shift", "--dropout", "0.1", "--device", "cpu",
+            "-o", str(out)]  # fmt: skip
+    with subprocess.Popen(
+        argv, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - no threads here
+    ) as process:  # fmt: skip
+        while "(epoch 1)" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read().endswith("interrupted\n")
+
+    assert process.returncode == 130
+    assert (tmp_path / "out.st.state" / "state.json").is_file()
+    report = run_finetune(config(out, recipe=recipe))
+    assert 4 <= report.resumed_from < 160
+    assert out.read_bytes() == whole
+
+
 def test_two_processes_do_what_one_does(tmp_path, member):
     out = tmp_path / "two.st"
     recipe = replace(SGD, steps=6, epochs=None, batch_size=15, clip=1.0, accumulate=2)
@@ -345,7 +368,7 @@ def test_going_on_is_reported(tmp_path):
     out = tmp_path / "out.st"
     cut(out)
 
-    assert run_finetune(config(out)).resumed_from == 7
+    assert run_finetune(config(out)).resumed_from == 8
     assert run_finetune(config(out, force=True)).resumed_from is None
 
 
@@ -358,6 +381,27 @@ def unlabelled(tmp_path):
 
 def fewer_classes(tmp_path):
     return config(tmp_path / "out.st", data=DataRef.parse("digits::split=train"))
+
+
+def unlabelled_folder(tmp_path):
+    folder = tmp_path.parent / f"{tmp_path.name}-data" / "c0"
+    folder.mkdir(parents=True)
+    open_data(TRAIN).image(0).save(folder / "0.png")
+    return config(tmp_path / "out.st", data=DataRef.parse(str(folder)))
+
+
+def not_an_image(tmp_path):
+    reference = unlabelled_folder(tmp_path).data
+    (Path(reference.source) / "1.png").write_text("x")
+    return config(tmp_path / "out.st", data=DataRef.parse(str(Path(reference.source).parent)))
+
+
+def saves_of_a_stream(tmp_path):
+    return config(Path("-"), save_every=1)
+
+
+def an_architecture_twice(tmp_path):
+    return config(tmp_path / "out.st", arch="vit_tiny_patch16_224")
 
 
 def no_data(tmp_path):
@@ -395,6 +439,10 @@ def divergent(tmp_path):
 @pytest.mark.parametrize(("make", "error", "said"), [
     (unlabelled, DataError, "has no labels"),
     (fewer_classes, DataError, "10 classes and the model 7"),
+    (unlabelled_folder, DataError, "-data/c0: has no labels"),
+    (not_an_image, DataError, r"c0/1\.png: is not an image"),
+    (saves_of_a_stream, UsageError, "`--save-every` has no effect with `-o -`"),
+    (an_architecture_twice, UsageError, "`--arch` has no effect with `arch:"),
     (no_data, DataError, "nowhere"),
     (too_many_blocks, UsageError, "has 2 blocks"),
     (nothing_trains, UsageError, "nothing would train"),
@@ -409,6 +457,14 @@ def test_bad_input_is_answered_and_leaves_nothing(tmp_path, make, error, said):
         run_finetune(make(tmp_path))
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fresh_model_of_another_number_of_classes_says_what_to_type(tmp_path):
+    with pytest.raises(DataError) as caught:
+        run_finetune(config(tmp_path / "out.st", data=DataRef.parse("digits")))
+
+    assert "`num_classes=10`" in caught.value.hint
+    assert "`::classes=`" in caught.value.hint
 
 
 def test_a_hydra_is_refused(tmp_path, hydra_file):

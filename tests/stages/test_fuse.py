@@ -14,6 +14,7 @@ from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExis
 from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.manifest import Fate, Kind, Preprocess
+from hydractl.progress import Silent
 from hydractl.stages.fuse import FuseConfig, run_fuse
 from support.builders import DTYPES, Sample, base, sha
 from support.variants import PLAIN, variant
@@ -97,6 +98,45 @@ def test_twice_is_the_same_bytes_and_verification_changes_nothing_but_its_record
     fuse(paths, tmp_path / "c", verify=False)
     a, c = Checkpoint.open(tmp_path / "a"), Checkpoint.open(tmp_path / "c")
     assert all(list(a.chunks(n)) == list(c.chunks(n)) for n in a.specs)
+
+
+class Heard(Silent):
+    def __init__(self):
+        self.steps, self.warnings = [], []
+
+    def step(self, message):
+        self.steps.append(message)
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+
+def hears(folder, samples, **changes):
+    heard = Heard()
+    paths = tuple(map(str, members(folder, samples=samples)))
+    run_fuse(FuseConfig(models=paths, out=folder / "hydra.st", **changes), heard)
+    return heard
+
+
+def test_members_that_cannot_disagree_are_warned_about(tmp_path):
+    one = base(PLAIN).pruned(*KEEPS[0])
+    assert hears(tmp_path, [one, one]).warnings == ["members are identical: the hydra answers as one model"]
+    assert hears(tmp_path, [one], force=True).warnings == [
+        "there is one member only: the hydra answers as one model"
+    ]
+
+
+def test_averaging_the_only_difference_is_warned_about(tmp_path):
+    one = base(PLAIN).pruned(*KEEPS[0])
+    samples = [one, one.tuned(1, only=lambda name: ".mlp.fc" in name)]
+    (warning,) = hears(tmp_path, samples).warnings
+    assert "`--mlp keep`" in warning
+    assert hears(tmp_path, samples, mlp="keep", force=True).warnings == []
+
+
+def test_members_that_differ_are_no_warning(tmp_path):
+    heard = hears(tmp_path, [base(PLAIN).pruned(*keep) for keep in KEEPS])
+    assert (heard.warnings, heard.steps[0]) == ([], "Comparing 3 members")
 
 
 def test_the_order_of_members_is_theirs(tmp_path):

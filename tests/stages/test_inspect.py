@@ -28,6 +28,7 @@ from hydractl.manifest import (
     InputFile,
     Kind,
     Preprocess,
+    Removal,
     Step,
     TowerHeads,
     TowerKeep,
@@ -42,6 +43,7 @@ from hydractl.stages.inspect import (
     ranks,
     run_inspect,
 )
+from hydractl.stages.inspect_report import Predicted, Predictions
 
 SHA = "sha256:" + "ab" * 32
 ARCHITECTURE = Architecture(
@@ -430,6 +432,71 @@ def test_ranks_are_a_permutation_that_follows_the_scores(layers, heads, data):
     assert sorted(rank for rank, _ in flat) == list(range(1, layers * heads + 1))
     ordered = [score for _, score in sorted(flat)]
     assert ordered == sorted(ordered, reverse=True)
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.data())
+def test_a_greedy_method_ranks_what_it_removed_and_nothing_else(layers, heads, data):
+    order = data.draw(st.permutations([(i, j) for i in range(layers) for j in range(heads)]))
+    gone = order[: data.draw(st.integers(0, len(order)))]
+    removals = tuple(Removal(tower="vision", layer=i, head=j, objective=0.5) for i, j in gone)
+    towers = {"vision": TowerScores(scores=((0.0,) * heads,) * layers)}
+
+    found = ranks(SCORES.model_copy(update={"towers": towers, "removals": removals}))["vision"]
+
+    ranked = {(i, j): rank for i, row in enumerate(found) for j, rank in enumerate(row) if rank is not None}
+    assert sorted(ranked, key=lambda head: -ranked[head]) == gone
+    assert sorted(ranked.values()) == list(range(len(order) - len(gone) + 1, len(order) + 1))
+
+
+PREDICTIONS = {
+    "log_probs/base/id": TensorSpec("F32", (1, 20, 3)),
+    "log_probs/Deep ensemble/id": TensorSpec("F32", (2, 20, 3)),
+    "log_probs/base/noise": TensorSpec("F32", (1, 8, 3)),
+    "labels/id": TensorSpec("I64", (20,)),
+}
+
+
+def test_predictions_are_recognised(tmp_path):
+    report = look(write(tmp_path / "p.safetensors", None, PREDICTIONS))
+
+    assert (report.kind, report.hint) == ("predictions", None)
+    assert report.predictions == Predictions(
+        log_probs=(
+            Predicted(row="Deep ensemble", data="id", members=2, samples=20, classes=3),
+            Predicted(row="base", data="id", members=1, samples=20, classes=3),
+            Predicted(row="base", data="noise", members=1, samples=8, classes=3),
+        ),
+        labels={"id": 20},
+    )
+
+
+def test_what_eval_saves_is_recognised(tmp_path):
+    import torch
+
+    from hydractl.stages.predictions import SavedPredictions
+
+    saved = SavedPredictions(
+        log_probs={"base": {"id": torch.zeros(1, 4, 3)}}, labels={"id": torch.zeros(4, dtype=torch.int64)}
+    )
+    with (tmp_path / "p.st").open("wb") as file:
+        saved.write(file)
+
+    assert look(tmp_path / "p.st").kind == "predictions"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weight": TensorSpec("F32", (3,))},
+        {"log_probs/base/more/id": TensorSpec("F32", (1, 20, 3))},
+        {"log_probs/other/id": TensorSpec("F32", (20, 3))},
+        {"labels/noise": TensorSpec("I64", (8, 1))},
+    ],
+)
+def test_what_is_only_like_predictions_stays_foreign(tmp_path, changes):
+    assert look(write(tmp_path / "p.st", None, PREDICTIONS | changes)).kind == "foreign"
+    assert look(write(tmp_path / "q.st", None, {"labels/id": PREDICTIONS["labels/id"]})).kind == "foreign"
+    assert look(write(tmp_path / "r.st", None, {})).kind == "foreign"
 
 
 def test_ranks_go_over_all_towers():

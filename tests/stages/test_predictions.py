@@ -34,7 +34,14 @@ class Counting(Subset):
 
 def counting(dataset):
     Counting.seen.clear()
-    return Counting.of(dataset, tuple(range(len(dataset))))
+    everything = tuple(range(len(dataset)))
+    return Counting(
+        base=dataset,
+        indices=everything,
+        class_names=dataset.class_names,
+        labels=dataset.labels,
+        name=dataset.name,
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 23, 100])

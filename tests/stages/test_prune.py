@@ -16,7 +16,7 @@ from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestEr
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.heads.select import Budget
-from hydractl.manifest import HeadMask, Kind
+from hydractl.manifest import HeadMask, Kind, Removal
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune import mask_path, run_prune
 from hydractl.stages.prune_config import PruneConfig
@@ -250,6 +250,34 @@ def test_masks_for_other_weights_are_used_with_a_warning(tmp_path, model):
     assert "was made for another base" in heard.warnings[0]
 
 
+@pytest.mark.parametrize("architecture", [None, PLAIN.arch])
+def test_a_mask_that_names_no_architecture_or_this_one_is_used(tmp_path, model, architecture):
+    mask = HeadMask(towers=base(PLAIN).pruned(*KEEP).header.masks[0], architecture=architecture)
+    (tmp_path / "mask.json").write_text(mask.to_json())
+    assert prune(model, tmp_path / "m.st", masks=(tmp_path / "mask.json",)).members[0].heads_kept == 4
+
+
+def test_a_mask_for_another_architecture_says_how_to_use_it_all_the_same(tmp_path, model):
+    changes = bad_mask(lambda raw: raw.update(architecture="vit_other"))(tmp_path)
+    with pytest.raises(ManifestError) as caught:
+        prune(model, tmp_path / "m.st", **changes)
+    assert (caught.value.exit_code, "delete the key `architecture`" in caught.value.hint) == (3, True)
+
+
+@pytest.mark.parametrize("stopped", [4, 7])
+def test_scores_that_order_too_few_heads_say_how_many_to_remove(tmp_path, model, stopped):
+    changes = with_scores(stopped=stopped, pool=9)(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        prune(model, tmp_path / "m.st", **changes)
+    assert caught.value.hint == "score again with `--remove 9` or more"
+    prune(model, tmp_path / "m.st", **changes | {"pool": stopped})
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_members_may_diverge_from_any_layer_or_nowhere(tmp_path, model, layer):
+    prune(model, tmp_path / "m.st", **with_scores(diverge_from=layer)(tmp_path))
+
+
 def test_a_random_architecture_can_be_pruned(tmp_path):
     arch = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=7"
     prune(arch, tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),), budget=Budget(remove=5))
@@ -269,11 +297,20 @@ def bad_mask(edit):
     return make
 
 
-def with_scores(table=TABLE, **changes):
+def with_scores(table=TABLE, *, stopped=None, **changes):
+    """Scores of every head, or of a greedy run that stopped after some removals."""
+    removals = None if stopped is None else greedy(stopped)
+
     def make(folder):
-        return {"scores": (scores_file(folder / "s.json", table),), "budget": Budget(remove=4)} | changes
+        file = scores_file(folder / "s.json", table, removals=removals)
+        return {"scores": (file,), "budget": Budget(remove=4)} | changes
 
     return make
+
+
+def greedy(count):
+    heads = sorted((s, layer, h) for layer, row in enumerate(TABLE) for h, s in enumerate(row))
+    return tuple(Removal(tower="vision", layer=layer, head=h, objective=0.5) for _, layer, h in heads[:count])
 
 
 def with_model(make_model):
@@ -331,10 +368,18 @@ ERRORS = {
     "missing-mask": (lambda f: {"masks": (f / "none.json",)}, ManifestError, "none.json: no such file"),
     "scores-of-another-depth": (with_scores(TABLE[:2]), ManifestError, "s.json: towers.vision.scores is 2 layers by 4 heads, but"),
     "scores-of-another-width": (with_scores(((0.1,),) * 3), ManifestError, "s.json: towers.vision.scores is 3 layers by 1 heads, but"),
-    "too-many-removed": (with_scores(budget=Budget(remove=13)), UsageError, "13"),
-    "too-many-kept": (with_scores(budget=Budget(keep_per_layer=5)), UsageError, "5"),
-    "pool-too-small": (with_scores(pool=3), UsageError, "cannot remove 4 heads out of a pool of 3"),
-    "pool-too-large": (with_scores(pool=13), UsageError, "pool of 13"),
+    "too-many-removed": (with_scores(budget=Budget(remove=13)), UsageError, "`--remove 13`: cannot remove 13 heads: the model has 12"),
+    "too-many-kept": (with_scores(budget=Budget(keep_per_layer=5)), UsageError, "`--keep 5`: cannot keep 5 heads a layer"),
+    "pool-too-small": (with_scores(pool=3), UsageError, "`--pool 3`: `--remove 4` removes 4 heads of each member"),
+    "pool-too-large": (with_scores(pool=13), UsageError, "`--pool 13`: the model has 12 heads"),
+    "diverge-too-late": (with_scores(diverge_from=4), UsageError, "`--diverge-from 4`: must lie in 0..3; the model has 3 layers"),
+    "diverge-too-late-in-a-pool": (with_scores(diverge_from=4, pool=8, members=2, out="m-{i}.st"), UsageError, "must lie in 0..3"),
+    "fewer-ordered-than-removed": (with_scores(stopped=3), UsageError, "s.json: orders 3 heads only, but `--remove 4` removes 4"),
+    "fewer-ordered-than-go": (with_scores(stopped=3, budget=Budget(keep_per_layer=2)), UsageError, "s.json: orders 3 heads only, but `--keep 2` removes 6"),
+    "one-ordered": (with_scores(stopped=1, budget=Budget(keep_fraction=0.5)), UsageError, "s.json: orders 1 head only, but `--keep-fraction 0.5` removes 6"),
+    "fewer-ordered-than-the-pool": (with_scores(stopped=5, pool=8), UsageError, "s.json: orders 5 heads only, but `--pool 8` draws from 8"),
+    "fewer-ordered-in-a-layer": (with_scores(stopped=3, budget=Budget(keep_per_layer=2), per_layer=True), UsageError, "`--per-layer`: layer 0 of tower `vision` must lose 2 heads"),
+    "other-architecture": (bad_mask(lambda r: r.update(architecture="vit_other")), ManifestError, "mask.json: architecture is `vit_other`, but"),
     "too-few-masks": (with_scores(pool=4, members=3, out="m-{i}.st"), UsageError, "3 members need as many different masks"),
     "unknown-dtype": (with_scores(dtype="fp8"), UsageError, "unknown dtype `fp8`"),
     "missing-model": (with_model(lambda _: None), CheckpointError, "base.st: no such file or folder"),
@@ -398,9 +443,10 @@ def test_a_full_disk(tmp_path, model):
 S, M = (Path("s.json"),), (Path("m.json"),)
 CONFIGS = {
     "nothing": ({}, "give either `--scores` or `--mask`"),
-    "both": ({"scores": S, "masks": M}, "give either `--scores` or `--mask`"),
+    "both": ({"scores": S, "masks": M}, "`--scores` and `--mask` exclude each other"),
     "no-budget": ({"scores": S}, "how many heads should stay?"),
     "mask-and-budget": ({"masks": M, "budget": Budget(remove=1)}, "a mask says itself which heads stay"),
+    "mask-and-layer": ({"masks": M, "diverge_from": 2}, "a mask says itself which heads stay"),
     "mask-and-members": ({"masks": M, "members": 2}, "a mask says itself which heads stay"),
     "members-and-several-scores": ({"scores": S * 2, "budget": Budget(remove=1), "members": 2, "pool": 3}, "already make one member each"),
     "members-without-pool": ({"scores": S, "budget": Budget(remove=1), "members": 2}, "`--members` needs a pool"),

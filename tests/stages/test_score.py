@@ -115,6 +115,25 @@ def test_other_methods_score_every_head_twice_alike(model, tmp_path, method):
     assert ("id" in found.data) == (method == "taylor")
 
 
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({}, True),
+        ({"budget": Budget(remove=4)}, False),
+        ({"method": "taylor"}, True),
+        ({"method": "taylor", "scope": "global"}, False),
+        ({"method": "magnitude"}, False),
+    ],
+)
+def test_a_default_budget_is_reported_where_it_shapes_the_scores(model, tmp_path, changes, asked):
+    settings = {"data": "digits::classes=0-6,limit=8", "objective": "acc"} | changes
+
+    report = run_score(ScoreConfig(model=model, out=tmp_path / "s.json", **settings))
+
+    assert report.default_budget == asked
+    assert report.scores.removals is None or len(report.scores.removals) == 4
+
+
 def test_a_limit_draws_with_the_seed(model, tmp_path):
     scores = [
         run_score(
@@ -149,7 +168,11 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ({"ood": None}, UsageError, "needs out-of-distribution data"),
         ({"objective": "acc"}, UsageError, "`--ood` is read only by"),
         ({"method": "random"}, UsageError, "`--ood` is read only by"),
-        ({"budget": Budget(remove=13)}, UsageError, "13"),
+        (
+            {"budget": Budget(remove=13)},
+            UsageError,
+            "`--remove 13`: cannot remove 13 heads: the model has 12",
+        ),
         ({"data": "photos::limit=8"}, DataError, "has no labels"),
         ({"data": "digits"}, DataError, "10 classes and the model 7"),
         ({"data": "missing"}, DataError, "missing"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.checkpoint import write_tensors
+from hydractl.families.inputs import map_inputs
 from hydractl.families.opening import build_checked
 from hydractl.families.probe import probe_inputs
 from hydractl.families.table import FAMILIES
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydractl.families.base import Family
+    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -52,13 +54,13 @@ class Sample:
     def library(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """Build the library's own model with the same tensors; for a base."""
         architecture = self.header.architecture
-        options = {k: list(v) if isinstance(v, tuple) else v for k, v in architecture.config.items()}
-        model = LIBRARY[architecture.family](architecture.name, options)
+        model = LIBRARY[architecture.library](architecture.name, dict(architecture.config))
         model.load_state_dict(self.state, strict=True)
         return model.to(dtype).eval()
 
-    def inputs(self, *, batch: int = 2, seed: int = 0) -> torch.Tensor:
-        return probe_inputs(self.header, batch=batch, seed=seed)
+    def inputs(self, *, batch: int = 2, seed: int = 0, dtype: torch.dtype = torch.float32) -> Inputs:
+        inputs = probe_inputs(self.header, batch=batch, seed=seed)
+        return map_inputs(lambda x: x.to(dtype) if x.is_floating_point() else x, inputs)
 
     def pruned(self, *keep: Sequence[int]) -> Sample:
         """Return a member that keeps these heads of each layer."""
@@ -117,6 +119,7 @@ def base(variant: Variant = PLAIN, *, seed: int = 0) -> Sample:
         architecture=described.architecture,
         masks=(full_mask(described.architecture),),
         preprocess=described.preprocess,
+        prompting=described.prompting,
     )
     with torch.inference_mode(mode=False):  # whoever asks first, later tests may want gradients
         state = perturbed(family.initialise(described.architecture, seed), seed=seed + 100)
@@ -124,9 +127,11 @@ def base(variant: Variant = PLAIN, *, seed: int = 0) -> Sample:
 
 
 def keeping(header: Header, *keep: Sequence[int]) -> dict[str, TowerKeep]:
-    """Return the mask that keeps these heads of each layer, for a model with one tower."""
-    ((name, tower),) = header.architecture.towers.items()
-    return {name: TowerKeep(num_heads=tower.num_heads, keep=tuple(tuple(k) for k in keep))}
+    """Return the mask that keeps these heads of each layer, the same in each tower."""
+    return {
+        name: TowerKeep(num_heads=tower.num_heads, keep=tuple(tuple(k) for k in keep))
+        for name, tower in header.architecture.towers.items()
+    }
 
 
 def mask_file(path: Path, header: Header, *keep: Sequence[int]) -> Path:

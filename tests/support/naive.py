@@ -8,28 +8,62 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
+from hydractl.families.base import Role
+from hydractl.families.inputs import cut_batch
+from hydractl.families.table import FAMILIES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import nn
 
+    from hydractl.families.inputs import Inputs
+
+    Data = tuple[Inputs, torch.Tensor, Inputs]
+
+
+WIDTH = 8
+"""Of a head in every variant; a model with others says so in its attribute `head_width`."""
+
+
+def output_weights(library: nn.Module) -> list[torch.Tensor]:
+    """Return each layer's W_O, tower after tower, found by the families' own names for it."""
+    tensors = dict(library.named_parameters())
+    known: list[list[torch.Tensor]] = []
+    for family in FAMILIES.values():
+        found = []
+        for layout in family.towers.values():
+            name = layout.block + next(h.name for h in layout.heads if h.role == Role.OUTPUT)
+            found += [tensors[n] for i in range(99) if (n := name.format(layer=i)) in tensors]
+        known.append(found)
+    most = max(known, key=len)  # another family may know one of two towers
+    if not most:
+        raise ValueError("no family knows this model")
+    return most
+
+
+def _width(library: nn.Module) -> int:
+    return int(getattr(library, "head_width", WIDTH))
+
+
+def _columns(library: nn.Module, head: int) -> slice:
+    return slice(head * _width(library), (head + 1) * _width(library))
+
 
 def candidates(library: nn.Module, gone: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the heads of a timm model that are still there."""
-    for layer, block in enumerate(library.blocks):
-        for head in range(block.attn.num_heads):
+    """Yield the heads that are still there."""
+    for layer, weight in enumerate(output_weights(library)):
+        for head in range(weight.shape[1] // _width(library)):
             if (layer, head) not in gone:
                 yield layer, head
 
 
-def objective(
-    library: nn.Module, name: str, data: tuple[torch.Tensor, torch.Tensor, torch.Tensor], *, batch: int = 16
-) -> float:
+def objective(library: nn.Module, name: str, data: Data, *, batch: int = 16) -> float:
     """Evaluate acc, ood or avg of a model with full forward passes."""
     images, labels, others = data
     with torch.inference_mode():
         inside, outside = (
-            torch.cat([library(x) for x in part.split(batch)]).double().softmax(-1)
+            torch.cat([library(x) for x in cut_batch(part, batch)]).double().softmax(-1)
             for part in (images, others)
         )
     accuracy = (inside.argmax(-1) == labels).double().mean().item()
@@ -43,30 +77,26 @@ def without(
     layer: int,
     head: int,
     name: str,
-    data: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    data: Data,
     **options: int,
 ) -> float:
     """Zero a head's slice of W_O, evaluate, restore."""
-    attention = library.blocks[layer].attn
-    columns = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
+    weight, columns = output_weights(library)[layer], _columns(library, head)
     with torch.no_grad():
-        kept = attention.proj.weight[:, columns].clone()
-        attention.proj.weight[:, columns] = 0
+        kept = weight[:, columns].clone()
+        weight[:, columns] = 0
         value = objective(library, name, data, **options)
-        attention.proj.weight[:, columns] = kept
+        weight[:, columns] = kept
     return value
 
 
 def remove(library: nn.Module, layer: int, head: int) -> None:
     """Zero a head's slice of W_O for good."""
-    attention = library.blocks[layer].attn
     with torch.no_grad():
-        attention.proj.weight[:, head * attention.head_dim : (head + 1) * attention.head_dim] = 0
+        output_weights(library)[layer][:, _columns(library, head)] = 0
 
 
-def greedy(
-    library: nn.Module, name: str, data: tuple[torch.Tensor, torch.Tensor, torch.Tensor], budget: int
-) -> list[tuple[int, int, float]]:
+def greedy(library: nn.Module, name: str, data: Data, budget: int) -> list[tuple[int, int, float]]:
     """Run Algorithm 1 (Hydra Ensembles): every candidate by a full evaluation, the first best goes."""
     removed: list[tuple[int, int, float]] = []
     for _ in range(budget):

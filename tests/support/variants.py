@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import nn
 
 
@@ -53,8 +55,175 @@ TIMM_VIT: dict[str, tuple[str, dict[str, object]]] = {
     "dynamic-size": ("vit_tiny_patch16_224", {"dynamic_img_size": True}),
     "hybrid": ("vit_tiny_r_s16_p8_224", {"img_size": 32, "patch_size": 1, "in_chans": 3}),
 }
-VARIANTS: tuple[Variant, ...] = tuple(
-    Variant("timm-vit", name, arch, TINY | options) for name, (arch, options) in TIMM_VIT.items()
+EVA_MIXED = "vit_small_patch16_rope_mixed_224"
+TIMM_EVA: dict[str, tuple[str, dict[str, object]]] = {
+    "qkv-apart": ("eva02_base_patch14_448", {}),
+    "qkv-fused-swiglu": ("eva02_tiny_patch14_224", {}),
+    "no-rope": ("eva_giant_patch14_224", {}),
+    "no-rope-token-pool": ("eva_giant_patch14_224", {"global_pool": "token"}),
+    "no-qkv-bias": ("eva_giant_patch14_224", {"qkv_bias": False}),
+    "qk-norm": ("eva02_tiny_patch14_224", {"qk_norm": True}),
+    "post-norm": ("eva02_enormous_patch14_clip_224", {}),
+    "post-norm-rope": ("eva02_enormous_patch14_clip_224", {"use_rot_pos_emb": True}),
+    "dinov3": ("vit_small_patch16_dinov3", {}),
+    "dinov3-token": ("vit_small_patch16_dinov3", {"global_pool": "token"}),
+    "dinov3-qkv-bias": ("vit_small_patch16_dinov3_qkvb", {}),
+    "dinov3-static": ("vit_small_patch16_dinov3", {"dynamic_img_size": False}),
+    "attention-scale-only": ("vit_small_patch16_dinov3", {"attn_only_layer_scale": True}),
+    "pe-map-pool": ("vit_pe_core_tiny_patch16_384", {"attn_pool_num_heads": 4}),
+    "rope": ("vit_small_patch16_rope_224", {}),
+    "rope-with-positions": ("vit_small_patch16_rope_ape_224", {}),
+    "rope-mixed": (EVA_MIXED, {}),
+    "rope-mixed-dynamic": (EVA_MIXED, {"dynamic_img_size": True}),
+    "rope-apart": ("vit_small_patch16_rope_224", {"qkv_fused": False}),
+    "rope-multimodal": ("vit_small_patch16_rope_224", {"rope_type": "mrope", "rope_grid_indexing": "ij"}),
+    "no-class-token": ("vit_medium_patch16_rope_reg1_gap_256", {"class_token": False}),
+    "oblong-max-pool": ("vit_small_patch16_dinov3", {"global_pool": "max", "img_size": [8, 12]}),
+}
+TINY_TEXT: dict[str, object] = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61,
+    "num_labels": 7,
+}  # fmt: skip
+BERT: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("bert", {}),
+}
+ROBERTA: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("roberta", {}),
+    "multilingual": ("xlm-roberta", {"max_position_embeddings": 20, "pad_token_id": 1}),
+    "french": ("camembert", {}),
+}
+ELECTRA: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("electra", {"embedding_size": 32}),
+    "projected": ("electra", {"embedding_size": 16}),
+}
+DISTILBERT: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("distilbert", {"hidden_dim": 48}),
+    "sinusoids": ("distilbert", {"hidden_dim": 48, "sinusoidal_pos_embds": True}),
+}
+_SMALL_WINDOW: dict[str, object] = {
+    "local_attention": 6, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+}  # fmt: skip
+MODERNBERT: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("modernbert", _SMALL_WINDOW),
+    "mean-pool": ("modernbert", _SMALL_WINDOW | {"classifier_pooling": "mean"}),
+    "local-last": ("modernbert", _SMALL_WINDOW | {
+        "attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }),
+}  # fmt: skip
+_V3: dict[str, object] = {
+    "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm",
+    "position_buckets": 8, "max_relative_positions": 16, "position_biased_input": False, "type_vocab_size": 0,
+}  # fmt: skip
+DEBERTA: dict[str, tuple[str, dict[str, object]]] = {
+    "v3": ("deberta-v2", _V3),
+    "convolution": ("deberta-v2", _V3 | {"conv_kernel_size": 3, "conv_act": "gelu"}),
+    "own-projections": ("deberta-v2", _V3 | {"share_att_key": False, "norm_rel_ebd": "none"}),
+    "words-to-positions": ("deberta-v2", _V3 | {"pos_att_type": "c2p", "position_buckets": -1}),
+    "positions-to-words": ("deberta-v2", _V3 | {"pos_att_type": "p2c", "share_att_key": False}),
+    "absolute": ("deberta-v2", {"type_vocab_size": 2, "embedding_size": 16}),
+}
+MPNET: dict[str, tuple[str, dict[str, object]]] = {"plain": ("mpnet", {})}
+_TOWER = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+TINY_PAIR: dict[str, object] = {
+    **{f"{tower}.{key}": value for tower in ("text", "vision") for key, value in _TOWER.items()},
+    "text.vocab_size": 61, "text.max_position_embeddings": 20, "vision.image_size": 12, "vision.patch_size": 4,
+}  # fmt: skip
+CLIP: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("clip", {"projection_dim": 16, "text.eos_token_id": 60}),
+    "old-end": ("clip", {"projection_dim": 24, "text.eos_token_id": 2}),
+}
+SIGLIP: dict[str, tuple[str, dict[str, object]]] = {"plain": ("siglip", {"text.projection_size": 32})}
+
+TINY_VISION: dict[str, object] = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 8, "patch_size": 4,
+    "num_channels": 1, "num_labels": 7,
+}  # fmt: skip
+_MLP: dict[str, object] = {"intermediate_size": 48}
+VIT: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("vit", _MLP),
+    "no-qkv-bias": ("vit", _MLP | {"qkv_bias": False}),
+    "oblong": ("vit", _MLP | {"image_size": [8, 12]}),
+}
+DEIT: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("deit", _MLP),
+    "distilled": ("DeiTForImageClassificationWithTeacher", _MLP),
+}
+BEIT: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("beit", _MLP),
+    "positions": ("beit", _MLP | {"use_absolute_position_embeddings": True, "use_mask_token": True}),
+    "class-token": ("beit", _MLP | {"use_mean_pooling": False, "layer_scale_init_value": 0.0}),
+}
+DINOV2: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("dinov2", {"mlp_ratio": 2}),
+    "swiglu": ("dinov2", {"mlp_ratio": 2, "use_swiglu_ffn": True, "use_mask_token": False, "drop_path_rate": 0.1}),
+}  # fmt: skip
+DINOV2_REGISTERS: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("dinov2_with_registers", {"mlp_ratio": 2, "num_register_tokens": 3}),
+}
+VISION_TOWER: dict[str, tuple[str, dict[str, object]]] = {
+    "siglip": ("SiglipForImageClassification", {}),
+    "siglip-headless": ("SiglipForImageClassification", {"vision.vision_use_head": False}),
+    "clip": ("CLIPForImageClassification", {}),
+}
+TINY_VISION_TOWER: dict[str, object] = {"num_labels": 7} | {
+    f"vision.{key}": value for key, value in (TINY_VISION | _MLP).items() if key != "num_labels"
+}
+
+_OPEN_CLIP = "openclip:ViT-B-32"
+TINY_OPEN_CLIP: dict[str, object] = {
+    "embed_dim": 24, "vision.image_size": 12, "vision.patch_size": 4, "vision.width": 32, "vision.head_width": 8,
+    "vision.layers": 3, "vision.mlp_ratio": 1.5, "text.context_length": 20, "text.vocab_size": 61, "text.width": 32,
+    "text.heads": 4, "text.layers": 3, "text.mlp_ratio": 1.5,
+}  # fmt: skip
+OPEN_CLIP: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": (_OPEN_CLIP, {}),
+    "scaled": (_OPEN_CLIP, {
+        "vision.ls_init_value": 0.5, "text.ls_init_value": 0.5, "vision.pool_type": "avg",
+        "vision.final_ln_after_pool": True, "vision.no_ln_pre": True, "init_logit_bias": -10, "quick_gelu": True,
+        "text.no_causal_mask": True, "text.pool_type": "last", "text.proj_bias": True,
+    }),
+}  # fmt: skip
+OPEN_CLIP_CUSTOM: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": (_OPEN_CLIP, {"custom_text": True, "text.pool_type": "eos", "text.eos_id": 60}),
+    "normed": (_OPEN_CLIP, {
+        "custom_text": True, "init_logit_bias": -10, "vision.attentional_pool": True, "vision.attn_pooler_queries": 3,
+        "vision.attn_pooler_heads": 4, "vision.qk_norm": True, "vision.scale_attn": True, "vision.scale_fc": True,
+        "text.qk_norm": True, "text.pool_type": "first", "text.no_causal_mask": True,
+    }),
+}  # fmt: skip
+
+
+def _table(
+    family: str, tiny: dict[str, object], rows: dict[str, tuple[str, dict[str, object]]]
+) -> list[Variant]:
+    return [Variant(family, name, arch, tiny | options) for name, (arch, options) in rows.items()]
+
+
+def _without(tiny: dict[str, object], name: str) -> dict[str, object]:
+    return {key: value for key, value in tiny.items() if key != name}
+
+
+VARIANTS: tuple[Variant, ...] = (
+    *_table("timm-vit", TINY, TIMM_VIT),
+    *_table("timm-eva", TINY, TIMM_EVA),
+    *_table("transformers-bert", TINY_TEXT, BERT),
+    *_table("transformers-roberta", TINY_TEXT, ROBERTA),
+    *_table("transformers-electra", TINY_TEXT, ELECTRA),
+    *_table("transformers-distilbert", _without(TINY_TEXT, "intermediate_size"), DISTILBERT),
+    *_table("transformers-modernbert", TINY_TEXT, MODERNBERT),
+    *_table("transformers-deberta", TINY_TEXT, DEBERTA),
+    *_table("transformers-mpnet", TINY_TEXT, MPNET),
+    *_table("transformers-clip", TINY_PAIR, CLIP),
+    *_table("transformers-siglip", TINY_PAIR, SIGLIP),
+    *_table("transformers-vit", TINY_VISION, VIT),
+    *_table("transformers-deit", TINY_VISION, DEIT),
+    *_table("transformers-beit", TINY_VISION, BEIT),
+    *_table("transformers-dinov2", TINY_VISION, DINOV2),
+    *_table("transformers-dinov2-registers", TINY_VISION, DINOV2_REGISTERS),
+    *_table("transformers-vision-tower", TINY_VISION_TOWER, VISION_TOWER),
+    *_table("openclip", TINY_OPEN_CLIP, OPEN_CLIP),
+    *_table("openclip-custom-text", TINY_OPEN_CLIP, OPEN_CLIP_CUSTOM),
 )
 PLAIN = VARIANTS[0]
 
@@ -71,6 +240,53 @@ def _timm(arch: str, options: dict[str, object]) -> nn.Module:
     return model
 
 
+def _transformers(name: str, options: dict[str, object]) -> nn.Module:
+    """Return the library's model, which here takes inputs in one argument and answers with logits."""
+    import transformers
+
+    from hydractl.families.table import family_for_name
+
+    kind = {
+        ("text",): transformers.AutoModelForSequenceClassification,
+        ("vision",): transformers.AutoModelForImageClassification,
+        ("text", "vision"): transformers.AutoModel,
+    }[tuple(family_for_name(name).towers)]
+    own = getattr(transformers, name, None)  # a class, where that is what the architecture is called
+    made: nn.Module = (
+        kind.from_config(transformers.AutoConfig.for_model(name, architectures=[], **options))
+        if own is None
+        else own(own.config_class(**options))
+    )
+    forward = made.forward
+
+    def logits(inputs: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
+        texts: Mapping[str, torch.Tensor] = getattr(made, "texts", {})
+        named = inputs if isinstance(inputs, Mapping) else {"pixel_values": inputs, **texts}
+        answer = forward(**named)
+        found: torch.Tensor = answer.logits if "logits" in answer else answer.logits_per_image
+        return found
+
+    made.forward = logits  # type: ignore[method-assign]
+    return made
+
+
+def _open_clip(name: str, options: dict[str, object]) -> nn.Module:
+    """Return open_clip's model, which here takes inputs in one argument and answers with logits."""
+    import open_clip
+
+    own = {k: v for k, v in options.items() if k != "custom_text"}
+    made: nn.Module = (open_clip.CustomTextCLIP if options.get("custom_text") else open_clip.CLIP)(**own)
+
+    def logits(inputs: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
+        images = inputs["pixel_values"] if isinstance(inputs, Mapping) else inputs
+        texts = inputs if isinstance(inputs, Mapping) else made.texts
+        found: torch.Tensor = made.get_logits(images, texts["input_ids"])[0]
+        return found
+
+    made.forward = logits  # type: ignore[method-assign]
+    return made
+
+
 LIBRARY: MappingProxyType[str, Callable[[str, dict[str, Any]], nn.Module]] = MappingProxyType(
-    {"timm-vit": _timm}
+    {"timm": _timm, "transformers": _transformers, "openclip": _open_clip}
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 from hydractl.errors import UsageError
-from hydractl.training.engine import Share, start_engine
+from hydractl.training.engine import Share, _laid_out, start_engine
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 64])
@@ -30,6 +31,18 @@ def test_engines_follow_one_another_with_other_choices():
             engine.wait()
 
     assert dict(os.environ) == before
+
+
+def test_a_gradient_gets_its_parameters_strides():
+    parameter = torch.nn.Parameter(torch.zeros(1, 1, 4))
+    grad = torch.arange(12.0).reshape(1, 3, 4)[:, 1:2]
+    assert grad.stride() != parameter.stride()
+
+    found = _laid_out(parameter, grad)
+
+    assert found.stride() == parameter.stride()
+    assert torch.equal(found, grad)
+    assert _laid_out(parameter, found) is found
 
 
 def test_an_absent_device_is_refused():

@@ -9,7 +9,7 @@ from hydractl.data.dataset import open_data
 from hydractl.errors import UsageError
 from hydractl.manifest import Preprocess
 from hydractl.training.engine import Share
-from hydractl.training.feed import ImageFeed
+from hydractl.training.feed import ItemFeed
 
 PREPROCESS = Preprocess(input_size=(1, 8, 8), mean=(0.5,), std=(0.5,))
 ALL = Share(0, 1, 1)
@@ -18,9 +18,7 @@ AUGMENTS = [(), ("shift",), ("flip", "shift"), ("rrc", "flip")]
 
 def feed_of(augment=(), *, batch_size=16, seed=0):
     images = open_data("digits::split=train,limit=50")
-    return ImageFeed.open(
-        images, images.labels, PREPROCESS, augment=augment, batch_size=batch_size, seed=seed
-    )
+    return ItemFeed.open(images, images.labels, PREPROCESS, augment=augment, batch_size=batch_size, seed=seed)
 
 
 def seen(feed, start, stop, share=ALL):
@@ -69,7 +67,9 @@ def test_an_epoch_holds_every_sample_once():
 
 def test_inputs_go_with_their_labels():
     feed = feed_of()
-    whole = {tuple(x.flatten().tolist()): y for x, y in zip(feed.held, feed.labels.tolist(), strict=True)}
+    whole = {
+        tuple(x.flatten().tolist()): y for x, y in zip(feed.source.held, feed.labels.tolist(), strict=True)
+    }
 
     for pieces in feed.steps(0, 4, ALL):
         for x, y in zip(pieces[0].inputs, pieces[0].labels.tolist(), strict=True):
@@ -84,11 +84,11 @@ def test_epochs_and_seeds_differ(augment):
 
 def test_what_is_held_does_not_change():
     feed = feed_of(("shift", "flip"))
-    before = feed.held.clone()
+    before = feed.source.held.clone()
 
     seen(feed, 0, 8)
 
-    assert torch.equal(feed.held, before)
+    assert torch.equal(feed.source.held, before)
 
 
 def test_unknown_augmentation():

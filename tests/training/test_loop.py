@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from hydractl.training.engine import start_engine
 from hydractl.training.feed import Piece
 from hydractl.training.loop import train
 from hydractl.training.recipes import Recipe
-from hydractl.training.state import Metrics, Snapshot
+from hydractl.training.state import Metrics, Snapshot, StateFolder
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(12, generator=torch.Generator().manual_seed(1))
@@ -44,7 +46,7 @@ def loss(outputs, labels):
     return (outputs - labels) ** 2
 
 
-def fit(recipe, *, evaluate=None, build=build, progress=SILENT):
+def fit(recipe, *, evaluate=None, build=build, progress=SILENT, folder=None):
     def error(model):
         value = loss(model(X), Y).mean().item()
         return Metrics(accuracy=0.0, nll=value) if value < 1e6 else None
@@ -59,7 +61,8 @@ def fit(recipe, *, evaluate=None, build=build, progress=SILENT):
         seed=0,
     )
     with start_engine("cpu", precision=recipe.precision) as engine:
-        return train(job, engine, progress, folder=None, start=Snapshot())
+        start = folder.load() if folder and folder.check(force=False) else Snapshot()
+        return train(job, engine, progress, folder=folder, start=start)
 
 
 def sgd(**options):
@@ -149,6 +152,74 @@ def test_the_last_step_is_evaluated_whatever_the_rhythm(heard):
     fit(sgd(steps=5, eval_every=3), progress=heard)
 
     assert [line.split(":")[0] for line in heard.steps] == ["step 3/5 (epoch 1.5)", "step 5/5 (epoch 2.5)"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield StateFolder(tmp_path / "state", f"sha256:{'0' * 64}")
+    signal.signal(signal.SIGINT, before)
+
+
+def pressed_in_step(number):
+    """Build a model in whose step `number` somebody presses Ctrl-C."""
+    calls = []
+
+    def press(module, _inputs):
+        if module.training:
+            calls.append(1)
+            if len(calls) == number:
+                signal.raise_signal(signal.SIGINT)
+
+    def make():
+        model = build()
+        model[0].register_forward_pre_hook(press)
+        return model
+
+    return make
+
+
+def test_ctrl_c_in_a_step_leaves_the_state_after_it(folder):
+    recipe = sgd(lr=(0.1,), steps=6, momentum=0.9)
+    whole = fit(recipe)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe, build=pressed_in_step(3), folder=folder)
+
+    assert folder.load().position.step == 3
+    assert torch.equal(fit(recipe, folder=folder).weights["0.weight"], whole.weights["0.weight"])
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_evaluation_that_was_interrupted_is_made_up_for(folder, at):
+    recipe = sgd(lr=(0.1,), steps=6, early_stop=9)
+    script = [0.1, 0.9, 0.2]
+    whole = fit(recipe, evaluate=scripted(script))
+    measured = scripted(script)
+    calls = []
+
+    def evaluate(model):
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return measured(model)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe, evaluate=evaluate, folder=folder)
+    assert folder.load().position.step == 2 * at
+    found = fit(recipe, evaluate=evaluate, folder=folder)
+
+    assert (found.step, found.metrics) == (whole.step, whole.metrics) == (4, Metrics(accuracy=0.9, nll=1.0))
+    assert torch.equal(found.weights["0.weight"], whole.weights["0.weight"])
+
+
+def test_ctrl_c_before_the_first_step_leaves_nothing(folder):
+    def press():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(sgd(), build=press, folder=folder)
+    assert not folder.path.exists()
 
 
 def test_bf16_computes_in_bf16_and_keeps_fp32_weights():

@@ -6,15 +6,8 @@ import pytest
 
 from hydractl.data.preprocess import AUGMENTATIONS
 from hydractl.errors import UsageError
-from hydractl.training.recipes import (
-    PARTS,
-    RECIPES,
-    Recipe,
-    parse_names,
-    parse_rates,
-    parse_warmup,
-    recipe_of,
-)
+from hydractl.training.recipe_options import parse_names, parse_rates, parse_warmup
+from hydractl.training.recipes import PARTS, RECIPES, Recipe, recipe_of
 
 
 def test_imagenet_recipe_is_the_papers():
@@ -147,6 +140,49 @@ def test_a_zero_head_that_does_not_train_is_refused():
         recipe_of(None, {"reset_head": True, "train": tuple(p for p in PARTS if p != "head")})
 
 
+@pytest.mark.parametrize(("name", "given", "options"), [
+    (None, {"momentum": 0.5}, ("--momentum", "--optimizer adamw")),
+    ("cifar100", {"momentum": 0.5, "optimizer": "adamw"}, ("--momentum", "--optimizer adamw")),
+    (None, {"patience_delta": 0.1}, ("--patience-delta", "--early-stop")),
+    (None, {"keep_best": False, "early_stop": 2}, ("--keep-last", "--early-stop")),
+    (None, {"last_blocks": 2, "train": ("head",)}, ("--last-blocks", "--train head")),
+    ("cifar100", {"train": ("embed", "head")}, ("--train embed", "--last-blocks 5")),
+])  # fmt: skip
+def test_an_option_that_another_makes_idle_is_refused(name, given, options):
+    with pytest.raises(UsageError) as caught:
+        recipe_of(name, given)
+
+    assert all(f"`{option}`" in caught.value.message for option in options)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "given"), [
+    (None, {"momentum": 0.5, "optimizer": "sgd"}),
+    (None, {"patience_delta": 0.1, "early_stop": 2}),
+    (None, {"keep_best": True, "early_stop": 2}),
+    ("cifar100", {"train": ("head",)}),
+    ("cifar100", {"optimizer": "adamw"}),
+])  # fmt: skip
+def test_what_has_an_effect_is_not(name, given):
+    assert recipe_of(name, given)
+
+
+def test_options_without_effect_are_not_recorded():
+    idle = {"momentum", "patience_delta", "floor", "last_blocks"}
+
+    assert not idle & Recipe(schedule="constant").options().keys()
+    assert not idle & Recipe(schedule="constant", last_blocks=2, train=("head",)).options().keys()
+    full = Recipe(optimizer="sgd", early_stop=2, last_blocks=2)
+    assert idle <= full.options().keys()
+
+
+def test_sst2_recipe_is_the_papers_where_the_paper_says():
+    found = RECIPES["sst2"]
+
+    assert (found.optimizer, found.lr, found.warmup, found.schedule) == ("adamw", (1e-5,), 0.1, "linear")
+    assert (found.clip, found.label_smoothing, found.floor, found.augment) == (1.0, 0.0, 0.0, ())
+
+
 def test_unknown_recipe():
-    with pytest.raises(UsageError, match="unknown recipe `sst2`"):
-        recipe_of("sst2", {})
+    with pytest.raises(UsageError, match="unknown recipe `mnli`"):
+        recipe_of("mnli", {})

@@ -1,0 +1,66 @@
+"""What the demo's table says, in sentences that are computed from the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hydractl.manifest import Report
+
+ACCURACY, AUROC = "accuracy", "mean OOD AUROC"
+
+
+def findings(report: Report, *, single: str, ensemble: str, hydras: Sequence[str]) -> tuple[str, ...]:
+    """Return what a reader should take from the table, a sentence or two each.
+
+    Numbers are compared as the table shows them: in percent, with one digit.
+
+    Args:
+        report: With accuracy and OOD sets; its rows have intervals.
+        single: Name of the single model's row.
+        ensemble: Name of the deep ensemble's row.
+        hydras: Names of the hydras' rows.
+    """
+    shown = {
+        ACCURACY: {row.name: _percent(row.values["accuracy"].value) for row in report.rows},
+        AUROC: {row.name: _percent(row.means["all"]["auroc"]) for row in report.rows},
+    }
+    best = "; ".join(f"best {what}: {_best(values)}" for what, values in shown.items())
+    compared = [
+        f"{name}: " + "; ".join(_against(other, name, shown) for other in (single, ensemble)) + "."
+        for name in hydras
+    ]
+    return (f"{best[0].upper()}{best[1:]}.", *compared, _interval(report))
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 1)
+
+
+def _best(values: Mapping[str, float]) -> str:
+    top = max(values.values())
+    return f"{' and '.join(name for name, value in values.items() if value == top)} ({top:.1f})"
+
+
+def _against(other: str, name: str, shown: Mapping[str, Mapping[str, float]]) -> str:
+    parts = []
+    for what, values in shown.items():
+        mine, theirs = values[name], values[other]
+        how = "above" if mine > theirs else "below" if mine < theirs else "level with"
+        parts.append(f"{what} {mine:.1f} is {how} {theirs:.1f}")
+    return f"against {other}, {' and '.join(parts)}"
+
+
+def _interval(report: Report) -> str:
+    """Say how sure an accuracy is: the widest interval of all rows."""
+    values = [row.values["accuracy"] for row in report.rows]
+    halves = [(v.high - v.low) / 2 for v in values if v.low is not None and v.high is not None]
+    sentence = f"The test set has n = {values[0].count} images"
+    if not halves:
+        return f"{sentence}."
+    return (
+        f"{sentence}; the 95 % interval of an accuracy is ± {100 * max(halves):.1f} points at its widest, "
+        "so smaller differences may be chance."
+    )

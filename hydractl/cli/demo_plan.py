@@ -1,0 +1,154 @@
+"""What the demo's tasks have in common: their rows, and the commands that lead to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+MEMBERS = range(3)
+REPORT = "report.json"
+SINGLE, ENSEMBLE, HYDRAS = "Single", "Deep Ensemble x3", ("Hydra (Taylor)", "Hydra (Circ)")
+ALIKE = "fine-tuned alike"
+TAYLOR = tuple(f"taylor-{i}" for i in MEMBERS)
+CIRCUIT = tuple(f"circuit-{i}" for i in MEMBERS)
+BEST = "circuit-best"
+BASES = ("base", *(f"base-{i}" for i in MEMBERS[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some commands with one purpose."""
+
+    title: str
+    commands: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A base that is trained from random weights, and everything that is made of it and set against it.
+
+    Attributes:
+        architecture: An `arch:` reference of the base.
+        train: Labelled data.
+        val: Labelled data, also what circuits are scored on.
+        test: Labelled data.
+        ood_val: Out-of-distribution data that guide the circuits.
+        near: Near out-of-distribution data of the test, name=DATA.
+        far: Far ones.
+        training: Options of `finetune` for the bases.
+        fine_tuning: Options of `finetune` for members, and for bases alike.
+        removed: Heads that a circuit removes.
+        pool: Heads that a circuit's removals are sampled from; more than `removed`.
+        kept: Heads that Taylor scores keep in each layer.
+    """
+
+    architecture: str
+    train: str
+    val: str
+    test: str
+    ood_val: str
+    near: tuple[str, ...]
+    far: tuple[str, ...]
+    training: tuple[str, ...]
+    fine_tuning: tuple[str, ...]
+    removed: int
+    pool: int
+    kept: int
+
+    def plan(self, out: Path, seed: int) -> tuple[Part, ...]:
+        """Return every command in order, from random weights to the table."""
+        return (
+            Part("Train a base, and two more seeds for a deep ensemble", self._train(out, seed)),
+            Part(
+                "Score its heads: by Taylor expansion on three samples of the data, and by greedy circuit extraction",
+                self._score(out, seed),
+            ),
+            Part(
+                "Prune: three Taylor members, three samples of the circuit's removals, and the best circuit",
+                self._prune(out, seed),
+            ),
+            Part("Fine-tune every member, and the bases alike", self._tune(out, seed)),
+            Part("Fuse", self._fuse(out)),
+            Part("Compare", (self._compare(out),)),
+        )
+
+    def _train(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            ("finetune", self.architecture, "--data", self.train, "--val", self.val, *self.training, "--seed", str(seed + i),
+             "-o", str(out / f"{name}.st"))
+            for i, name in enumerate(BASES)
+        )  # fmt: skip
+
+    def _score(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
+        base = str(out / "base.st")
+        by_taylor = (
+            ("score", base, "--method", "taylor", "--data", self.train, "--limit", "256", "--keep", str(self.kept),
+             "--seed", str(seed + i), "-o", str(out / f"{name}.json"))
+            for i, name in enumerate(TAYLOR)
+        )  # fmt: skip
+        return (
+            *by_taylor,
+            ("score", base, "--data", self.val, "--ood", self.ood_val, "--remove", str(self.pool),
+             "-o", str(out / "circuit.json")),
+        )  # fmt: skip
+
+    def _prune(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
+        base, circuit = (
+            str(out / "base.st"),
+            ("--scores", str(out / "circuit.json"), "--remove", str(self.removed)),
+        )
+        return (
+            ("prune", base, *(f"--scores={out / name}.json" for name in TAYLOR), "--keep", str(self.kept), "--per-layer",
+             "-o", str(out / "taylor-{i}.st")),
+            ("prune", base, *circuit, "--members", str(len(MEMBERS)), "--pool", str(self.pool), "--seed", str(seed),
+             "-o", str(out / "circuit-{i}.st")),
+            ("prune", base, *circuit, "-o", str(out / f"{BEST}.st")),
+        )  # fmt: skip
+
+    def _tune(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            ("finetune", str(out / f"{name}.st"), "--data", self.train, "--val", self.val, *self.fine_tuning,
+             "--seed", str(seed + i), "-o", str(out / f"{name}-tuned.st"))
+            for i, name in enumerate([*TAYLOR, *CIRCUIT, BEST, *BASES])
+        )  # fmt: skip
+
+    def _fuse(self, out: Path) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            ("fuse", *_checkpoints(out, names, tuned=True), "-o", str(out / f"hydra-{kind}.st"))
+            for kind, names in (("taylor", TAYLOR), ("circuit", CIRCUIT))
+        )
+
+    def _compare(self, out: Path) -> tuple[str, ...]:
+        compared = {
+            f"{SINGLE} {ALIKE}": _checkpoints(out, BASES[:1], tuned=True),
+            ENSEMBLE: _checkpoints(out, BASES),
+            f"{ENSEMBLE} {ALIKE}": _checkpoints(out, BASES, tuned=True),
+            "Taylor": _checkpoints(out, TAYLOR[:1], tuned=True),
+            "CircAvg": _checkpoints(out, (BEST,), tuned=True),
+            HYDRAS[0]: (str(out / "hydra-taylor.st"),),
+            HYDRAS[1]: (str(out / "hydra-circuit.st"),),
+        }
+        return (
+            "eval", str(out / "base.st"), "--name", SINGLE, "--data", self.test, *ood_options(self.near, self.far),
+            *compare_options(compared), "-o", str(out / REPORT),
+        )  # fmt: skip
+
+
+def ood_options(near: Sequence[str], far: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of `eval` for out-of-distribution data, each name=DATA."""
+    return tuple(
+        flag for kind, sets in (("--near", near), ("--far", far)) for one in sets for flag in (kind, one)
+    )
+
+
+def compare_options(rows: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the options of `eval` for more rows, each of one model or the members of an ensemble."""
+    return tuple(f"--compare={name}={','.join(models)}" for name, models in rows.items())
+
+
+def _checkpoints(out: Path, names: Sequence[str], *, tuned: bool = False) -> tuple[str, ...]:
+    return tuple(str(out / f"{name}{'-tuned' if tuned else ''}.st") for name in names)

@@ -1,0 +1,152 @@
+"""From a DATA reference to a model's inputs: the one place that tells models of images from models of texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from hydractl.data.batches import CACHE_BYTES, checked_order, tensor_cache
+from hydractl.data.dataset import open_data
+from hydractl.data.images import ImageSet
+from hydractl.data.items import Content
+from hydractl.data.preprocess import eval_transform, train_transform
+from hydractl.data.texts import TextSet
+from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
+from hydractl.errors import DataError, UsageError
+from hydractl.manifest import Tokenization
+from hydractl.progress import SILENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from hydractl.data.batches import Batch
+    from hydractl.data.items import Items
+    from hydractl.data.reference import DataRef
+    from hydractl.manifest import Preprocess
+    from hydractl.progress import Progress
+
+Reading: TypeAlias = "Preprocess | Tokenization"
+"""How an item becomes a model's input, as its header says."""
+Inputs: TypeAlias = "Tensor | Mapping[str, Tensor]"
+"""Images (B, C, H, W), or what a text model takes by name, each (B, T)."""
+
+
+def content_of(how: Reading) -> Content:
+    """Return what a model reads."""
+    return Content.TEXTS if isinstance(how, Tokenization) else Content.IMAGES
+
+
+def check_reads(how: Reading, *, model: str) -> None:
+    """Refuse a model that can read no data, before any are opened.
+
+    Args:
+        how: Of the model.
+        model: What messages call it.
+
+    Raises:
+        CheckpointError: If it reads texts and has no tokenizer.
+    """
+    if isinstance(how, Tokenization):
+        require_tokenizer(how, model=model)
+
+
+def open_items(ref: DataRef | str, how: Reading, *, progress: Progress = SILENT) -> Items:
+    """Return the data that a reference selects, images or texts as the model reads them; raises as `open_data`."""
+    return open_data(ref, wants=content_of(how), progress=progress)
+
+
+def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
+    """Return how a model reads texts of `max_length` tokens at most; None leaves it as it is.
+
+    Raises:
+        UsageError: If the model reads images, or not so many tokens.
+    """
+    if max_length is None:
+        return how
+    if not isinstance(how, Tokenization):
+        raise UsageError(f"`--max-length` is for texts, but {model} reads images", hint="leave it out")
+    if how.padding == "max_length" and max_length != how.max_length:
+        raise UsageError(f"`--max-length {max_length}`: {model} reads texts of {how.max_length} tokens only")
+    if not 1 <= max_length <= how.max_length:
+        raise UsageError(
+            f"`--max-length {max_length}`: {model} reads at least 1 and at most {how.max_length} tokens",
+            hint=f"add `--max-length {how.max_length}`, or leave it out",
+        )
+    return how.model_copy(update={"max_length": max_length})
+
+
+def encoded(
+    items: Items,
+    how: Reading,
+    *,
+    batch_size: int,
+    indices: Sequence[int] | Tensor | None = None,
+    limit_bytes: int = CACHE_BYTES,
+) -> Iterable[Batch[Inputs]]:
+    """Return evaluation batches that can be gone over again and again, in an order that is the same each time.
+
+    Images come in the order of `indices`, held in memory if they fit. Texts are held as tokens, and come sorted by length so
+    that little is padded: `Batch.indices` says which items a batch holds.
+
+    Args:
+        items: The data.
+        how: Of the model.
+        batch_size: At least 1.
+        indices: Positions in the data, any order, repeats allowed; None for all of them once.
+        limit_bytes: How much memory decoded images may take.
+
+    Raises:
+        DataError: If an item cannot be read.
+        CheckpointError: If the model's tokenizer is missing or unfit.
+        ValueError: If `batch_size` or an index is out of range.
+    """
+    if isinstance(how, Tokenization):
+        texts = as_texts(items)
+        order = checked_order(len(texts), batch_size, indices)
+        tokens = tokenize(texts.texts, how, where=texts.name)
+        return TokenBatches.of(tokens, texts.labels, indices=order, batch_size=batch_size)
+    return tensor_cache(
+        as_images(items),
+        eval_transform(how),
+        batch_size=batch_size,
+        indices=indices,
+        limit_bytes=limit_bytes,
+    )
+
+
+def check_augment(how: Reading, augment: tuple[str, ...]) -> None:
+    """Refuse augmentations that are not known, or not for what the model reads.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    if not isinstance(how, Tokenization):
+        train_transform(how, augment)
+    elif augment:
+        raise UsageError(
+            f"`--augment {','.join(augment)}` is for images, but the model reads texts",
+            hint="leave it out, or add `--augment none`",
+        )
+
+
+def as_texts(items: Items) -> TextSet:
+    """Return texts as such.
+
+    Raises:
+        DataError: If they are something else.
+    """
+    if not isinstance(items, TextSet):
+        raise DataError(f"{items.name}: holds {items.content}, and the model reads texts")
+    return items
+
+
+def as_images(items: Items) -> ImageSet:
+    """Return images as such.
+
+    Raises:
+        DataError: If they are something else.
+    """
+    if not isinstance(items, ImageSet):
+        raise DataError(f"{items.name}: holds {items.content}, and the model reads images")
+    return items

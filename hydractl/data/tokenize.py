@@ -1,0 +1,192 @@
+"""From texts to a text model's inputs.
+
+Axes: N texts, B batch, T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.data.batches import Batch
+from hydractl.errors import CheckpointError, DataError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from hydractl.data.texts import Text
+    from hydractl.manifest import Tokenization
+
+CHUNK = 1024
+"""How many texts are tokenised side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tokens:
+    """Tokenised texts in memory, end to end and without padding.
+
+    Attributes:
+        how: What made them.
+        ids: All tokens, int32.
+        segments: For each token which text of a pair it is from, uint8.
+        starts: Shape (N + 1,), int64: text i's tokens lie in starts[i]..starts[i + 1] - 1.
+    """
+
+    how: Tokenization
+    ids: Tensor
+    segments: Tensor
+    starts: Tensor
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each text, special ones included, (N,), int64; all of them `max_length` where the model pads so far."""
+        if self.how.padding == "max_length":
+            return torch.full((len(self),), self.how.max_length)
+        return self.starts.diff()
+
+    def batch(self, chosen: Tensor, *, length: int | None = None) -> dict[str, Tensor]:
+        """Return some texts as a model's inputs by name, padded on the right, each (B, T), int64.
+
+        Args:
+            chosen: Shape (B,), int64, positions in 0..N-1.
+            length: T, at least that of the longest; None for that of the longest.
+        """
+        own = self.starts.diff()[chosen, None]
+        longest = int(self.lengths[chosen].max()) if length is None else length
+        positions = torch.arange(longest)
+        kept = positions < own
+        places = (self.starts[chosen, None] + positions).where(kept, self.starts[chosen, None])
+        found = {
+            "input_ids": self.ids[places].long().masked_fill_(~kept, self.how.pad_id),
+            "attention_mask": kept.long(),
+            "token_type_ids": self.segments[places].long().masked_fill_(~kept, 0),
+        }
+        return {name: found[name] for name in ("input_ids", *self.how.names)}
+
+
+def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data") -> Tokens:
+    """Return texts as tokens: cut to `max_length`, of a pair the longer text first.
+
+    Args:
+        texts: At least one.
+        how: Of the model.
+        where: What messages call the texts.
+
+    Raises:
+        CheckpointError: If the model has no tokenizer, or one that cannot be read or has other tokens than the model.
+        UsageError: If `max_length` leaves no room beside the special tokens.
+        DataError: If a text becomes no token at all.
+    """
+    tokenizer = _opened(how)
+    pairs = any(isinstance(text, tuple) for text in texts)
+    special = tokenizer.num_special_tokens_to_add(is_pair=pairs)
+    if how.max_length <= special:
+        raise UsageError(
+            f"{how.max_length} tokens leave no room for a text: {special} are special ones",
+            hint=f"add `--max-length {2 * special + 1}` or more",
+        )
+    ids, segments, lengths = [], [], []
+    for begin in range(0, len(texts), CHUNK):
+        found = tokenizer.encode_batch_fast(list(texts[begin : begin + CHUNK]))
+        lengths += [len(encoding.ids) for encoding in found]
+        ids.append(torch.tensor([*chain.from_iterable(e.ids for e in found)], dtype=torch.int32))
+        segments.append(torch.tensor([*chain.from_iterable(e.type_ids for e in found)], dtype=torch.uint8))
+    counts = torch.tensor([0, *lengths])
+    tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=counts.cumsum(0))
+    _check(tokens, where)
+    return tokens
+
+
+def encode_texts(texts: Sequence[Text], how: Tokenization) -> dict[str, Tensor]:
+    """Return a few texts as one batch of a model's inputs by name, each (B, T), int64; raises as `tokenize` does."""
+    tokens = tokenize(texts, how, where="the texts")
+    return tokens.batch(torch.arange(len(tokens)))
+
+
+def _check(tokens: Tokens, where: str) -> None:
+    lengths = tokens.starts.diff()
+    if int(lengths.min()) == 0:
+        raise DataError(
+            f"{where}: text {int(lengths.argmin())} holds no token that the model knows",
+            hint="remove the empty texts",
+        )
+    most, known = int(tokens.ids.max()), tokens.how.vocab_size
+    if most >= known:
+        raise CheckpointError(
+            f"the tokenizer gave token {most}, but the model knows tokens 0 to {known - 1}",
+            hint="is it another model's tokenizer? in an `arch:` reference set `vocab_size=` to the tokenizer's",
+        )
+
+
+def require_tokenizer(how: Tokenization, *, model: str) -> None:
+    """Refuse a text model that cannot read texts.
+
+    Raises:
+        CheckpointError: If it has no tokenizer.
+    """
+    if how.tokenizer is None:
+        raise CheckpointError(
+            f"{model}: is a text model without a tokenizer",
+            hint="name one in the reference that it is made from: `arch:NAME::...,tokenizer=PATH/tokenizer.json`",
+        )
+
+
+def _opened(how: Tokenization) -> Tokenizer:
+    require_tokenizer(how, model="the model")
+    return _tokenizer(how.tokenizer or "", how.max_length)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(text: str, max_length: int) -> Tokenizer:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
+
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more special
+        reason = next(iter(str(error).splitlines()), "")
+        raise CheckpointError(f"the model's tokenizer cannot be read: {reason}") from error
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenBatches:
+    """Batches of texts that can be gone over again and again: texts of about one length side by side, the longest first.
+
+    Attributes:
+        tokens: The whole data set's.
+        labels: Shape (N,), int64, in the data set's own classes, or None.
+        order: Positions in the order of the batches.
+        batch_size: At least 1.
+    """
+
+    tokens: Tokens
+    labels: Tensor | None
+    order: Tensor
+    batch_size: int
+
+    @classmethod
+    def of(
+        cls, tokens: Tokens, labels: Sequence[int] | None, *, indices: Sequence[int], batch_size: int
+    ) -> TokenBatches:
+        """Sort positions by length; of equal lengths the order given stays, so the batches hang on nothing else."""
+        given = torch.tensor(indices, dtype=torch.int64)
+        order = given[tokens.lengths[given].argsort(descending=True, stable=True)]
+        held = None if labels is None else torch.tensor(labels)
+        return cls(tokens=tokens, labels=held, order=order, batch_size=batch_size)
+
+    def __iter__(self) -> Iterator[Batch[Mapping[str, Tensor]]]:
+        for chosen in self.order.split(self.batch_size) if len(self.order) else ():
+            labels = None if self.labels is None else self.labels[chosen]
+            yield Batch(inputs=self.tokens.batch(chosen), labels=labels, indices=chosen)

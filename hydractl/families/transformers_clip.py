@@ -1,0 +1,233 @@
+"""transformers' CLIP and SigLIP: two towers that compare images with texts, classified zero-shot.
+
+Names in memory are those of the whole model (`CLIPModel`, `SiglipModel`), for both towers at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
+from hydractl.families.transformers_library import adopted_state, blank, configured, random_state
+from hydractl.families.transformers_models import (
+    LIBRARY,
+    NOT_ARCHITECTURE,
+    read_tokenizer,
+    text_preprocess,
+)
+from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from hydractl.families.tower import Model
+    from hydractl.manifest import Tokenization, TowerKeep
+
+HEADS = (
+    *(
+        HeadTensor(name=f"self_attn.{part}_proj.{kind}", axis=0, copies=1, role=role)
+        for part in "qkv"
+        for kind, role in (("weight", Role.INPUT), ("bias", Role.BIAS))
+    ),
+    HeadTensor(name="self_attn.out_proj.weight", axis=1, copies=1, role=Role.OUTPUT),
+)
+
+
+def _layout(
+    tower: str, *, embed: tuple[str, ...], readout: tuple[str, ...], head: tuple[str, ...]
+) -> TowerLayout:
+    return TowerLayout(
+        block=f"{tower}_model.encoder.layers.{{layer}}.",
+        heads=HEADS,
+        attention=("self_attn.",),
+        mlp=("mlp.",),
+        embed=embed,
+        readout=readout,
+        head=head,
+    )
+
+
+ANSWER = ("logit_scale", "logit_bias", "class_embeddings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A two-tower model of transformers.
+
+    Attributes:
+        name: The family's.
+        model_type: As `config.json` has it.
+        model_class: The class that holds both towers.
+        layouts: Of each tower.
+        padding: How texts are padded.
+        scalars: See `Family`.
+    """
+
+    name: str
+    model_type: str
+    model_class: str
+    layouts: Mapping[str, TowerLayout]
+    padding: str
+    scalars: frozenset[str] = frozenset()
+
+
+def _family(pair: Pair) -> Family:
+    def matches(config: Mapping[str, object]) -> bool:
+        trained = config.get("architectures") or [pair.model_class]
+        return config.get("model_type") == pair.model_type and pair.model_class in (
+            trained if isinstance(trained, list) else [trained]
+        )
+
+    def describe(name: str, options: Mapping[str, object]) -> Described:
+        given = dict(options)
+        tokenizer = given.pop("tokenizer", None)
+        config = configured(name, _nested(given))
+        return _described(pair, config, None, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
+
+    def read_config(config: Mapping[str, object], folder: Path) -> Described:
+        made = configured(pair.model_type, {k: v for k, v in config.items() if k != "model_type"})
+        return _described(pair, made, folder, tokenizer=folder)
+
+    def build(
+        architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
+    ) -> Model:
+        from hydractl.families.surgery import cut_heads, fill
+        from hydractl.families.transformers_clip_modules import wrap
+
+        library = blank(pair.model_class, architecture)
+        cut_heads(library, pair.layouts, architecture, mask)
+        own = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
+        fill(library, own)
+        classes = None if state is None else state.get("class_embeddings")
+        return wrap(library, {name: keep.keep for name, keep in mask.items()}, classes).eval()
+
+    return Family(
+        name=pair.name,
+        library=LIBRARY,
+        towers=pair.layouts,
+        matches=matches,
+        claims=lambda name: name == pair.model_type,
+        read_config=read_config,
+        describe=describe,
+        build=build,
+        initialise=lambda architecture, seed: random_state(pair.model_class, architecture, seed),
+        adopt=lambda folder, architecture: adopted_state(pair.model_class, folder, architecture),
+        scalars=pair.scalars,
+    )
+
+
+def _nested(options: Mapping[str, object]) -> dict[str, object]:
+    """Return options with `text.x=1` and `vision.x=1` as the two configurations within."""
+    nested: dict[str, object] = {}
+    for tower in ("text", "vision"):
+        given = options.get(f"{tower}_config") or {}
+        own = {k.removeprefix(f"{tower}."): v for k, v in options.items() if k.startswith(f"{tower}.")}
+        nested[f"{tower}_config"] = {**(given if isinstance(given, dict) else {}), **own}
+    return nested | {k: v for k, v in options.items() if "." not in k and not k.endswith("_config")}
+
+
+def _described(
+    pair: Pair,
+    config: Any,  # noqa: ANN401 - transformers is untyped
+    folder: Path | None,
+    *,
+    tokenizer: Path | None,
+) -> Described:
+    text, vision = config.text_config, config.vision_config
+    kept = {k: v for k, v in config.to_dict().items() if k not in {*NOT_ARCHITECTURE, "model_type"}}
+    for tower in ("text_config", "vision_config"):
+        kept[tower] = {k: v for k, v in kept[tower].items() if k not in NOT_ARCHITECTURE}
+    length = text.max_position_embeddings
+    how = (
+        text_preprocess(text, None, max_length=length)
+        if tokenizer is None
+        else read_tokenizer(tokenizer, text, max_length=length)
+    )
+    return Described(
+        architecture=Architecture(
+            library=LIBRARY,
+            name=pair.model_type,
+            family=pair.name,
+            config=json.loads(json.dumps(kept, sort_keys=True)),
+            towers={"text": _heads(text), "vision": _heads(vision)},
+            num_classes=0,
+        ),
+        preprocess=_images(vision, folder),
+        prompting=Prompting(tokenization=_padded(how, pair.padding)),
+    )
+
+
+def _padded(how: Tokenization, padding: str) -> Tokenization:
+    return how.model_copy(update={"padding": padding})
+
+
+def _heads(config: Any) -> TowerHeads:  # noqa: ANN401 - as above
+    return TowerHeads(
+        layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        head_dim=config.hidden_size // config.num_attention_heads,
+    )
+
+
+def _images(config: Any, folder: Path | None) -> Preprocess:  # noqa: ANN401 - as above
+    size = (config.num_channels, config.image_size, config.image_size)
+    if folder is not None:
+        from hydractl.families.transformers_vision import read_image_processor
+
+        return read_image_processor(folder, size)
+    if size[0] not in {1, 3}:
+        raise UnsupportedModelError(f"images of {size[0]} channels are not supported")
+    return Preprocess(input_size=size, mean=(0.5,) * size[0], std=(0.5,) * size[0])
+
+
+CLIP = _family(
+    Pair(
+        name="transformers-clip",
+        model_type="clip",
+        model_class="CLIPModel",
+        layouts={
+            "text": _layout(
+                "text",
+                embed=("text_model.embeddings.",),
+                readout=("text_model.final_layer_norm.", "text_projection."),
+                head=(),
+            ),
+            "vision": _layout(
+                "vision",
+                embed=("vision_model.embeddings.", "vision_model.pre_layrnorm."),
+                readout=("vision_model.post_layernorm.", "visual_projection."),
+                head=ANSWER,
+            ),
+        },
+        padding="longest",
+        scalars=frozenset({"logit_scale"}),
+    )
+)
+SIGLIP = _family(
+    Pair(
+        name="transformers-siglip",
+        model_type="siglip",
+        model_class="SiglipModel",
+        layouts={
+            "text": _layout(
+                "text",
+                embed=("text_model.embeddings.",),
+                readout=("text_model.final_layer_norm.", "text_model.head."),
+                head=(),
+            ),
+            "vision": _layout(
+                "vision",
+                embed=("vision_model.embeddings.",),
+                readout=("vision_model.post_layernorm.", "vision_model.head."),
+                head=ANSWER,
+            ),
+        },
+        padding="max_length",
+    )
+)

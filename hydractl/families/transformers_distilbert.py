@@ -1,0 +1,53 @@
+"""transformers' DistilBERT: a BERT without segments and pooler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hydractl.families.base import HeadTensor, Role, TowerLayout
+from hydractl.families.transformers_models import Kind, family_of_kind, text_preprocess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hydractl.families.tower import Model
+    from hydractl.families.transformers_models import Kept
+    from hydractl.manifest import Tokenization
+
+LAYOUT = TowerLayout(
+    block="distilbert.transformer.layer.{layer}.",
+    heads=(
+        *(
+            HeadTensor(name=f"attention.{part}_lin.{kind}", axis=0, copies=1, role=role)
+            for part in ("q", "k", "v")
+            for kind, role in (("weight", Role.INPUT), ("bias", Role.BIAS))
+        ),
+        HeadTensor(name="attention.out_lin.weight", axis=1, copies=1, role=Role.OUTPUT),
+    ),
+    attention=("attention.",),
+    mlp=("ffn.",),
+    readout=("pre_classifier.",),
+    head=("classifier.",),
+)
+
+
+def _wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - transformers is untyped
+    from hydractl.families.transformers_distilbert_modules import wrap_distilbert
+
+    return wrap_distilbert(library, kept)
+
+
+def _preprocess(config: Any, folder: Path | None) -> Tokenization:  # noqa: ANN401 - as above
+    return text_preprocess(config, folder, max_length=config.max_position_embeddings)
+
+
+DISTILBERT = family_of_kind(
+    Kind(
+        name="transformers-distilbert",
+        classes={"distilbert": "DistilBertForSequenceClassification"},
+        tower="text",
+        layout=LAYOUT,
+        wrap=_wrap,
+        preprocess=_preprocess,
+    )
+)

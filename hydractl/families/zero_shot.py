@@ -1,0 +1,134 @@
+"""Zero-shot classification: logits are the cosines of an image and the texts that name the classes.
+
+The library's own answer, to images and texts given together, is logits (B, B'). With classes attached, a model is asked about
+images alone: its text tower runs over the prompts in every pass (to score its heads, to train), or was run once and for all,
+which is what a checkpoint with named classes holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hydractl.errors import CheckpointError
+from hydractl.families.tower import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hydractl.families.inputs import Inputs
+    from hydractl.families.tower import Towers
+
+CLASS_EMBEDDINGS = "class_embeddings"
+TEXTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Contrast(Answer):
+    """Scaled cosines of images' and classes' embeddings.
+
+    Towers answer with embeddings of length one.
+    """
+
+    class_embeddings: torch.Tensor | None
+
+    def __init__(
+        self,
+        *,
+        logit_scale: nn.Parameter,
+        logit_bias: nn.Parameter | None = None,
+        width: int,
+        class_embeddings: torch.Tensor | None = None,
+    ) -> None:
+        """Take over a library model's parts.
+
+        Args:
+            logit_scale: The logarithm of what cosines are multiplied with.
+            logit_bias: What is added then (SigLIP).
+            width: F, of the embeddings.
+            class_embeddings: (C, F), one for each class, of length one; None where no classes are stored.
+        """
+        super().__init__()
+        self.logit_scale = logit_scale
+        self.logit_bias = logit_bias
+        self.width = width
+        self.register_buffer(CLASS_EMBEDDINGS, class_embeddings)
+        self.prompts: dict[str, torch.Tensor] | None = None
+        self.templates = 1
+
+    def ask(self, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
+        """Name the classes by prompts (C P, T), P templates a class, class after class; the text tower runs in every pass."""
+        self.prompts, self.templates = dict(prompts), templates
+        self.class_embeddings = None
+        self.fixed = frozenset({"text"})
+
+    def settle(self, class_embeddings: torch.Tensor) -> None:
+        """Name the classes by their embeddings (C, F); the text tower runs no more."""
+        self.prompts, self.templates, self.fixed = None, 1, frozenset()
+        self.class_embeddings = class_embeddings
+
+    def expect(self, labels: int) -> None:
+        """See `Answer.expect`."""
+        scale = self.logit_scale
+        self.class_embeddings = (
+            torch.empty(labels, self.width, dtype=scale.dtype, device="meta") if labels else None
+        )
+
+    def route(self, inputs: Inputs, towers: Sequence[str]) -> dict[str, Inputs]:
+        """See `Answer.route`; inputs are images, or images and texts.
+
+        Raises:
+            CheckpointError: If images come alone and the classes have no names.
+        """
+        del towers
+        if isinstance(inputs, Mapping):
+            texts = {name: x for name, x in inputs.items() if name in TEXTS}
+            return {"text": texts, "vision": inputs["pixel_values"]}
+        if self.class_embeddings is not None:
+            return {"vision": inputs}
+        if self.prompts is None:
+            raise CheckpointError(
+                "the model has no classes yet",
+                hint="name them: `--classes cat,dog`, in Python `with_classes`",
+            )
+        return {"text": {name: x.to(inputs.device) for name, x in self.prompts.items()}, "vision": inputs}
+
+    def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """See `Answer.forward`."""
+        images = outputs["vision"]
+        classes = self.class_embeddings if "text" not in outputs else self.classes(outputs["text"])
+        if classes is None:
+            raise CheckpointError("the model has no classes yet")
+        logits: torch.Tensor = self.logit_scale.exp() * images @ classes.to(images).transpose(-1, -2)
+        return logits if self.logit_bias is None else logits + self.logit_bias
+
+    def classes(self, texts: torch.Tensor) -> torch.Tensor:
+        """Return classes' embeddings (k, C, F) of prompts' (k, C P, F): the mean over templates, of length one again."""
+        if self.templates == 1:
+            return texts
+        prompts: torch.Tensor = texts.unflatten(1, (-1, self.templates))
+        return unit(prompts.mean(dim=2))
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Return vectors (..., F) of length one."""
+    length: torch.Tensor = x.norm(dim=-1, keepdim=True)
+    return x / length
+
+
+@torch.inference_mode()
+def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
+    """Name the classes of every member by prompts (C P, T), P templates a class; its text tower runs once, now.
+
+    Raises:
+        CheckpointError: If the model has no text tower.
+    """
+    placed = {name: x.to(model.device) for name, x in prompts.items()}
+    answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
+    if len(answers) != len(model.answers):
+        raise CheckpointError("only a model with a text tower can be told its classes")
+    for answer, texts in zip(answers, model.run_tower("text", placed), strict=True):
+        answer.templates = templates
+        answer.settle(answer.classes(texts).squeeze(0).clone())

@@ -1,0 +1,110 @@
+"""Temperature scaling: one number that divides all logits, so that held-out labels become likeliest.
+
+Guo et al. (2017), section 4.2. A single model answers softmax(z / T). The members of an ensemble share one T: each one's
+logits are divided by it before the softmaxes are averaged, as torch-uncertainty does, and T is fitted on the NLL of
+that average. Log-probabilities stand for logits, because log_softmax(log_softmax(z) / T) = log_softmax(z / T).
+
+Axes: M members, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from hydractl.metrics.checks import check_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+LOWEST, HIGHEST = 0.05, 20.0
+TOLERANCE = 1e-6
+STARTS = 17
+CHUNK = 4096  # samples that are in float64 at once
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Fitted(NamedTuple):
+    """A temperature, and whether it is a bound of the search: the best one may lie beyond."""
+
+    temperature: float
+    at_bound: bool
+
+
+def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
+    """Return log_softmax(z / T) of every member.
+
+    Args:
+        member_log_probs: Shape (M, N, C), natural logarithms, or logits.
+        temperature: T > 0. 1 changes nothing.
+
+    Returns:
+        Shape and dtype as given, computed in float64.
+
+    Raises:
+        ValueError: If T is not positive, or not finite.
+    """
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"a temperature must be positive and finite, got {temperature}")
+    if temperature == 1:
+        return member_log_probs
+    scaled = torch.empty_like(member_log_probs)
+    for whole, part in zip(scaled.split(CHUNK, 1), member_log_probs.split(CHUNK, 1), strict=True):
+        whole.copy_((part.double() / temperature).log_softmax(-1))
+    return scaled
+
+
+def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float) -> float:
+    """Return the mean of -log mean_m softmax(z_m / T)[label] in nats, in float64.
+
+    Args:
+        member_log_probs: Shape (M, N, C), finite natural logarithms, or logits.
+        labels: Shape (N,), integer, in 0..C-1.
+        temperature: T > 0.
+    """
+    members, count, _ = member_log_probs.shape
+    total = 0.0
+    for part, own in zip(member_log_probs.split(CHUNK, 1), labels.split(CHUNK), strict=True):
+        logits = part.double() / temperature
+        chosen = logits.gather(2, own.long().expand(members, -1)[..., None])[..., 0]
+        total -= float((chosen - logits.logsumexp(2)).logsumexp(0).sum())
+    return total / count + math.log(members)
+
+
+def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> Fitted:
+    """Return the temperature in [0.05, 20] whose NLL is the lowest.
+
+    The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
+    log T, is refined by golden-section search between its neighbours, until log T is known to 1e-6. The NLL found is never
+    above that of T = 1, which also is the answer where T makes no difference.
+
+    Args:
+        member_log_probs: Shape (M, N, C), finite natural logarithms, or logits.
+        labels: Shape (N,), integer, in 0..C-1.
+
+    Raises:
+        ValueError: If a shape is wrong or empty, a value is not finite or a label is out of range.
+    """
+    if member_log_probs.ndim != 3 or member_log_probs.numel() == 0:
+        raise ValueError(f"predictions must have 3 non-empty axes, got shape {tuple(member_log_probs.shape)}")
+    if not bool(member_log_probs.isfinite().all()):
+        raise ValueError("predictions must be finite")
+    check_labels(labels, samples=member_log_probs.shape[1], classes=member_log_probs.shape[2])
+
+    def cost(log_t: float) -> float:
+        return scaled_nll(member_log_probs, labels, math.exp(log_t))
+
+    low, high = math.log(LOWEST), math.log(HIGHEST)
+    width = (high - low) / (STARTS - 1)
+    costs = {log_t: cost(log_t) for log_t in (low + width * i for i in range(STARTS))}
+    start = min(costs, key=costs.__getitem__)
+    refined = _golden_section(cost, max(start - width, low), min(start + width, high))
+    costs = {0.0: cost(0.0), refined: cost(refined), start: costs[start]}  # the first of equals is taken
+    best = min(costs, key=costs.__getitem__)
+    at_bound = min(best - low, high - best) < 2 * TOLERANCE
+    return Fitted(min(max(math.exp(best), LOWEST), HIGHEST), at_bound)

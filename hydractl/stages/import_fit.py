@@ -1,0 +1,172 @@
+"""Names that wrappers and other repositories gave → the names of an architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydractl.checkpoint import TensorSpec, spec_of
+from hydractl.errors import CheckpointError
+from hydractl.families.conversion import convert
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from hydractl.families.base import Family
+    from hydractl.manifest import Architecture
+
+COMPILED = "_orig_mod."
+WHOLE = ("module.", "model.", "net.")
+PREFIXES = (*WHOLE, "backbone.", "encoder.")
+"""What DataParallel, Lightning and training scripts put before a name."""
+DEEPEST = 4
+SHOWN = 3
+FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Tensors under the names of an architecture.
+
+    Attributes:
+        tensors: All of the architecture's, and no others.
+        prefix: What stood before the names.
+        left_out: Names without that prefix, which belong to something else.
+        converted: The library that translated them, or None.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    prefix: str = ""
+    left_out: tuple[str, ...] = ()
+    converted: str | None = None
+
+
+def fit(
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, TensorSpec],
+    *,
+    family: Family,
+    architecture: Architecture,
+    where: str,
+) -> Fitted:
+    """Bring tensors under the names of an architecture.
+
+    A prefix goes if exactly the architecture's tensors remain; failing that, the library's own conversion is asked.
+
+    Raises:
+        CheckpointError: If they do not fit; with counts, the first few names, and the likely cause.
+    """
+    plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
+    found = _without_prefix(plain, expected)
+    if found is None:
+        bare = _without_common(plain, expected)
+        made = convert(family, architecture, bare)
+        fits_better = made is not None and _distance(made, expected) < _distance(bare, expected)
+        if made is not None and fits_better:
+            found = Fitted(tensors=made, converted=family.library)
+        else:
+            found = Fitted(tensors=bare)
+    _check(where, {k: spec_of(v) for k, v in found.tensors.items()}, expected, family, architecture)
+    return found
+
+
+def _without_prefix(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]) -> Fitted | None:
+    """Return the tensors beneath the shortest prefix that leaves exactly the expected names."""
+    level = [Fitted(tensors=dict(tensors))]
+    for _ in range(DEEPEST + 1):
+        for found in level:
+            if found.tensors.keys() == expected.keys():
+                return found
+        level = [
+            Fitted(
+                tensors={k.removeprefix(p): v for k, v in found.tensors.items() if k.startswith(p)},
+                prefix=found.prefix + p,
+                left_out=(*found.left_out, *(found.prefix + k for k in found.tensors if not k.startswith(p))),
+            )
+            for found in level
+            for p in PREFIXES
+            if any(k.startswith(p) for k in found.tensors)
+        ]
+    return None
+
+
+def _without_common(
+    tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]
+) -> dict[str, torch.Tensor]:
+    """Return the tensors without a wrapper's prefix that all of them have and none that is expected."""
+    found = dict(tensors)
+    for _ in range(DEEPEST):
+        for prefix in WHOLE:
+            common = all(k.startswith(prefix) for k in found)
+            if common and not any(k.startswith(prefix) for k in expected):
+                found = {k.removeprefix(prefix): v for k, v in found.items()}
+    return found
+
+
+def _distance(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]) -> int:
+    return len(tensors.keys() ^ expected.keys())
+
+
+def _check(
+    where: str,
+    found: Mapping[str, TensorSpec],
+    expected: Mapping[str, TensorSpec],
+    family: Family,
+    architecture: Architecture,
+) -> None:
+    heads = tuple(prefix for layout in family.towers.values() for prefix in layout.head)
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or extra:
+        parts = [
+            f"{text} {len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({_few(names)})"
+            for text, names in (("lacks", missing), ("has besides", extra))
+            if names
+        ]
+        raise CheckpointError(
+            f"{where}: does not fit {architecture.name}: {' and '.join(parts)}",
+            hint="has it no classifier? hydractl needs a model that was trained to classify"
+            if missing and all(name.startswith(heads) for name in missing)
+            else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
+        )
+    other = [name for name in sorted(expected) if found[name].shape != expected[name].shape]
+    if other:
+        _refuse_shapes(where, other, found, expected, architecture, heads=heads)
+    for name, spec in expected.items():
+        if spec.dtype in FLOATS and found[name].dtype not in FLOATS:
+            raise CheckpointError(
+                f"{where}: tensor `{name}` is {found[name].dtype}, not of floating point",
+                hint="quantised weights cannot be pruned; take those of the model as it was trained",
+            )
+
+
+def _refuse_shapes(
+    where: str,
+    names: list[str],
+    found: Mapping[str, TensorSpec],
+    expected: Mapping[str, TensorSpec],
+    architecture: Architecture,
+    *,
+    heads: tuple[str, ...],
+) -> None:
+    first = names[0]
+    theirs, ours = found[first].shape, expected[first].shape
+    if all(name.startswith(heads) for name in names) and theirs[1:] == ours[1:]:
+        raise CheckpointError(
+            f"{where}: has {theirs[0]} classes, not {architecture.num_classes} (`{first}` is {theirs})",
+            hint=f"add `--num-classes {theirs[0]}`",
+        )
+    position = all("pos" in name for name in names)
+    raise CheckpointError(
+        f"{where}: {len(names)} {'tensor has' if len(names) == 1 else 'tensors have'} another shape than "
+        f"{architecture.name}'s, for example `{first}`: {theirs}, not {ours}",
+        hint="was it trained on another size of inputs (`--arch NAME::img_size=N`)?"
+        if position
+        else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
+    )
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:SHOWN])
+    return f"{shown}, ..." if len(names) > SHOWN else shown

@@ -1,0 +1,223 @@
+"""What a training script saved → its tensors. Pickles are read as data: nothing in them is run."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hydractl.checkpoint import DTYPE_NAMES, Checkpoint
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.publish import is_stream
+from hydractl.source import PICKLES, locate
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
+EMA_WRAPPERS = ("state_dict_ema", "model_ema", "ema_state_dict")
+ZIP_START = b"PK\x03\x04"
+DEEPEST = 4
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The tensors of a file.
+
+    Attributes:
+        tensors: By the names that the file has; those of an uncompressed archive stay on disk until they are used.
+        wrapper: The keys beneath which they lie, joined by dots; empty for a plain state dict.
+        ema: The key of an exponential moving average that was left aside, or None.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    wrapper: str = ""
+    ema: str | None = None
+
+
+def files_of(source: str) -> tuple[Path, ...]:
+    """Return the files of `source`: itself, or the shards that an `.index.json` names.
+
+    Raises:
+        CheckpointError: If it is missing or a folder.
+        UsageError: If it is a stream.
+    """
+    path = Path(source)
+    if is_stream(path):
+        raise UsageError(
+            "`import` reads a file, not a stream: tensors are read by their place in it",
+            hint="write it to a file first",
+        )
+    if path.is_dir():
+        names = sorted(f for pattern in (*PICKLES, "*.index.json") for f in path.glob(pattern))
+        example = names[0] if names else path / "weights.pth"
+        raise CheckpointError(
+            f"{path}: is a folder", hint=f"name a file in it, for example `hydractl import {example}`"
+        )
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file", hint="check the path")
+    return locate(source).weights if path.name.endswith(".index.json") else (path,)
+
+
+def read_weights(files: tuple[Path, ...], *, ema: bool) -> Weights:
+    """Read the tensors of a file, or of the shards of one model.
+
+    Args:
+        files: Pickles of torch, or safetensors; the content tells.
+        ema: Take the exponential moving average.
+
+    Raises:
+        CheckpointError: If a file is not one of weights, or reading it needs code.
+        UsageError: If there is no moving average to take, or the file is one of ours.
+    """
+    found = [_read_one(path, ema=ema) for path in files]
+    tensors: dict[str, torch.Tensor] = {}
+    for path, weights in zip(files, found, strict=True):
+        if twice := tensors.keys() & weights.tensors.keys():
+            raise CheckpointError(f"{path}: tensor `{min(twice)}` is in another shard too")
+        _check_plain(path, weights.tensors)
+        tensors |= weights.tensors
+    return Weights(tensors=tensors, wrapper=found[0].wrapper, ema=found[0].ema)
+
+
+def _read_one(path: Path, *, ema: bool) -> Weights:
+    try:
+        with path.open("rb") as file:
+            begin = file.read(9)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if not begin:
+        raise CheckpointError(f"{path}: is empty", hint="copy or download it again")
+    if begin[8:] != b"{":
+        return _unwrapped(path, _unpickled(path, begin), ema=ema)
+    checkpoint = Checkpoint.open(path)
+    if checkpoint.header is not None:
+        raise UsageError(
+            f"{path}: is a checkpoint of hydractl already", hint="give it to the other commands as it is"
+        )
+    if ema:
+        raise UsageError(f"{path}: has no moving average of weights", hint="drop `--ema`")
+    return Weights(tensors=checkpoint.tensors())
+
+
+def _unpickled(path: Path, begin: bytes) -> object:
+    """Read a pickle of torch without running anything in it.
+
+    `argparse.Namespace` is let through, as timm does: most training scripts save their options, and it only holds values.
+    """
+    on_disk = begin.startswith(ZIP_START) and _is_plain_archive(path)
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # about forms of files; what matters is said by errors
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)  # noqa: TID251 - data only
+    except pickle.UnpicklingError as error:
+        names = _refused_names(path) if begin.startswith(ZIP_START) else ()
+        what = f" (`{names[0]}`{' and others' if names[1:] else ''})" if names else ""
+        raise CheckpointError(
+            f"{path}: needs code to be read{what}, or is no file of torch; nothing in it was run",
+            hint="where you trust it, write its tensors anew: `torch.save(model.state_dict(), 'weights.pth')`",
+        ) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a pickle is a program, and a broken one fails as it likes
+        raise CheckpointError(
+            f"{path}: is not a readable file of torch weights, or is cut off",
+            hint="copy or download it again; `import` reads what `torch.save` writes, and safetensors",
+        ) from error
+
+
+def _is_plain_archive(path: Path) -> bool:
+    """Return whether an archive's records lie in it as they are; refuse one that holds a program.
+
+    Raises:
+        CheckpointError: If it is TorchScript, or no archive.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"{path}: is not a readable archive, or is cut off", hint="copy or download it again"
+        ) from error
+    if any(record.filename.endswith("/constants.pkl") for record in records):
+        raise CheckpointError(
+            f"{path}: is TorchScript: a program, not weights alone",
+            hint="where you trust it: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
+        )
+    return all(record.compress_type == zipfile.ZIP_STORED for record in records)
+
+
+def _refused_names(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
+    except Exception:  # noqa: BLE001 - the file is refused already; this only makes the message better
+        return ()
+
+
+def _unwrapped(path: Path, saved: object, *, ema: bool) -> Weights:
+    """Find the state dict in what was saved."""
+    if not isinstance(saved, Mapping):
+        raise CheckpointError(
+            f"{path}: holds a {type(saved).__name__}, not named tensors",
+            hint="`import` reads what `torch.save(model.state_dict(), path)` writes",
+        )
+    averages = [key for key in EMA_WRAPPERS if isinstance(saved.get(key), Mapping)]
+    if ema and not averages:
+        raise UsageError(
+            f"{path}: has no moving average of weights; its keys are {_names(saved)}", hint="drop `--ema`"
+        )
+    if ema:
+        wrapper, inner = _descend(saved[averages[0]], averages[0])
+    else:
+        wrapper, inner = _descend(saved, "")
+    tensors = {str(k): v for k, v in inner.items() if isinstance(v, torch.Tensor)}
+    if not tensors:
+        found = f"`{wrapper}` holds {_names(inner)}" if wrapper else f"its keys are {_names(inner)}"
+        other = "; there is a moving average: `--ema` takes it" if averages and not ema else ""
+        raise CheckpointError(
+            f"{path}: holds no named tensors; {found}",
+            hint=f"expected a state dict, plain or beneath one of {', '.join(f'`{w}`' for w in WRAPPERS)}{other}",
+        )
+    return Weights(tensors=tensors, wrapper=wrapper, ema=averages[0] if averages and not ema else None)
+
+
+def _descend(saved: Mapping[object, object], wrapper: str) -> tuple[str, Mapping[object, object]]:
+    """Follow known keys to the innermost mapping; return their path and what lies there."""
+    for _ in range(DEEPEST):
+        key = next((key for key in WRAPPERS if isinstance(saved.get(key), Mapping)), None)
+        if key is None:
+            break
+        inner = saved[key]
+        if not isinstance(inner, Mapping):
+            break
+        saved, wrapper = inner, f"{wrapper}.{key}".lstrip(".")
+    return wrapper, saved
+
+
+def _check_plain(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors that are not rows of numbers in memory.
+
+    Raises:
+        CheckpointError: Naming the first.
+    """
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if (
+            tensor.layout != torch.strided
+            or tensor.is_quantized
+            or tensor.is_meta
+            or dtype not in DTYPE_NAMES
+        ):
+            raise CheckpointError(
+                f"{path}: tensor `{name}` is no plain tensor ({dtype}, {tensor.layout})",
+                hint="quantised, sparse and empty weights cannot be pruned; take those of the model as it was trained",
+            )
+
+
+def _names(saved: Mapping[object, object]) -> str:
+    shown = ", ".join(f"`{key}`" for key in list(saved)[:SHOWN])
+    return f"{shown}, ..." if len(saved) > SHOWN else shown or "none"

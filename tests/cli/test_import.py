@@ -1,0 +1,97 @@
+"""`hydractl import`: what is shown, and the promises that hold for every command."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from hydractl.checkpoint import Checkpoint
+
+ARCH = "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4"
+
+
+@pytest.fixture
+def weights(work):
+    state = {f"module.{k}": v for k, v in Checkpoint.open(work / "base.st").tensors().items()}
+    torch.save({"epoch": 1, "state_dict": state, "state_dict_ema": state}, work / "w.pth")
+    return ("import", "w.pth", "--arch", ARCH, "--num-classes", "7", "-o", "new.st")
+
+
+def test_results_and_what_to_know(call, work, weights):
+    seen = call(*weights)
+
+    assert seen.code == 0
+    assert seen.out.splitlines()[0].split() == ["architecture", "classes", "heads", "parameters", "bytes"]
+    assert "Found beneath `state_dict` and behind `module.`\nWrote new.st\n" in seen.out
+    assert (
+        "warning: w.pth: has a moving average of the weights too (`state_dict_ema`); `--ema` takes it"
+        in seen.err
+    )
+    assert call("inspect", "new.st").out.startswith("new.st: base\n")
+    assert call(*weights[:-1], "ema.st", "--ema").err == "Reading w.pth\nWriting ema.st\n"
+
+
+def test_json_and_quiet(call, work, weights):
+    seen = call(*weights, "--json", "--ema")
+    found = json.loads(seen.out)
+
+    assert (seen.code, seen.err) == (0, "")
+    assert (found["architecture"], found["num_classes"], found["wrapper"]) == (
+        "vit_tiny_patch16_224",
+        7,
+        "state_dict_ema",
+    )
+    assert call(*weights, "-q", "--ema", "--force").out == "new.st\n"
+
+
+def test_an_output_that_exists_is_kept(call, work, weights):
+    (work / "new.st").write_bytes(b"mine")
+
+    assert call(*weights).code == 6
+    assert (work / "new.st").read_bytes() == b"mine"
+    assert call(*weights, "--force").code == 0
+
+
+def test_other_ranks_say_nothing(call, work, weights, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+
+    assert (call(*weights).out, call(*weights, "--force").err) == ("", "")
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.mkdir, ("pwned",))
+
+
+BAD = {
+    "missing": (("import", "none.pth", "--arch", ARCH), 3, "none.pth: no such file"),
+    "a stream": (("import", "-", "--arch", ARCH), 2, "`import` reads a file, not a stream"),
+    "code": (("import", "evil.pth", "--arch", ARCH), 3, "evil.pth: needs code to be read"),
+    "classes": (("import", "w.pth", "--arch", ARCH), 3, "hint: add `--num-classes 7`"),
+    "unknown": (("import", "w.pth", "--arch", "vit_tinny"), 3, "timm has no architecture `vit_tinny`"),
+    "ours": (("import", "base.st", "--arch", ARCH), 2, "is a checkpoint of hydractl already"),
+    "no architecture": (("import", "w.pth", "--arch", "."), 3, "has no config.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "code", "text"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_message_and_leaves_nothing(call, work, weights, argv, code, text):
+    torch.save(Evil(), work / "evil.pth")
+    before = set(work.iterdir())
+
+    seen = call(*argv, "-o", "n.st")
+
+    assert (seen.code, seen.out) == (code, "")
+    assert text in seen.err
+    assert seen.err.count("error: ") == 1
+    assert set(work.iterdir()) == before
+
+
+def test_the_hint_for_a_pickle_is_a_command_that_works(call, work, weights):
+    seen = call("inspect", "w.pth")
+    assert seen.code == 3
+    seen = call("prune", "w.pth", "--mask", "m-0.mask.json", "-o", "n.st")
+    assert "hint: `hydractl import w.pth --arch NAME -o base.st`" in seen.err

@@ -1,0 +1,120 @@
+"""Every text family, every variant: what fills a batch up to its longest text is seen by none of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from hydractl.families.attention import Attention
+from hydractl.families.probe import largest_difference
+from hydractl.families.table import FAMILIES
+from hydractl.fusion.hydra import Hydra
+from hydractl.manifest import Tokenization
+from support.builders import base
+from support.variants import VARIANTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"}]
+KEEPS = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)), ((0, 1, 2, 3), (3,), ()))
+KINDS = ("base", "member", "hydra", "ensemble")
+ROOM = 7
+every_text = pytest.mark.parametrize("variant", TEXTS, ids=str)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def model_of(variant, kind):
+    """Return something that answers inputs with logits (M, B, C), in float64."""
+    sample, double = base(variant), torch.float64
+    match kind:
+        case "base":
+            return sample.model(double).member_logits
+        case "member":
+            return sample.pruned(*KEEPS[0]).model(double).member_logits
+        case "hydra":
+            return Hydra([sample.pruned(*keep).model(double) for keep in KEEPS]).eval().member_logits
+        case _:
+            tuned = [sample.pruned(*keep).tuned(i) for i, keep in enumerate(KEEPS)]
+            return Hydra([one.model(double) for one in tuned]).eval().member_logits
+
+
+def texts_of(variant):
+    """Return texts (B, T) of several lengths, T at least `ROOM` tokens below what the model takes."""
+    sample = base(variant)
+    how = sample.header.preprocess
+    assert isinstance(how, Tokenization)
+    full = sample.inputs(batch=1, seed=2)
+    length = min(full["input_ids"].shape[1], how.max_length - ROOM)
+    lengths = torch.tensor([length, 1, length // 2, length - 1])
+    kept = torch.arange(length) < lengths[:, None]
+    texts = {
+        "input_ids": full["input_ids"][:, :length].where(kept, how.pad_id),
+        "attention_mask": kept.long(),
+    }
+    segments = {"token_type_ids": (kept & (torch.arange(length) > 2)).long()}
+    return texts | {name: segments[name] for name in how.names if name in segments}
+
+
+def padded(texts: Mapping[str, torch.Tensor], tokens: int, how: Tokenization) -> dict[str, torch.Tensor]:
+    fill = {"input_ids": how.pad_id, "attention_mask": 0, "token_type_ids": 0}
+    return {name: torch.nn.functional.pad(x, (0, tokens), value=fill[name]) for name, x in texts.items()}
+
+
+def test_there_are_texts_of_several_lengths():
+    lengths = {int(n) for n in texts_of(TEXTS[0])["attention_mask"].sum(1)}
+    assert len(lengths) == 4
+
+
+@every_text
+@every_kind
+@torch.inference_mode()
+def test_padding_further_changes_nothing(variant, kind):
+    model, texts = model_of(variant, kind), texts_of(variant)
+    expected = model(texts)
+    for tokens in (1, ROOM):
+        found = model(padded(texts, tokens, base(variant).header.preprocess))
+        assert largest_difference(found, expected) <= 1e-6
+
+
+@every_text
+@every_kind
+@torch.inference_mode()
+def test_a_text_alone_is_a_text_in_a_batch(variant, kind):
+    model, texts = model_of(variant, kind), texts_of(variant)
+    expected = model(texts)
+    for i, length in enumerate(texts["attention_mask"].sum(1).tolist()):
+        alone = model({name: x[i : i + 1, :length] for name, x in texts.items()})
+        assert largest_difference(alone[:, 0], expected[:, i]) <= 1e-6
+
+
+@every_text
+@torch.inference_mode()
+def test_what_stands_in_the_padding_is_not_read(variant):
+    """Other tokens where the mask says padding: a mask that is ignored would pass with the pad token alone."""
+    model, texts = model_of(variant, "base"), texts_of(variant)
+    hidden = ~texts["attention_mask"].bool()
+    first = texts["input_ids"][:, :1]  # a token of the text, surely not the one that pads
+    changed = texts | {"input_ids": torch.where(hidden, first, texts["input_ids"])}
+    assert hidden.any()
+    assert largest_difference(model(changed), model(texts)) <= 1e-6
+
+
+@every_text
+@every_kind
+@torch.inference_mode()
+def test_every_token_has_something_to_look_at(variant, kind, monkeypatch):
+    """Padding too: where a softmax is of nothing, some kernels answer with zeros and some with not-a-number."""
+    seen = []
+    heads = Attention.heads
+    monkeypatch.setattr(
+        Attention,
+        "heads",
+        lambda own, x, queries, side: seen.append(side.mask) or heads(own, x, queries, side),
+    )
+    model_of(variant, kind)(padded(texts_of(variant), ROOM, base(variant).header.preprocess))
+    assert len(seen) == 3
+    assert all(mask.any(-1).all() for mask in seen)
+    assert not any(mask.all() for mask in seen)

@@ -1,0 +1,94 @@
+"""What a model reads, decided in one place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hydractl.data.inputs import (
+    as_images,
+    as_texts,
+    check_augment,
+    check_reads,
+    content_of,
+    encoded,
+    limited,
+    open_items,
+)
+from hydractl.data.items import Content
+from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.manifest import Preprocess
+from support.reviews import MAX_LENGTH, reviews, tokenization
+
+GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
+
+
+def test_the_model_says_what_is_opened(tmp_path):
+    path = reviews(tmp_path / "t.jsonl", 5, seed=0)
+
+    assert open_items(str(path), tokenization()).content == content_of(tokenization()) == Content.TEXTS
+    assert open_items("digits::limit=5", GREY).content == content_of(GREY) == Content.IMAGES
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 50])
+def test_batches_know_their_items(tmp_path, batch_size):
+    texts = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)), tokenization())
+    whole = {i: encoded(texts, tokenization(), batch_size=1, indices=[i]) for i in range(20)}
+
+    for batch in encoded(texts, tokenization(), batch_size=batch_size):
+        for row, i in enumerate(batch.indices.tolist()):
+            (alone,) = whole[i]
+            kept = batch.inputs["attention_mask"][row].bool()
+            assert torch.equal(batch.inputs["input_ids"][row][kept], alone.inputs["input_ids"][0])
+            assert not batch.inputs["input_ids"][row][~kept].any()
+            assert int(batch.labels[row]) == texts.labels[i]
+
+
+def test_some_items_only(tmp_path):
+    texts = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)), tokenization())
+    found = [
+        b.indices for b in encoded(texts, tokenization(), batch_size=3, indices=torch.tensor([7, 2, 9, 2]))
+    ]
+
+    assert sorted(torch.cat(found).tolist()) == [2, 2, 7, 9]
+    with pytest.raises(ValueError, match=r"outside 0\.\.19"):
+        encoded(texts, tokenization(), batch_size=3, indices=[20])
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        encoded(texts, tokenization(), batch_size=0)
+
+
+def test_texts_can_be_cut_shorter_but_not_longer():
+    assert limited(tokenization(), 8, model="m").max_length == 8
+    assert limited(tokenization(), None, model="m") == tokenization()
+    for length in (0, MAX_LENGTH + 1):
+        with pytest.raises(UsageError, match=f"`--max-length {length}`: m reads at least 1 and at most 24"):
+            limited(tokenization(), length, model="m")
+    with pytest.raises(UsageError, match="`--max-length 8`: m reads texts of 24 tokens only"):
+        limited(tokenization(padding="max_length"), 8, model="m")
+    with pytest.raises(UsageError, match="`--max-length` is for texts, but m reads images"):
+        limited(GREY, 8, model="m")
+
+
+def test_a_model_that_can_read_nothing():
+    with pytest.raises(CheckpointError, match="m: is a text model without a tokenizer"):
+        check_reads(tokenization(tokenizer=None), model="m")
+    check_reads(tokenization(), model="m")
+    check_reads(GREY, model="m")
+
+
+def test_augmentations_are_for_images():
+    with pytest.raises(UsageError, match="`--augment flip,shift` is for images, but the model reads texts"):
+        check_augment(tokenization(), ("flip", "shift"))
+    with pytest.raises(UsageError, match="unknown augmentation `blur`"):
+        check_augment(GREY, ("blur",))
+    check_augment(tokenization(), ())
+    check_augment(GREY, ("flip",))
+
+
+def test_items_of_the_other_kind(tmp_path):
+    texts = open_items(str(reviews(tmp_path / "t.jsonl", 2, seed=0)), tokenization())
+
+    with pytest.raises(DataError, match=r"t\.jsonl: holds texts, and the model reads images"):
+        as_images(texts)
+    with pytest.raises(DataError, match="noise: holds images, and the model reads texts"):
+        as_texts(open_items("noise", GREY))

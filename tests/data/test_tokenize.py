@@ -1,0 +1,151 @@
+"""Tokenising: what transformers does with the same tokenizer, batch by batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hydractl.data.tokenize import TokenBatches, encode_texts, tokenize
+from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.families.opening import open_model
+from support.reviews import SPECIAL, WORDS, tokenization, tokenizer
+from support.text_folders import save_text_model
+from support.variants import VARIANTS
+
+words = st.sampled_from([*WORDS[4:], "played", "PLAYING", "unheard", "of", "!", "ä"])
+texts = st.lists(words, max_size=40).map(" ".join)
+items = st.lists(texts, min_size=1, max_size=6) | st.lists(st.tuples(texts, texts), min_size=1, max_size=6)
+NAMED = {f"{word[1:-1].lower()}_token": word for word in SPECIAL}
+LIBRARY = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), **NAMED)
+
+
+@settings(deadline=None, max_examples=60)
+@given(items, st.integers(4, 24), st.sampled_from(["longest", "max_length"]))
+def test_tokens_are_the_librarys_own(batch, max_length, padding):
+    first = [item if isinstance(item, str) else item[0] for item in batch]
+    second = None if isinstance(batch[0], str) else [item[1] for item in batch]
+    expected = LIBRARY(
+        first,
+        second,
+        truncation=True,
+        max_length=max_length,
+        padding=padding,
+        return_tensors="pt",
+        return_token_type_ids=True,
+    )
+
+    found = encode_texts(batch, tokenization(max_length=max_length, padding=padding))
+
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+        assert tensor.dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-roberta-plain"])
+def test_a_saved_folder_reads_as_the_library_reads_it(tmp_path, name):
+    save_text_model(next(v for v in VARIANTS if str(v) == name), tmp_path)
+    how = open_model(str(tmp_path)).header.preprocess
+    library = AutoTokenizer.from_pretrained(tmp_path)
+    pairs = [("the cat sat", "on a mat"), ("the " * 9, "cat " * 20), ("", "dog")]
+    singles = ["the cat sat on the mat", "", "mat " * 40]
+
+    for batch, columns in ((singles, (singles,)), (pairs, tuple(map(list, zip(*pairs, strict=True))))):
+        expected = library(*columns, truncation=True, max_length=12, padding=True, return_tensors="pt",
+                           return_token_type_ids="token_type_ids" in how.names)  # fmt: skip
+        found = encode_texts(batch, how.model_copy(update={"max_length": 12}))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(x, expected[n]) for n, x in found.items() if n != "input_ids")
+        kept = found["attention_mask"].bool()
+        assert torch.equal(found["input_ids"][kept], expected["input_ids"][kept])
+
+
+def test_only_what_the_model_takes_is_given():
+    found = encode_texts(["the film"], tokenization(names=("attention_mask",)))
+
+    assert list(found) == ["input_ids", "attention_mask"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(items, st.randoms())
+def test_a_texts_tokens_hang_on_no_other_text(batch, draw):
+    whole = tokenize(batch, tokenization())
+    order = list(range(len(batch)))
+    draw.shuffle(order)
+    shuffled = tokenize([batch[i] for i in order], tokenization())
+
+    for place, i in enumerate(order):
+        alone = whole.batch(torch.tensor([i]))
+        assert all(torch.equal(x, alone[n]) for n, x in shuffled.batch(torch.tensor([place])).items())
+
+
+@settings(deadline=None, max_examples=40)
+@given(items, st.integers(1, 9))
+def test_batches_hold_every_text_once_and_pad_no_more_than_they_must(batch, batch_size):
+    tokens = tokenize(batch, tokenization())
+    batches = TokenBatches.of(tokens, range(len(batch)), indices=range(len(batch)), batch_size=batch_size)
+    found = list(batches)
+
+    assert sorted(torch.cat([b.indices for b in found]).tolist()) == list(range(len(batch)))
+    for one, again in zip(found, batches, strict=True):
+        assert torch.equal(one.labels, one.indices)
+        assert torch.equal(one.indices, again.indices)
+        assert one.inputs["input_ids"].shape[1] == tokens.lengths[one.indices].max()
+    lengths = torch.cat([tokens.lengths[b.indices] for b in found])
+    assert torch.equal(lengths, lengths.sort(descending=True).values)
+
+
+def test_texts_of_one_length_keep_their_order():
+    tokens = tokenize(["the film"] * 5, tokenization())
+    batches = TokenBatches.of(tokens, None, indices=(3, 1, 4), batch_size=2)
+
+    assert [b.indices.tolist() for b in batches] == [[3, 1], [4]]
+    assert all(b.labels is None for b in batches)
+    assert list(TokenBatches.of(tokens, None, indices=(), batch_size=2)) == []
+
+
+def test_more_texts_than_are_tokenised_at_once(monkeypatch):
+    many = [" ".join(["very"] * (i % 7)) for i in range(50)]
+    whole = encode_texts(many, tokenization())
+    monkeypatch.setattr("hydractl.data.tokenize.CHUNK", 8)
+
+    assert all(torch.equal(x, whole[name]) for name, x in encode_texts(many, tokenization()).items())
+
+
+def test_a_model_without_a_tokenizer():
+    with pytest.raises(CheckpointError, match="the model: is a text model without a tokenizer") as caught:
+        tokenize(["a"], tokenization(tokenizer=None))
+    assert "tokenizer=PATH/tokenizer.json" in caught.value.hint
+
+
+def test_a_tokenizer_that_is_none():
+    with pytest.raises(CheckpointError, match="the model's tokenizer cannot be read: "):
+        tokenize(["a"], tokenization(tokenizer="{}"))
+
+
+@pytest.mark.parametrize(("batch", "special", "hint"), [(["a"], 2, 5), ([("a", "b")], 3, 7)])
+def test_no_room_beside_special_tokens(batch, special, hint):
+    with pytest.raises(
+        UsageError, match=f"{special} tokens leave no room for a text: {special} are"
+    ) as caught:
+        tokenize(batch, tokenization(max_length=special))
+    assert f"`--max-length {hint}`" in caught.value.hint
+    assert tokenize(batch, tokenization(max_length=hint)).lengths.tolist() == [2 * special - 1]
+
+
+def test_another_models_tokenizer():
+    with pytest.raises(CheckpointError, match="gave token 15, but the model knows tokens 0 to 9") as caught:
+        tokenize(["the poor"], tokenization(vocab_size=10))
+    assert "vocab_size=" in caught.value.hint
+
+
+def test_a_text_without_a_token():
+    from tokenizers import Tokenizer, models
+
+    bare = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")).to_str()  # noqa: S106 - as above
+
+    with pytest.raises(DataError, match="reviews: text 1 holds no token"):
+        tokenize(["a", ""], tokenization(tokenizer=bare), where="reviews")
