@@ -16,6 +16,7 @@ test: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m hydractl.cli.completion --check
+	$(BIN)/python -m hydractl.cli.supported --check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 completions: $(STAMP)

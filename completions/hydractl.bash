@@ -48,7 +48,7 @@ _hydractl() {
             _hydractl_words 'circuit taylor magnitude random'
             ;;
         --data | --ood)
-            _hydractl_words 'digits photos noise'
+            _hydractl_words 'digits shapes photos noise reviews manual letters'
             _hydractl_files ''
             ;;
         --limit | --max-length | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size)
@@ -101,7 +101,7 @@ _hydractl() {
     finetune)
         case $prev in
         --data | --val)
-            _hydractl_words 'digits photos noise'
+            _hydractl_words 'digits shapes photos noise reviews manual letters'
             _hydractl_files ''
             ;;
         -o | --out)
@@ -157,10 +157,10 @@ _hydractl() {
     eval)
         case $prev in
         --data)
-            _hydractl_words 'digits photos noise'
+            _hydractl_words 'digits shapes photos noise reviews manual letters'
             _hydractl_files ''
             ;;
-        --near | --far | --compare | --name | --metrics | --bootstrap | --fail-if | --max-length | --batch-size | --classes | --template | --arch | --seed)
+        --near | --far | --compare | --temperature | --name | --metrics | --bootstrap | --fail-if | --max-length | --batch-size | --classes | --template | --arch | --seed)
             : # any text
             ;;
         -o | --out | --save-predictions)
@@ -174,7 +174,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --name --metrics --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --name --metrics --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -222,6 +222,9 @@ _hydractl() {
         ;;
     demo)
         case $prev in
+        --task)
+            _hydractl_words 'digits text zero-shot'
+            ;;
         -o | --out)
             _hydractl_files ''
             ;;
@@ -229,7 +232,7 @@ _hydractl() {
             : # any text
             ;;
         *)
-            _hydractl_words '-o --out --seed --force --json -q --quiet -h --help'
+            _hydractl_words '--task -o --out --seed --force --json -q --quiet -h --help'
             ;;
         esac
         ;;

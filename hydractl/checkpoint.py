@@ -391,7 +391,7 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
             if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
                 raise CheckpointError(
                     f"{where}: is not a safetensors file, or is cut off: {size} bytes cannot hold its header",
-                    hint="copy or download it again; a `.pth` or `.bin` file is a pickle, which hydractl does not read",
+                    hint="copy or download it again; a `.pth` or `.bin` file is for `hydractl import`",
                 )
             text = file.read(length)
     except FileNotFoundError as error:

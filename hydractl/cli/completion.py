@@ -15,6 +15,7 @@ import typer.core
 from hydractl.cli.app import command_tree
 from hydractl.cli.helptext import unescaped
 from hydractl.cli.shells import Command, Option, Value, bash_script, fish_script, zsh_script
+from hydractl.data.reference import BUILT_IN
 from hydractl.runtime import DTYPES
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ VALUES = {
     "WEIGHTS": Value(files=True, suffixes=("pth", "pt", "bin", "ckpt", "tar", "safetensors", "json")),
     "JSON": Value(files=True, suffixes=("json",)),
     "PATH": Value(files=True),
-    "DATA[::K=V,...]": Value(words=("digits", "photos", "noise"), files=True),
+    "DATA[::K=V,...]": Value(words=BUILT_IN, files=True),
     "DEVICE": Value(words=("auto", "cpu", "cuda", "mps")),
     "DTYPE": Value(words=tuple(sorted(DTYPES))),
 }

@@ -57,7 +57,7 @@ def _interval(report: Report) -> str:
     """Say how sure an accuracy is: the widest interval of all rows."""
     values = [row.values["accuracy"] for row in report.rows]
     halves = [(v.high - v.low) / 2 for v in values if v.low is not None and v.high is not None]
-    sentence = f"The test set has n = {values[0].count} images"
+    sentence = f"The test set has n = {values[0].count} samples"
     if not halves:
         return f"{sentence}."
     return (

@@ -27,8 +27,8 @@ REVIEWS = Experiment(
     ood_val="reviews::domain=gadgets",
     near=("restaurants=reviews::domain=restaurants", "hotels=reviews::domain=hotels"),
     far=("manual=manual::limit=300", "letters=letters::limit=300"),
-    training=("--optimizer", "adamw", "--lr", "1e-3", "--epochs", "12", "--batch-size", "64"),
-    fine_tuning=("--optimizer", "adamw", "--lr", "3e-4", "--epochs", "3", "--batch-size", "64"),
+    training=("--optimizer", "adamw", "--lr", "2e-3", "--epochs", "8", "--batch-size", "64"),
+    fine_tuning=("--optimizer", "adamw", "--lr", "2e-4", "--epochs", "2", "--batch-size", "64"),
     removed=8,
     pool=16,
     kept=5,
@@ -50,7 +50,7 @@ def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
     del seed
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    from hydractl.errors import OutputError
+    from hydractl.publish import publish_text
 
     ids = {word: i for i, word in enumerate(vocabulary())}
     made = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
@@ -62,10 +62,7 @@ def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
         special_tokens=[(word, ids[word]) for word in (FIRST, LAST)],
     )
     path = out / TOKENIZER
-    try:
-        path.write_text(made.to_str(pretty=True), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    publish_text(path, made.to_str(pretty=True))
     say(f"Wrote {path}: the {len(ids)} tokens of reviews of films; other words are spelt")
 
 

@@ -38,6 +38,7 @@ COUNTS = {"parameters", "macs"}
 TIMES = {"latency_ms", "latency_batch_ms"}
 ID_COLUMNS = {"accuracy": "Acc", "brier": "Brier", "nll": "NLL", "ece": "ECE", "adaptive_ece": "aECE"}
 OOD_COLUMNS = {"auroc": "AUROC", "fpr95": "FPR95", "aupr": "AUPR"}
+TEMPERATURE = "temperature"
 COST_COLUMNS = {"parameters": "Params", "macs": "MACs", "latency_ms": "Latency"}
 MEMBER_COLUMNS = {"mutual_information": "MI", "disagreement": "DI"}
 
@@ -64,6 +65,15 @@ def evaluate(
         typer.Option(
             "--compare", metavar="NAME=MODEL[,MODEL...]", help="One more row: a model, or an ensemble of several.",
             rich_help_panel=TABLE,
+        ),
+    ] = None,
+    temperature: Annotated[
+        str | None,
+        typer.Option(
+            "--temperature", metavar="DATA|NUMBER",
+            help="Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. "
+            "Or the number.",
+            rich_help_panel=DATA, show_default=False,
         ),
     ] = None,
     name: Annotated[
@@ -94,7 +104,8 @@ def evaluate(
     save_predictions: Annotated[
         Path | None,
         typer.Option(
-            "--save-predictions", metavar="PATH", help="Keep all predictions (safetensors).", show_default=False
+            "--save-predictions", metavar="PATH",
+            help="Keep all log-probabilities (safetensors), scaled by `--temperature`.", show_default=False,
         ),
     ] = None,
     max_length: MaxLengthOpt = None,
@@ -113,11 +124,12 @@ def evaluate(
 
     A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`.
 
-    Metrics: accuracy, brier, nll, ece, adaptive_ece; of members mutual_information, disagreement, entropy; with OOD data auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid; costs parameters, macs, latency_ms, latency_batch_ms.
+    Metrics: accuracy, brier, nll, ece, adaptive_ece; of members mutual_information, disagreement, entropy; with OOD data auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid; the temperature if there is one; costs parameters, macs, latency_ms, latency_batch_ms.
 
     Examples:
       hydractl eval hydra.st --data digits::split=test,classes=0-6
       hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --fail-if 'auroc[near]<0.9' -o report.json
+      hydractl eval hydra.st --data digits::split=test --temperature digits::split=val --compare base.st
       hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
       hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'
@@ -127,14 +139,15 @@ def evaluate(
     from hydractl.stages.classes import Naming
     from hydractl.stages.condition import Condition
     from hydractl.stages.evaluate import EvalConfig, run_eval
-    from hydractl.stages.evaluate_refs import NamedData, NamedModels
+    from hydractl.stages.evaluate_refs import NamedData, NamedModels, parse_temperature
 
     config = EvalConfig(
         model=model, data=DataRef.parse(data), near=tuple(map(NamedData.parse, near or ())),
         far=tuple(map(NamedData.parse, far or ())), compare=tuple(map(NamedModels.parse, compare or ())),
         name=name, arch=arch, metrics=None if metrics is None else tuple(metrics.split(",")),
         fail_if=tuple(map(Condition.parse, fail_if or ())), out=out, save_predictions=save_predictions,
-        naming=Naming.parse(classes, template), max_length=max_length, batch_size=batch_size, device=device, dtype=dtype, latency=latency, bootstrap=bootstrap, seed=seed, force=force,
+        naming=Naming.parse(classes, template), max_length=max_length, batch_size=batch_size, device=device, dtype=dtype,
+        temperature=None if temperature is None else parse_temperature(temperature), latency=latency, bootstrap=bootstrap, seed=seed, force=force,
     )  # fmt: skip
     report = run_eval(config, terminal.progress())
     if json and terminal.speaks:
@@ -161,6 +174,8 @@ def render(document: Report, out: Console) -> None:
     tested = document.data.get("id")
     if tested is not None:
         line(out, f"{_samples(tested, ': ')}{_notes(document, sets)}")
+    if any(TEMPERATURE in row.values for row in document.rows):
+        line(out, _scaling(document))
     for kind, names in (("near", document.near), ("far", document.far)):
         for name in names:
             out.print(_ood_table(document, name, kind))
@@ -184,6 +199,13 @@ def _notes(document: Report, sets: int) -> str:
     return (means if ranked and sets > 1 else "") + (f". {_listed(shares)} in %" if shares else "")
 
 
+def _scaling(document: Report) -> str:
+    """Return where the temperatures are from."""
+    fitted_on = document.data.get(TEMPERATURE) if TEMPERATURE not in document.options else None
+    source = "as given" if fitted_on is None else f"fitted on {_samples(fitted_on, ', ')}"
+    return f"Logits are divided by T, {source}"
+
+
 def _samples(data: Fingerprint, between: str) -> str:
     return data.reference + ("" if data.count is None else between + counted(data.count, "sample"))
 
@@ -197,7 +219,7 @@ def _has_members(document: Report) -> bool:
 
 
 def _main_table(document: Report) -> object:
-    chosen = {**ID_COLUMNS, **OOD_COLUMNS, **COST_COLUMNS}
+    chosen = {TEMPERATURE: "T", **ID_COLUMNS, **OOD_COLUMNS, **COST_COLUMNS}
     known = [m for m in chosen if any(_number(row, m) is not None for row in document.rows)]
     batch = document.options.get("batch_size")
     heads = [chosen[m] for m in known]

@@ -92,7 +92,7 @@ def _open_images(ref: DataRef, progress: Progress) -> Items:
         case SourceKind.REVIEWS | SourceKind.MANUAL | SourceKind.LETTERS:
             raise DataError(
                 f"{ref.kind.value} are texts, and the model reads images",
-                hint="images are `digits`, a folder with one sub-folder a class, a table, or `hf:org/name`",
+                hint="images are `digits`, `shapes`, a folder with one sub-folder a class, a table, or `hf:org/name`",
             )
         case _:
             assert_never(ref.kind)
@@ -104,12 +104,12 @@ def _open_texts(ref: DataRef, progress: Progress) -> Items:
         case SourceKind.DIGITS | SourceKind.SHAPES | SourceKind.PHOTOS | SourceKind.NOISE:
             raise DataError(
                 f"{ref.kind.value} are images, and the model reads texts",
-                hint="texts come from a .jsonl, .csv or .parquet file, a folder of .txt files, or `hf:org/name`",
+                hint="texts are `reviews`, or come from a .jsonl, .csv or .parquet file, a folder of .txt files, or `hf:org/name`",
             )
         case SourceKind.REVIEWS:
             return open_reviews(ref)
         case SourceKind.MANUAL:
-            return open_manual(ref)
+            return open_manual()
         case SourceKind.LETTERS:
             return open_letters(ref)
         case SourceKind.FOLDER:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.images import ImageSet, check_header, decode, read_bytes
 from hydractl.data.items import Content
-from hydractl.data.reference import SOURCES_HINT, did_you_mean
+from hydractl.data.reference import BUILT_IN, SOURCES_HINT, did_you_mean
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ IMAGE_FILES = FileKind(
     frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"}),
 )
 TEXT_FILES = FileKind(Content.TEXTS, frozenset({".txt"}))
-BUILTIN = ("digits", "photos", "noise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +148,7 @@ def _root(ref: DataRef) -> Path:
     root = Path(ref.source)
     if not root.exists():
         raise DataError(
-            f"{ref.source}: no such folder or file", hint=did_you_mean(ref.source, BUILTIN) or SOURCES_HINT
+            f"{ref.source}: no such folder or file", hint=did_you_mean(ref.source, BUILT_IN) or SOURCES_HINT
         )
     if not root.is_dir():
         raise DataError(f"{ref.source}: is neither a folder nor a data file", hint=SOURCES_HINT)

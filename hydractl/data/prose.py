@@ -13,6 +13,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from hydractl.data.reference import did_you_mean
 from hydractl.data.texts import TextSet
 from hydractl.errors import DataError
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 SPLITS: Mapping[str, int] = MappingProxyType({"train": 8000, "val": 600, "test": 1000})
 CLASSES = ("negative", "positive")
-DEFAULT_LIMIT = 600
+OF_A_DOMAIN = 600
+LETTERS = 600
 NOISE = 1 / 30
 
 GOOD = {
@@ -81,7 +83,10 @@ def open_reviews(ref: DataRef) -> TextSet:
     """
     domain = ref.domain or FILMS
     if domain not in DOMAINS:
-        raise DataError(f"`reviews` has no domain `{domain}`; it has {', '.join(DOMAINS)}")
+        raise DataError(
+            f"`reviews` has no domain `{domain}`; it has {', '.join(DOMAINS)}",
+            hint=did_you_mean(domain, DOMAINS),
+        )
     if ref.split is not None and (domain != FILMS or ref.split not in SPLITS):
         raise DataError(
             f"`reviews` of {domain} has no split `{ref.split}`",
@@ -91,7 +96,7 @@ def open_reviews(ref: DataRef) -> TextSet:
     drawn = [
         review(domain, split, index)
         for split in splits
-        for index in range(SPLITS[split] if split else ref.limit or DEFAULT_LIMIT)
+        for index in range(SPLITS[split] if split else OF_A_DOMAIN)
     ]
     return TextSet(
         texts=tuple(text for text, _ in drawn),
@@ -101,9 +106,13 @@ def open_reviews(ref: DataRef) -> TextSet:
     )
 
 
-def open_manual(ref: DataRef) -> TextSet:
-    """Return sentences of the language reference that Python ships (`pydoc_data.topics`), without labels."""
-    return TextSet(texts=_manual()[: ref.limit or DEFAULT_LIMIT], name="manual")
+def open_manual() -> TextSet:
+    """Return sentences of the language reference that Python ships, without labels; each Python has its own.
+
+    Raises:
+        DataError: If this Python came without it.
+    """
+    return TextSet(texts=_manual(), name="manual")
 
 
 def open_letters(ref: DataRef) -> TextSet:
@@ -114,7 +123,7 @@ def open_letters(ref: DataRef) -> TextSet:
     def word() -> str:
         return "".join(_pick(draw, alphabet) for _ in range(2 + int(draw.random() * 8)))
 
-    count = ref.limit or DEFAULT_LIMIT
+    count = ref.limit or LETTERS
     texts = tuple(" ".join(word() for _ in range(5 + int(draw.random() * 12))) for _ in range(count))
     return TextSet(texts=texts, name="letters")
 
@@ -174,10 +183,16 @@ def _pick(draw: random.Random, options: Sequence[str]) -> str:
 
 @lru_cache(maxsize=1)
 def _manual() -> tuple[str, ...]:
-    from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte that few need
-
+    try:
+        from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte that few need
+    except ImportError as error:
+        raise DataError(
+            "`manual`: this Python came without its language reference (`pydoc_data.topics`)",
+            hint="use `letters`, or texts of your own",
+        ) from error
     sentences: list[str] = []
     for name in sorted(topics):
         prose = re.sub(r"\s+", " ", re.sub(r"[*\"`]", "", topics[name]))
         sentences += [s.strip() for s in re.split(r"(?<=[a-z]\.) ", prose)]
-    return tuple(s for s in sentences if 30 <= len(s) <= 200 and re.fullmatch(r"[A-Z][A-Za-z ,;'()-]*\.", s))
+    whole = (s for s in sentences if 30 <= len(s) <= 200 and re.fullmatch(r"[A-Z][A-Za-z ,;'()-]*\.", s))
+    return tuple(dict.fromkeys(whole))  # topics overlap

@@ -43,6 +43,8 @@ class SourceKind(Enum):
 
 BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.SHAPES, SourceKind.PHOTOS, SourceKind.NOISE)
 BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.MANUAL, SourceKind.LETTERS)
+BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
+"""What the built-in sources are called."""
 _COLUMNS = frozenset({"image", "label", "text"})
 _SELECTION = frozenset({"classes", "limit"})
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
@@ -66,7 +68,7 @@ class DataRef:
     """A parsed DATA argument.
 
     Attributes:
-        source: `digits`, `shapes`, `photos`, `noise`, a path, or `hf:org/name[@revision]`.
+        source: A built-in source's name, a path, or `hf:org/name[@revision]`.
         split: A part of the source: `train`, `val`, `test`, or a name that the source knows.
         config: Which configuration of a Hub data set.
         classes: Class names, numbers or inclusive ranges of numbers (`0-6`) to keep.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Colour = tuple[int, int, int]
 
 SIZE = 24
-SPLITS: Mapping[str, int] = MappingProxyType({"train": 4800, "val": 720, "test": 960})
+SPLITS: Mapping[str, int] = MappingProxyType({"train": 9600, "val": 720, "test": 960})
 NOVEL_COUNT = 720
 COLOURS: Mapping[str, Colour] = MappingProxyType(
     {
@@ -37,7 +37,10 @@ COLOURS: Mapping[str, Colour] = MappingProxyType(
         "blue": (55, 90, 200), "purple": (145, 65, 170),
     }
 )  # fmt: skip
+GROUND = (110, 110, 110)
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
+TILT = math.pi / 9
+"""How far a shape may be turned, in radians."""
 KNOWN, NOVEL = "known", "novel"
 
 
@@ -61,7 +64,6 @@ class ShapeSet(ImageSet):
     """Coloured shapes, class after class.
 
     Attributes:
-        domain: `known` or `novel`.
         splits: For each image the split it belongs to; empty strings where there are none.
         places: For each image its number within its split and class.
         class_names: As in every set.
@@ -69,7 +71,6 @@ class ShapeSet(ImageSet):
         name: As in every set.
     """
 
-    domain: str
     splits: tuple[str, ...]
     places: tuple[int, ...]
     class_names: tuple[str, ...]
@@ -111,7 +112,6 @@ def open_shapes(ref: DataRef) -> ShapeSet:
         for place in range(counts[split] // len(names))
     ]
     return ShapeSet(
-        domain=domain,
         splits=tuple(split for _, split, _ in drawn),
         places=tuple(place for _, _, place in drawn),
         class_names=names,
@@ -124,24 +124,24 @@ def draw(label: str, *, seed: str) -> Image.Image:
     """Return a 24 x 24 image of `COLOUR SHAPE`, a function of the arguments alone."""
     colour, _, shape = label.partition(" ")
     chance = random.Random(f"shape-{label}-{seed}")  # noqa: S311 - reproducible, not secret
-    image = Image.new("RGB", (SIZE, SIZE), _tinted(chance, (110, 110, 110), 60))
+    image = Image.new("RGB", (SIZE, SIZE), _tinted(chance, GROUND, 45))
     brush = ImageDraw.Draw(image)
-    for _ in range(1 + int(3 * chance.random())):
+    for _ in range(1 + int(2 * chance.random())):
         _mark(chance, brush)
-    radius = _between(chance, 4.0, 8.5)
+    radius = _between(chance, 6.0, 10.5)
     centre = (_between(chance, radius, SIZE - radius), _between(chance, radius, SIZE - radius))
     _shape(
         brush,
         shape,
         centre,
         radius,
-        angle=_between(chance, 0, math.tau),
-        fill=_tinted(chance, COLOURS[colour], 40),
+        angle=_between(chance, -TILT, TILT),
+        fill=_tinted(chance, COLOURS[colour], 35),
     )
-    if chance.random() < 0.4:
+    if chance.random() < 0.25:
         x, y = centre
         _bar(chance, brush, (x + _between(chance, -radius, radius), y + _between(chance, -radius, radius)))
-    return _noisy(image, seed=f"{label}-{seed}", spread=_between(chance, 6, 30))
+    return _noisy(image, seed=f"{label}-{seed}", spread=_between(chance, 4, 20))
 
 
 def _shape(
@@ -155,11 +155,11 @@ def _shape(
         case "ring":
             brush.ellipse(box, outline=fill, width=max(2, round(radius / 3)))
         case "square":
-            brush.polygon(_corners(centre, [radius] * 4, angle), fill=fill)
+            brush.polygon(_corners(centre, [radius] * 4, angle + math.pi / 4), fill=fill)
         case "triangle":
-            brush.polygon(_corners(centre, [radius] * 3, angle), fill=fill)
+            brush.polygon(_corners(centre, [radius] * 3, angle - math.pi / 2), fill=fill)
         case "star":
-            brush.polygon(_corners(centre, [radius, radius * 0.42] * 5, angle), fill=fill)
+            brush.polygon(_corners(centre, [radius, radius * 0.42] * 5, angle - math.pi / 2), fill=fill)
         case "cross":
             for turn in (0, math.pi / 2):
                 dx, dy = radius * math.cos(angle + turn), radius * math.sin(angle + turn)
@@ -193,7 +193,7 @@ def _bar(chance: random.Random, brush: ImageDraw.ImageDraw, centre: Point) -> No
     (x, y), angle = centre, _between(chance, 0, math.pi)
     dx, dy = SIZE * math.cos(angle), SIZE * math.sin(angle)
     width = 2 + int(2 * chance.random())
-    brush.line((x - dx, y - dy, x + dx, y + dy), fill=_tinted(chance, (110, 110, 110), 60), width=width)
+    brush.line((x - dx, y - dy, x + dx, y + dy), fill=_tinted(chance, GROUND, 45), width=width)
 
 
 def _noisy(image: Image.Image, *, seed: str, spread: float) -> Image.Image:

@@ -81,6 +81,8 @@ class Family:
     Attributes:
         name: As stored in checkpoints.
         library: The distribution whose version matters.
+        covers: Which classes or architectures, for a table.
+        refuses: What of them is refused and why, for a table; empty where nothing is.
         towers: Layout of each tower.
         read_config: Turn the `config.json` of a library's folder, and what lies beside it, into an architecture, its
             preprocessing and its labels.
@@ -95,6 +97,8 @@ class Family:
 
     name: str
     library: str
+    covers: str
+    refuses: str
     towers: Mapping[str, TowerLayout]
     matches: Callable[[Mapping[str, object]], bool]
     claims: Callable[[str], bool]

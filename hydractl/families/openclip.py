@@ -73,7 +73,7 @@ def _layout(
     )
 
 
-def _family(name: str, *, text: str, claims: bool) -> Family:
+def _family(name: str, *, text: str, claims: bool, covers: str, refuses: str) -> Family:
     layouts, custom = _layouts(text), bool(text)
 
     def matches(config: Mapping[str, object]) -> bool:
@@ -98,6 +98,8 @@ def _family(name: str, *, text: str, claims: bool) -> Family:
     return Family(
         name=name,
         library=configs.DISTRIBUTION,
+        covers=covers,
+        refuses=refuses,
         towers=layouts,
         matches=matches,
         claims=lambda asked: claims and (asked == configs.ANY or asked.startswith(configs.PREFIX)),
@@ -231,5 +233,18 @@ def _images(size: tuple[int, int], given: Mapping[str, Any]) -> Preprocess:
         raise UnsupportedModelError(f"its preprocessing has no usable mean and std: {error}") from error
 
 
-OPENCLIP = _family(FAMILY, text="", claims=True)
-OPENCLIP_CUSTOM_TEXT = _family(CUSTOM_FAMILY, text="text.", claims=False)
+OPENCLIP = _family(
+    FAMILY,
+    text="",
+    claims=True,
+    covers="`CLIP` with open_clip's own towers, zero-shot: ViT-B-32, ViT-L-14, CLIPA, ...",
+    refuses="CoCa: a third stack of blocks; ResNets: no heads; towers of timm or transformers; scales and norms that "
+    "span the heads; text towers with a class token; poolings with several answers",
+)
+OPENCLIP_CUSTOM_TEXT = _family(
+    CUSTOM_FAMILY,
+    text="text.",
+    claims=False,
+    covers="`CustomTextCLIP` with open_clip's own towers, zero-shot",
+    refuses=f"as `{FAMILY}`",
+)

@@ -107,6 +107,8 @@ def _apart(part: str) -> tuple[HeadTensor, HeadTensor]:
 TIMM_EVA = family_of_kind(
     Kind(
         name="timm-eva",
+        covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
+        refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
         layout=TowerLayout(
             block="blocks.{layer}.",
             heads=(

@@ -41,6 +41,8 @@ class Kind:
 
     Attributes:
         name: The family's.
+        covers: See `Family`.
+        refuses: See `Family`.
         layout: Where heads and MLPs lie.
         claims: Whether an architecture name is of this family.
         refusal: Why heads cannot be cut out of a library model, or None if they can.
@@ -50,6 +52,8 @@ class Kind:
     """
 
     name: str
+    covers: str
+    refuses: str
     layout: TowerLayout
     claims: Callable[[str], bool]
     refusal: Callable[[Any], str | None]
@@ -77,6 +81,8 @@ def family_of_kind(kind: Kind) -> Family:
     return Family(
         name=kind.name,
         library=LIBRARY,
+        covers=kind.covers,
+        refuses=kind.refuses,
         towers={TOWER: kind.layout},
         matches=lambda config: is_own_config(config) and kind.claims(str(config["architecture"])),
         claims=kind.claims,

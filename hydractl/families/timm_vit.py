@@ -61,6 +61,9 @@ def _wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - as above
 TIMM_VIT = family_of_kind(
     Kind(
         name="timm-vit",
+        covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
+        refuses="relative position biases: a row for each head; talking heads; parallel blocks; differential attention; "
+        "sub-LN: one norm over all heads",
         layout=TowerLayout(
             block="blocks.{layer}.",
             heads=(

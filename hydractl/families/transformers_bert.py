@@ -57,6 +57,8 @@ def _family(
     return family_of_kind(
         Kind(
             name=f"transformers-{prefix}",
+            covers=", ".join(f"`{name}`" for name in classes.values()),
+            refuses="decoders: their attention is causal",
             classes=classes,
             tower="text",
             layout=layout(prefix, head=head, readout=readout),

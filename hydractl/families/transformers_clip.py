@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
-from hydractl.families.transformers_library import adopted_state, blank, configured, random_state
+from hydractl.families.transformers_library import adopted_state, blank, checked, configured, random_state
 from hydractl.families.transformers_models import (
     LIBRARY,
     NOT_ARCHITECTURE,
@@ -22,7 +22,7 @@ from hydractl.families.transformers_models import (
 from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -67,6 +67,8 @@ class Pair:
         layouts: Of each tower.
         padding: How texts are padded.
         scalars: See `Family`.
+        refusal: Why the library cannot run a model with this configuration, or None.
+        refuses: See `Family`.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Pair:
     layouts: Mapping[str, TowerLayout]
     padding: str
     scalars: frozenset[str] = frozenset()
+    refusal: Callable[[Any], str | None] = lambda _: None
+    refuses: str = ""
 
 
 def _family(pair: Pair) -> Family:
@@ -87,7 +91,7 @@ def _family(pair: Pair) -> Family:
     def describe(name: str, options: Mapping[str, object]) -> Described:
         given = dict(options)
         tokenizer = given.pop("tokenizer", None)
-        config = configured(name, _nested(given))
+        config = checked(name, _nested(given))
         return _described(pair, config, None, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
 
     def read_config(config: Mapping[str, object], folder: Path) -> Described:
@@ -110,6 +114,8 @@ def _family(pair: Pair) -> Family:
     return Family(
         name=pair.name,
         library=LIBRARY,
+        covers=f"`{pair.model_class}`, both towers, zero-shot",
+        refuses=pair.refuses,
         towers=pair.layouts,
         matches=matches,
         claims=lambda name: name == pair.model_type,
@@ -139,6 +145,8 @@ def _described(
     *,
     tokenizer: Path | None,
 ) -> Described:
+    if reason := pair.refusal(config):
+        raise UnsupportedModelError(f"`{config.model_type}` is not supported here: {reason}")
     text, vision = config.text_config, config.vision_config
     kept = {k: v for k, v in config.to_dict().items() if k not in {*NOT_ARCHITECTURE, "model_type"}}
     for tower in ("text_config", "vision_config"):
@@ -159,12 +167,20 @@ def _described(
             num_classes=0,
         ),
         preprocess=_images(vision, folder),
-        prompting=Prompting(tokenization=_padded(how, pair.padding)),
+        prompting=Prompting(tokenization=_padded(how, pair.padding, folder)),
     )
 
 
-def _padded(how: Tokenization, padding: str) -> Tokenization:
-    return how.model_copy(update={"padding": padding})
+def _padded(how: Tokenization, padding: str, folder: Path | None) -> Tokenization:
+    """Return how texts are padded, and whether the model is told where; one that always sees as many tokens seldom is."""
+    told = padding == "longest" or (folder is not None and _tells_padding(folder))
+    return how.model_copy(update={"padding": padding, "names": how.names if told else ()})
+
+
+def _tells_padding(folder: Path) -> bool:
+    path = folder / "tokenizer_config.json"
+    says = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return "attention_mask" in says.get("model_input_names", ("attention_mask",))
 
 
 def _heads(config: Any) -> TowerHeads:  # noqa: ANN401 - as above
@@ -184,6 +200,13 @@ def _images(config: Any, folder: Path | None) -> Preprocess:  # noqa: ANN401 - a
     if size[0] not in {1, 3}:
         raise UnsupportedModelError(f"images of {size[0]} channels are not supported")
     return Preprocess(input_size=size, mean=(0.5,) * size[0], std=(0.5,) * size[0])
+
+
+def _incomparable(config: Any) -> str | None:  # noqa: ANN401 - as above
+    if not getattr(config.vision_config, "vision_use_head", True):
+        return "its image tower does not pool (vision_use_head)"
+    images, texts = config.vision_config.hidden_size, config.text_config.projection_size
+    return None if images == texts else f"it has embeddings of {images} numbers for images, {texts} for texts"
 
 
 CLIP = _family(
@@ -229,5 +252,7 @@ SIGLIP = _family(
             ),
         },
         padding="max_length",
+        refusal=_incomparable,
+        refuses="towers whose embeddings differ in width or are not pooled: the library cannot compare them",
     )
 )

@@ -133,10 +133,12 @@ class SiglipTextEmbed(Hosted):
     """Tokens and positions; all tokens look at all."""
 
     def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
-        """Return the stream of texts (B, T) and their padding mask."""
+        """Return the stream of texts (B, T) and their padding mask, if they have one: most were trained to see padding."""
         model: Any = self.host.text_model
-        mask = texts["attention_mask"].bool()[:, None, None, :]
-        return Stream(model.embeddings(input_ids=texts["input_ids"]), {"mask": mask})
+        tokens = model.embeddings(input_ids=texts["input_ids"])
+        if "attention_mask" not in texts:
+            return Stream(tokens)
+        return Stream(tokens, {"mask": texts["attention_mask"].bool()[:, None, None, :]})
 
 
 class SiglipTextReadout(Hosted):

@@ -51,6 +51,8 @@ def _refusal(config: Any) -> str | None:  # noqa: ANN401 - as above
 DEBERTA = family_of_kind(
     Kind(
         name="transformers-deberta",
+        covers="`DebertaV2ForSequenceClassification`: v2, v3",
+        refuses="`attention_head_size` other than the width divided by the heads",
         classes={"deberta-v2": "DebertaV2ForSequenceClassification"},
         tower="text",
         layout=LAYOUT,

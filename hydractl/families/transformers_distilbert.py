@@ -44,6 +44,7 @@ def _preprocess(config: Any, folder: Path | None) -> Tokenization:  # noqa: ANN4
 DISTILBERT = family_of_kind(
     Kind(
         name="transformers-distilbert",
+        covers="`DistilBertForSequenceClassification`",
         classes={"distilbert": "DistilBertForSequenceClassification"},
         tower="text",
         layout=LAYOUT,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
+import re
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
@@ -31,6 +35,36 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
     except Exception as error:  # whatever a configuration's validators raise, these options make no model
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedModelError(f"transformers cannot configure `{name}`: {reason}") from error
+
+
+def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
+    """Return the configuration that a user's options make; the library itself keeps unknown ones without a word.
+
+    Raises:
+        UnsupportedModelError: If an option is unknown, or the configuration does not take its value.
+    """
+    config = configured(name, options)
+    for part, given in (("", options), *((f"{t}.", options.get(f"{t}_config")) for t in ("text", "vision"))):
+        own = getattr(config, f"{part[:-1]}_config") if part and isinstance(given, dict) else config
+        known = {*type(own)().to_dict(), *own.attribute_map, "num_labels", *_undeclared(type(own))}
+        for key in given if isinstance(given, dict) else ():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                raise UnsupportedModelError(
+                    f"`{name}` has no option `{part}{key}`",
+                    hint=f"did you mean `{part}{near[0]}`?" if near else None,
+                )
+    return config
+
+
+def _undeclared(config: type) -> set[str]:
+    """Return the options that a configuration or its model looks for though it does not declare them."""
+    own = import_module(config.__module__)
+    model = import_module(config.__module__.replace("configuration_", "modeling_"))
+    return {
+        *re.findall(r'getattr\((?:self\.)?config, "(\w+)"', inspect.getsource(model)),
+        *re.findall(r'kwargs\.(?:pop|get)\("(\w+)"', inspect.getsource(own)),
+    }
 
 
 def blank(model_class: str, architecture: Architecture) -> Any:  # noqa: ANN401 - untyped

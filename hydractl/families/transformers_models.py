@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import Described, Family
-from hydractl.families.transformers_library import adopted_state, blank, configured, quiet, random_state
+from hydractl.families.transformers_library import (
+    adopted_state,
+    blank,
+    checked,
+    configured,
+    quiet,
+    random_state,
+)
 from hydractl.manifest import Architecture, Tokenization, TowerHeads
 
 if TYPE_CHECKING:
@@ -36,6 +43,8 @@ class Kind:
 
     Attributes:
         name: The family's.
+        covers: See `Family`.
+        refuses: See `Family`.
         classes: For each architecture name the class with a classifier. The name is a `model_type`, or, for another class
             of a type, that class's own.
         types: The `model_type` of names that are none.
@@ -48,6 +57,8 @@ class Kind:
     """
 
     name: str
+    covers: str
+    refuses: str = ""
     classes: Mapping[str, str]
     tower: str
     layout: TowerLayout
@@ -75,7 +86,7 @@ def family_of_kind(kind: Kind) -> Family:
     def describe(name: str, options: Mapping[str, object]) -> Described:
         given = dict(options)
         tokenizer = given.pop("tokenizer", None) if kind.tower == "text" else None
-        config = configured(kind.model_type(name), _unfolded(kind, given))
+        config = checked(kind.model_type(name), _unfolded(kind, given))
         found = _described(kind, name, config, None)
         if tokenizer is None:
             return found
@@ -95,6 +106,8 @@ def family_of_kind(kind: Kind) -> Family:
     return Family(
         name=kind.name,
         library=LIBRARY,
+        covers=kind.covers,
+        refuses=kind.refuses,
         towers={kind.tower: kind.layout},
         matches=lambda config: kind.name_of(config) is not None,
         claims=lambda name: name in kind.classes,

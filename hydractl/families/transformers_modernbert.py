@@ -56,6 +56,8 @@ def _refusal(config: Any) -> str | None:  # noqa: ANN401 - as above
 MODERNBERT = family_of_kind(
     Kind(
         name="transformers-modernbert",
+        covers="`ModernBertForSequenceClassification`",
+        refuses="rotary angles that change with the length of the batch",
         classes={"modernbert": "ModernBertForSequenceClassification"},
         tower="text",
         layout=LAYOUT,

@@ -57,6 +57,8 @@ def _refusal(config: Any) -> str | None:  # noqa: ANN401 - as above
 MPNET = family_of_kind(
     Kind(
         name="transformers-mpnet",
+        covers="`MPNetForSequenceClassification`",
+        refuses="fewer relative positions than the 32 that the library looks up",
         classes={"mpnet": "MPNetForSequenceClassification"},
         tower="text",
         layout=LAYOUT,

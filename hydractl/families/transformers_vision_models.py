@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from hydractl.families.transformers_models import Kept
     from hydractl.manifest import Preprocess
 
+OBLONG = "oblong images: the library resizes positions of squares only"
+REFUSES = {
+    "beit": f"relative position biases: a column for each head; {OBLONG}",
+    "dinov2": OBLONG,
+    "dinov2_with_registers": OBLONG,
+}
+
 
 def _family(
     name: str,
@@ -59,6 +66,8 @@ def _family(
     return family_of_kind(
         Kind(
             name=f"transformers-{title}",
+            covers=", ".join(f"`{name}`" for name in classes.values()),
+            refuses=REFUSES.get(name, ""),
             classes=classes,
             types=types or {},
             nested=nested,
@@ -106,9 +115,18 @@ DEIT = _family(
     types={DISTILLED: "deit"},
 )
 BEIT = _family(
-    "beit", title="beit", classes={"beit": "BeitForImageClassification"}, any_size=True, refusal=_relative
+    "beit",
+    title="beit",
+    classes={"beit": "BeitForImageClassification"},
+    any_size=True,
+    refusal=_relative,
 )
-DINOV2 = _family("dinov2", title="dinov2", classes={"dinov2": "Dinov2ForImageClassification"}, any_size=True)
+DINOV2 = _family(
+    "dinov2",
+    title="dinov2",
+    classes={"dinov2": "Dinov2ForImageClassification"},
+    any_size=True,
+)
 DINOV2_REGISTERS = _family(
     "dinov2_with_registers",
     title="dinov2-registers",

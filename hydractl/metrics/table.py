@@ -141,6 +141,14 @@ METRICS: Mapping[str, Metric] = _by_name(
         definition="Entropy of the members' mean prediction, mean over samples.",
     ),
     Metric(
+        name="temperature",
+        label="Temperature",
+        high=math.inf,
+        higher_is_better=None,
+        definition="What the logits of every member are divided by before its softmax, for all numbers of the "
+        "row: given, or the minimum of the NLL on the data set `temperature` (Guo et al. 2017).",
+    ),
+    Metric(
         name="parameters",
         label="Parameters",
         high=math.inf,

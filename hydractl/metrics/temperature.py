@@ -17,15 +17,16 @@ import torch
 from hydractl.metrics.checks import check_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
 LOWEST, HIGHEST = 0.05, 20.0
 TOLERANCE = 1e-6
 STARTS = 17
-CHUNK = 4096  # samples that are in float64 at once
+CHUNK = 2**19  # numbers that are in float64 at once
 
+DIMS = 3
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -54,7 +55,8 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
     if temperature == 1:
         return member_log_probs
     scaled = torch.empty_like(member_log_probs)
-    for whole, part in zip(scaled.split(CHUNK, 1), member_log_probs.split(CHUNK, 1), strict=True):
+    size = _samples(member_log_probs)
+    for whole, part in zip(scaled.split(size, 1), member_log_probs.split(size, 1), strict=True):
         whole.copy_((part.double() / temperature).log_softmax(-1))
     return scaled
 
@@ -69,7 +71,8 @@ def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float) -> 
     """
     members, count, _ = member_log_probs.shape
     total = 0.0
-    for part, own in zip(member_log_probs.split(CHUNK, 1), labels.split(CHUNK), strict=True):
+    size = _samples(member_log_probs)
+    for part, own in zip(member_log_probs.split(size, 1), labels.split(size), strict=True):
         logits = part.double() / temperature
         chosen = logits.gather(2, own.long().expand(members, -1)[..., None])[..., 0]
         total -= float((chosen - logits.logsumexp(2)).logsumexp(0).sum())
@@ -90,8 +93,10 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> Fitted:
     Raises:
         ValueError: If a shape is wrong or empty, a value is not finite or a label is out of range.
     """
-    if member_log_probs.ndim != 3 or member_log_probs.numel() == 0:
-        raise ValueError(f"predictions must have 3 non-empty axes, got shape {tuple(member_log_probs.shape)}")
+    if member_log_probs.ndim != DIMS or member_log_probs.numel() == 0:
+        raise ValueError(
+            f"predictions must have {DIMS} non-empty axes, got shape {tuple(member_log_probs.shape)}"
+        )
     if not bool(member_log_probs.isfinite().all()):
         raise ValueError("predictions must be finite")
     check_labels(labels, samples=member_log_probs.shape[1], classes=member_log_probs.shape[2])
@@ -106,5 +111,29 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> Fitted:
     refined = _golden_section(cost, max(start - width, low), min(start + width, high))
     costs = {0.0: cost(0.0), refined: cost(refined), start: costs[start]}  # the first of equals is taken
     best = min(costs, key=costs.__getitem__)
-    at_bound = min(best - low, high - best) < 2 * TOLERANCE
-    return Fitted(min(max(math.exp(best), LOWEST), HIGHEST), at_bound)
+    for bound in (LOWEST, HIGHEST):
+        if abs(best - math.log(bound)) < 2 * TOLERANCE:
+            return Fitted(bound, at_bound=True)
+    return Fitted(math.exp(best), at_bound=False)
+
+
+def _samples(member_log_probs: Tensor) -> int:
+    """Return how many samples make up a chunk."""
+    members, _, classes = member_log_probs.shape
+    return max(1, CHUNK // (members * classes))
+
+
+def _golden_section(cost: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function with one minimum between `low` and `high` has it, to `TOLERANCE` (Kiefer 1953)."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = cost(left), cost(right)
+    while high - low > TOLERANCE:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = cost(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = cost(right)
+    return (low + high) / 2

@@ -128,7 +128,9 @@ class Circuit:
         for name, asked in self.model.routed(inputs).items():
             found = self._held.get(name)
             if found is None:
-                found = tower_without_each(self.model.tower(name), asked)
+                tower = self.model.tower(name)
+                whole_only = name not in self.towers
+                found = (tower(asked).unsqueeze(0),) * 2 if whole_only else tower_without_each(tower, asked)
             if name in self.model.answer.fixed:
                 self._held[name] = found
             whole[name], without[name] = found

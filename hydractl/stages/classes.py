@@ -5,6 +5,7 @@ A class's embedding is the mean of its prompts' embeddings over the templates (R
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from hydractl.manifest import Tokenization
 
 DEFAULT_TEMPLATE = "A photo of a {label}."
+LEAST = 2
+"""As many classes as can be told apart."""
+SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +72,17 @@ class Naming:
         """Return what `--classes` (`a,b,c`, or a file with one name a line) and `--template` say.
 
         Raises:
-            UsageError: If the file cannot be read, a name is empty or twice there, or a template has no `{label}`.
+            UsageError: If the file cannot be read, there are fewer than two names, one is empty or stands twice, or a template
+                has no `{label}`.
         """
-        found: Sequence[str] = ()
-        if names is not None:
-            path = Path(names)
-            if path.is_file():
-                try:
-                    lines = path.read_text(encoding="utf-8").splitlines()
-                except (OSError, UnicodeDecodeError) as error:
-                    raise UsageError(f"{path}: cannot be read as a list of class names: {error}") from error
-                found = [line.strip() for line in lines if line.strip()]
-            else:
-                found = [name.strip() for name in names.split(",")]
-            Classes(names=tuple(found))
-        Classes(names=("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
-        return cls(names=tuple(found), templates=tuple(templates or ()))
+        found = () if names is None else _listed(names)
+        checked = Classes(names=found or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
+        if names is not None and len(checked.names) < LEAST:
+            raise UsageError(
+                f"`--classes {_short(names)}`: names one class only, and is no file with several",
+                hint="`--classes cat,dog`, or a file with one name a line",
+            )
+        return cls(names=found, templates=tuple(templates or ()))
 
     def classes(self, opened: OpenModel, *, data: Sequence[str] = ()) -> Classes | None:
         """Return the classes that a zero-shot model shall tell apart, or None if nothing names any.
@@ -106,12 +105,56 @@ class Naming:
         return Classes(names=names, templates=templates) if names else None
 
     def classes_of_all(self, models: Sequence[OpenModel], *, data: Sequence[str] = ()) -> Classes | None:
-        """Return the classes that the zero-shot ones of several models shall tell apart; see `classes`."""
+        """Return the classes that the zero-shot ones of several models shall tell apart; see `classes`.
+
+        Raises:
+            UsageError: As `classes`, and if a classifier among them has other classes of its own.
+        """
         zero_shot = [m for m in models if m.header.prompting is not None] or models
-        return self.classes(next((m for m in zero_shot if m.header.labels), zero_shot[0]), data=data)
+        own = next((m for m in models if m.header.prompting is None), None)
+        first = next((m for m in zero_shot if m.header.labels), zero_shot[0])
+        found = self.classes(first, data=(own.header.labels if own else ()) or data)
+        if found is not None and own is not None:
+            _check_own(own, found)
+        return found
+
+
+def _check_own(model: OpenModel, classes: Classes) -> None:
+    """Refuse a classifier that counts its own classes otherwise than a zero-shot model beside it."""
+    header = model.header
+    if header.num_classes != len(classes.names) or (header.labels and header.labels != classes.names):
+        raise UsageError(
+            f"{model.reference}: has {header.num_classes} classes of its own, which are not the {len(classes.names)} named",
+            hint="name its classes, in its order, or compare models of one task",
+        )
 
 
 NOTHING_NAMED = Naming()
+
+
+def _listed(names: str) -> tuple[str, ...]:
+    """Return names between commas, or the lines of a file that are not empty."""
+    path = Path(names)
+    try:
+        if not path.is_file():
+            return tuple(name.strip() for name in names.split(","))
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: cannot be read as a list of class names: it is not UTF-8 text") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # many names look like one very long path
+            return tuple(name.strip() for name in names.split(","))
+        raise UsageError(
+            f"{_short(names)}: cannot be read as a list of class names: {error.strerror}"
+        ) from error
+    found = tuple(line.strip() for line in lines if line.strip())
+    if not found:
+        raise UsageError(f"{path}: holds no class names", hint="one name a line")
+    return found
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
@@ -126,13 +169,13 @@ def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
 def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
     """Run the text towers once, so that a base, member or hydra answers about classes with its vision side alone.
 
-    A checkpoint that stores these classes has done so already.
+    A checkpoint that stores these classes has done so already, and a classifier beside it has classes of its own.
     """
     stored = opened.header.prompting
     same = (
         stored and classes and (opened.header.labels, stored.templates) == (classes.names, classes.templates)
     )
-    if classes is None or same:
+    if classes is None or stored is None or same:
         return
     from hydractl.families.zero_shot import settle_classes  # noqa: PLC0415 - as above
 

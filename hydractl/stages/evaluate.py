@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from hydractl import __version__
-from hydractl.data.batches import CACHE_BYTES
-from hydractl.data.inputs import content_of, open_items
-from hydractl.data.labels import align_labels
+from hydractl.data.inputs import content_of
 from hydractl.data.reference import SourceKind
-from hydractl.errors import CheckFailed, DataError, InputError
+from hydractl.errors import CheckFailed, InputError
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest import Fingerprint, Report, Row
 from hydractl.metrics.table import METRICS
@@ -26,8 +24,10 @@ from hydractl.stages.evaluate_config import EvalConfig
 from hydractl.stages.evaluate_cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate_metrics import LATENCIES
 from hydractl.stages.evaluate_refs import ID_NAME
+from hydractl.stages.evaluate_task import Task
+from hydractl.stages.evaluate_temperature import Scaling
 from hydractl.stages.measures import measure
-from hydractl.stages.predictions import Inputs, SavedPredictions, predict
+from hydractl.stages.predictions import SavedPredictions, predict
 from hydractl.stages.reading import open_reader
 from hydractl.stages.resampling import Resampling
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from hydractl.data.items import Items
     from hydractl.families.opening import OpenModel
-    from hydractl.stages.classes import Classes
+    from hydractl.manifest import Value
     from hydractl.stages.evaluate_refs import NamedModels
+    from hydractl.stages.predictions import Inputs
 
 __all__ = ["EvalConfig", "EvalReport", "run_eval"]
 
@@ -80,8 +80,8 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
     opened = _open_rows(config)
     _check_outputs(config, opened)
-    _check_alike([m for row in opened for m in row])
-    task = _Task.open(config, opened, progress)
+    _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
+    task = Task.open(config, opened, progress)
     rows, predictions = _measure_rows(config, opened, task, Machine(device, dtype), progress)
     document = _document(config, task, rows, device, opened)
     _publish(config, document, predictions)
@@ -96,44 +96,6 @@ class Machine(NamedTuple):
     dtype: torch.dtype | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """The data, ready for any row."""
-
-    inputs: dict[str, Inputs]
-    labels: Tensor
-    classes: Classes | None
-    fingerprints: dict[str, Fingerprint]
-
-    @classmethod
-    def open(cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], progress: Progress) -> _Task:
-        """Open all data sets and translate the labels.
-
-        Raises:
-            DataError: If a set cannot be used, the ID set has no labels, or they do not fit the models.
-        """
-        how = opened[0][0].header.preprocess
-        sets = {ID_NAME: open_items(config.data, how, progress=progress)}
-        sets |= {d.name: open_items(d.ref, how, progress=progress) for d in config.ood}
-        models = [m for row in opened for m in row]
-        classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)
-        labels = _aligned(sets[ID_NAME], models, classes, progress)
-        limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
-        progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
-        return cls(
-            inputs={
-                name: Inputs(found, batch_size=config.batch_size, limit_bytes=limit, name=name)
-                for name, found in sets.items()
-            },
-            labels=labels,
-            classes=classes,
-            fingerprints={
-                name: Fingerprint(reference=found.name, sha256=found.fingerprint(), count=len(found))
-                for name, found in sets.items()
-            },
-        )
-
-
 def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
     return [
         [
@@ -146,21 +108,26 @@ def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
 
 def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
     inputs = [path for row in opened for m in row for path in m.checkpoint.paths]
-    refs = [config.data, *(d.ref for d in config.ood)]
+    refs = [config.data, *(d.ref for d in config.ood), *filter(None, [config.heldout])]
     inputs += [Path(ref.source) for ref in refs if ref.kind is SourceKind.FILE]
     for path in (config.out, config.save_predictions):
         if path is not None:
             check_output(path, force=config.force, inputs=inputs)
 
 
-def _check_alike(models: Sequence[OpenModel]) -> None:
-    """Refuse models that answer different questions; one without class names may stand beside any other."""
+def _check_alike(models: Sequence[OpenModel], *, renamed: bool) -> None:
+    """Refuse models that answer different questions; one without class names may stand beside any other.
+
+    Where classes are named on the command line, what zero-shot models store of them does not count.
+    """
     first = models[0]
-    named = next((m for m in models if m.header.labels), first)
     for model in models[1:]:
         reads, wanted = content_of(model.header.preprocess), content_of(first.header.preprocess)
         if reads != wanted:
             raise InputError(f"{model.reference}: reads {reads}, {first.reference} reads {wanted}")
+    own = [m for m in models if not (renamed and m.header.prompting)]
+    named = next((m for m in own if m.header.labels), first)
+    for model in own:
         ours, theirs = model.header.num_classes, named.header.num_classes
         if ours != theirs and ours and theirs:
             raise InputError(
@@ -172,25 +139,10 @@ def _check_alike(models: Sequence[OpenModel]) -> None:
             )
 
 
-def _aligned(
-    dataset: Items, models: Sequence[OpenModel], asked: Classes | None, progress: Progress
-) -> Tensor:
-    if dataset.labels is None:
-        raise DataError(
-            f"{dataset.name}: has no labels, which `--data` needs",
-            hint="unlabelled data can be an OOD set: `--near NAME=DATA`",
-        )
-    names = asked.names if asked else next((m.header.labels for m in models if m.header.labels), ())
-    classes = len(names) if asked else models[0].header.num_classes
-    return torch.tensor(
-        align_labels(dataset.class_names, dataset.labels, names, num_classes=classes, progress=progress)
-    )
-
-
 def _measure_rows(
     config: EvalConfig,
     opened: Sequence[Sequence[OpenModel]],
-    task: _Task,
+    task: Task,
     machine: Machine,
     progress: Progress,
 ) -> tuple[list[Row], SavedPredictions]:
@@ -203,8 +155,16 @@ def _measure_rows(
         row = _load(models, machine)
         for model, opened_as in zip(row.models, models, strict=True):
             settle(model, opened_as, task.classes)
-        found = {name: _predict_row(row, models, inputs, progress) for name, inputs in task.inputs.items()}
-        rows.append(_row(config, named, models, found, task, row))
+        scaling = Scaling(temperature=config.given_temperature)
+        if task.heldout is not None:
+            held = _predict_row(row, models, task.heldout.inputs, progress)
+            scaling = Scaling.fit(held, task.heldout.labels, row=named.name, progress=progress)
+            del held
+        found = {
+            name: scaling(_predict_row(row, models, inputs, progress)) for name, inputs in task.inputs.items()
+        }
+        others = scaling.values | count_sizes(row, config.chosen)
+        rows.append(_row(config, named, models, found, task.labels, others))
         if config.save_predictions is not None:
             saved.log_probs[named.name] = found
         if timed:
@@ -241,12 +201,12 @@ def _row(
     named: NamedModels,
     models: Sequence[OpenModel],
     found: dict[str, Tensor],
-    task: _Task,
-    row: Loaded,
+    labels: Tensor,
+    others: dict[str, Value],
 ) -> Row:
     measured = measure(
         found[ID_NAME],
-        task.labels,
+        labels,
         {d.name: found[d.name] for d in config.ood},
         metrics=config.chosen,
         groups=config.groups,
@@ -256,7 +216,7 @@ def _row(
         name=named.name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
         members=found[ID_NAME].shape[0],
-        values=measured.values | count_sizes(row, config.chosen),
+        values=measured.values | others,
         ood=measured.ood,
         means=measured.means,
     )
@@ -264,7 +224,7 @@ def _row(
 
 def _document(
     config: EvalConfig,
-    task: _Task,
+    task: Task,
     rows: Sequence[Row],
     device: torch.device,
     opened: Sequence[Sequence[OpenModel]],
@@ -288,6 +248,7 @@ def _document(
             ),
             **({} if config.max_length is None else {"max_length": config.max_length}),
             "seed": config.seed,
+            **({} if config.given_temperature is None else {"temperature": config.given_temperature}),
         },
         checks=tuple(condition.check(rows[0]) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.stages.classes import NOTHING_NAMED, Naming
-from hydractl.stages.evaluate_metrics import DIVERSITY, RANKING, choose_metrics
+from hydractl.stages.evaluate_metrics import DIVERSITY, RANKING, TEMPERATURE, choose_metrics
 from hydractl.stages.evaluate_refs import NamedModels, check_distinct, model_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hydractl.data.reference import DataRef
     from hydractl.stages.condition import Condition
     from hydractl.stages.evaluate_refs import NamedData
+
+LEAST_GIVEN, MOST_GIVEN = 1e-3, 1e3  # beyond, float32 cannot hold what differs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class EvalConfig:
         max_length: Tokens of a text at most, no more than every model reads; None for as many as each reads.
         device: `auto`, `cpu`, `cuda[:N]` or `mps`.
         dtype: bf16, fp16 or fp32; None runs each model as it is stored.
+        temperature: What logits are divided by: a number, or a labelled split to fit one on for each row; None for 1.
         latency: Measure time too, which is never the same twice.
         bootstrap: Resamples for intervals; 0 makes none.
         seed: Of the resamples.
@@ -61,6 +64,7 @@ class EvalConfig:
     max_length: int | None = None
     device: str = "auto"
     dtype: str | None = None
+    temperature: DataRef | float | None = None
     latency: bool = True
     bootstrap: int = 200
     seed: int = 0
@@ -75,11 +79,40 @@ class EvalConfig:
             raise UsageError("`--batch-size` must be at least 1 and `--bootstrap` at least 0")
         if self.out is not None and self.out == self.save_predictions:
             raise UsageError("`-o` and `--save-predictions` name the same file")
+        self._check_temperature()
         chosen = self.chosen  # refuses what cannot be measured
         if self.ood and not {*RANKING, *DIVERSITY} & {*chosen}:
             raise UsageError("there are OOD data sets, but no chosen metric looks at them")
         for condition in self.fail_if:
             condition.check_measured(chosen, self.scopes)
+
+    def _check_temperature(self) -> None:
+        """Refuse a number that is no temperature, and an OOD set of the name that the split has in the report."""
+        if isinstance(self.temperature, int | float):
+            if not LEAST_GIVEN <= self.temperature <= MOST_GIVEN:
+                raise UsageError(
+                    f"`--temperature {self.temperature:g}`: a temperature lies between {LEAST_GIVEN:g} and {MOST_GIVEN:g}",
+                    hint="1 changes nothing; or name a labelled held-out split to fit it on",
+                )
+        elif self.temperature is not None and TEMPERATURE in [d.name for d in self.ood]:
+            raise UsageError(
+                f"an OOD data set cannot be called `{TEMPERATURE}` beside `--temperature`",
+                hint="call it something else: `--near NAME=DATA`",
+            )
+
+    @property
+    def heldout(self) -> DataRef | None:
+        """The split that temperatures are fitted on."""
+        return self.temperature if isinstance(self.temperature, DataRef) else None
+
+    @property
+    def given_temperature(self) -> float | None:
+        """The number that all rows' logits are divided by."""
+        return (
+            None
+            if self.temperature is None or isinstance(self.temperature, DataRef)
+            else float(self.temperature)
+        )
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:
@@ -106,4 +139,6 @@ class EvalConfig:
     @property
     def chosen(self) -> tuple[str, ...]:
         """The metrics to measure, in the order of reports."""
-        return choose_metrics(self.metrics, ood=bool(self.ood), latency=self.latency)
+        return choose_metrics(
+            self.metrics, ood=bool(self.ood), latency=self.latency, scaled=self.temperature is not None
+        )

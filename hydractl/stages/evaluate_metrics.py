@@ -14,36 +14,49 @@ if TYPE_CHECKING:
 LABELLED = ("accuracy", "brier", "nll", "ece", "adaptive_ece")
 DIVERSITY = ("mutual_information", "disagreement", "entropy")
 RANKING = ("auroc", "fpr95", "aupr", "aupr_in", "aupr_out_trapezoid", "aupr_in_trapezoid")
+TEMPERATURE = "temperature"
 SIZES = ("parameters", "macs")
 LATENCIES = ("latency_ms", "latency_batch_ms")
-ALL = (*LABELLED, *DIVERSITY, *RANKING, *SIZES, *LATENCIES)
+ALL = (*LABELLED, *DIVERSITY, *RANKING, TEMPERATURE, *SIZES, *LATENCIES)
 
 
-def choose_metrics(wanted: Sequence[str] | None, *, ood: bool, latency: bool) -> tuple[str, ...]:
-    """Return the metrics to measure, in the order of reports.
+def choose_metrics(
+    wanted: Sequence[str] | None, *, ood: bool, latency: bool, scaled: bool = False
+) -> tuple[str, ...]:
+    """Return the metrics to measure, in the order of reports. The temperature is always among them if there is one.
 
     Args:
         wanted: Their names; None for all that can be measured.
         ood: Whether there is an OOD set.
         latency: Whether time may be measured.
+        scaled: Whether logits are divided by a temperature.
 
     Raises:
         UsageError: If a name is unknown, or cannot be measured.
     """
-    measurable = [m for m in ALL if (ood or m not in RANKING) and (latency or m not in LATENCIES)]
+    missing = [
+        *(() if ood else RANKING),
+        *(() if latency else LATENCIES),
+        *(() if scaled else (TEMPERATURE,)),
+    ]
+    measurable = [m for m in ALL if m not in missing]
     if wanted is None:
         return tuple(measurable)
     for name in wanted:
         check_metric(name)
         if name not in measurable:
-            raise UsageError(
-                f"`{name}` cannot be measured "
-                + ("without an OOD data set" if name in RANKING else "with `--no-latency`"),
-                hint="add `--near NAME=DATA` or `--far NAME=DATA`"
-                if name in RANKING
-                else "drop `--no-latency`",
-            )
-    return tuple(m for m in measurable if m in wanted)
+            why, hint = _reason(name)
+            raise UsageError(f"`{name}` cannot be measured {why}", hint=hint)
+    return tuple(m for m in measurable if m in wanted or m == TEMPERATURE)
+
+
+def _reason(name: str) -> tuple[str, str]:
+    """Return why a metric cannot be measured, and what to do about it."""
+    if name in RANKING:
+        return "without an OOD data set", "add `--near NAME=DATA` or `--far NAME=DATA`"
+    if name == TEMPERATURE:
+        return "without `--temperature`", "add `--temperature DATA`, a labelled split to fit it on"
+    return "with `--no-latency`", "drop `--no-latency`"
 
 
 def check_metric(name: str) -> None:

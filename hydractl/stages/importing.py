@@ -69,7 +69,10 @@ class ImportConfig:
     def folder(self) -> Path | None:
         """The folder that says the architecture, or None where a name does."""
         path = Path(self.arch)
-        return path if path.is_dir() else None
+        try:
+            return path if path.is_dir() else None
+        except OSError:  # a name too long for a path
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

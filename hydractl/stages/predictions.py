@@ -130,7 +130,8 @@ class SavedPredictions:
     """Everything that the metrics of a report follow from.
 
     Attributes:
-        log_probs: For each row and data set, members' log-probabilities (M, N, C), float32. The ID set is `id`.
+        log_probs: For each row and data set, members' log-probabilities (M, N, C), float32, scaled by the row's
+            temperature if it has one. The ID set is `id`.
         labels: For each labelled data set, the model's classes (N,), int64.
     """
 

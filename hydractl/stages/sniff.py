@@ -87,7 +87,7 @@ def _text(where: str, begin: bytes, source: BinaryIO) -> str:
     if begin.startswith(PICKLE_STARTS):
         raise CheckpointError(
             f"{where}: is a pickle or an archive; hydractl reads safetensors only",
-            hint="convert it with `safetensors.torch.save_file`",
+            hint="make a base of it: `hydractl import WEIGHTS --arch NAME -o base.st`",
         )
     if begin.lstrip(TEXT_STARTS)[:1] not in {b"{", b""}:
         raise InputError(

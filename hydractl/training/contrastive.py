@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydractl.errors import UsageError
+from hydractl.families.transformers_library import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from hydractl.data.images import ImageSet
-    from hydractl.progress import Progress
 
 PAD, BEGIN, END, UNKNOWN = "<pad>", "<begin>", "<end>", "<unknown>"
 WARM_UP = 0.1
-DIHEDRAL = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class PairConfig:
         epochs: How often each image is seen.
         batch_size: Pairs that are told apart in one step.
         lr: The highest rate of AdamW; it rises over the first tenth and falls to nothing as a cosine.
-        seed: Of weights, order, captions and reflections.
+        seed: Of weights, order, captions and mirror images.
     """
 
     templates: tuple[str, ...]
@@ -48,9 +47,9 @@ class PairConfig:
     layers: int = 3
     heads: int = 6
     size: int = 24
-    patch: int = 4
-    epochs: int = 40
-    batch_size: int = 96
+    patch: int = 6
+    epochs: int = 16
+    batch_size: int = 48
     lr: float = 2e-3
     seed: int = 0
 
@@ -63,7 +62,7 @@ class PairConfig:
             raise UsageError("each of `templates` must hold {label}, and there must be one")
 
 
-def train_pair(images: ImageSet, out: Path, config: PairConfig, progress: Progress) -> float:
+def train_pair(images: ImageSet, out: Path, config: PairConfig) -> float:
     """Train a CLIP on labelled images and write it to the folder `out`, with its tokenizer and how it reads images.
 
     A function of images and configuration alone, on one machine with one number of threads.
@@ -83,9 +82,10 @@ def train_pair(images: ImageSet, out: Path, config: PairConfig, progress: Progre
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = _model(config, tokenizer, length=texts["input_ids"].shape[-1])
-        loss = _learn(model, pixels, labels, texts, config=config, progress=progress)
-    model.eval().save_pretrained(out)
-    tokenizer.save_pretrained(out)
+        loss = _learn(model, pixels, labels, texts, config=config)
+    with quiet():
+        model.eval().save_pretrained(out)
+        tokenizer.save_pretrained(out)
     (out / "preprocessor_config.json").write_text(json.dumps(_image_processor(config.size), indent=2) + "\n")
     return loss
 
@@ -103,7 +103,7 @@ def word_tokenizer(texts: Sequence[str]) -> Any:  # noqa: ANN401 - transformers 
     backend.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A {END}", special_tokens=[(name, vocabulary[name]) for name in (BEGIN, END)]
     )
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, pad_token=PAD, unk_token=UNKNOWN, bos_token=BEGIN, eos_token=END
     )
 
@@ -149,19 +149,18 @@ def _learn(
     texts: dict[str, torch.Tensor],
     *,
     config: PairConfig,
-    progress: Progress,
 ) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=0.05)
     batches = len(labels) // config.batch_size or 1
     steps = batches * config.epochs
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     last = 0.0
-    for _ in progress.track(range(config.epochs), label="Training", total=config.epochs):
+    for _ in range(config.epochs):
         total = 0.0
         for chosen in torch.randperm(len(labels))[: batches * config.batch_size].chunk(batches):
             written = torch.randint(len(config.templates), (len(chosen),))
             own = {name: x[labels[chosen], written] for name, x in texts.items()}
-            loss = model(pixel_values=_turned(pixels[chosen]), return_loss=True, **own).loss
+            loss = model(pixel_values=_mirrored(pixels[chosen]), return_loss=True, **own).loss
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -174,14 +173,14 @@ def _learn(
 
 def _rate(step: int, steps: int) -> float:
     done = (step + 1) / steps
-    return done / WARM_UP if done < WARM_UP else (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2
+    return (
+        done / WARM_UP if done < WARM_UP else (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2
+    )
 
 
-def _turned(images: torch.Tensor) -> torch.Tensor:
-    """Return square images (B, ...), all turned and reflected in one of the eight ways."""
-    way = int(torch.randint(DIHEDRAL, ()))
-    turned = images.rot90(way % 4, (-2, -1))
-    return turned.flip(-1) if way >= DIHEDRAL // 2 else turned
+def _mirrored(images: torch.Tensor) -> torch.Tensor:
+    """Return images (B, C, height, width), each mirrored or not."""
+    return torch.where(torch.rand(len(images), 1, 1, 1) < 0.5, images.flip(-1), images)
 
 
 def _image_processor(size: int) -> dict[str, object]:

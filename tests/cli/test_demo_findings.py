@@ -48,6 +48,6 @@ def test_the_best_rows_are_named_also_when_they_tie():
 
 
 def test_how_sure_an_accuracy_is():
-    assert "n = 50 images" in said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), low=0.87, high=0.93)[-1]
+    assert "n = 50 samples" in said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), low=0.87, high=0.93)[-1]
     assert "± 3.0 points" in said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), low=0.87, high=0.93)[-1]
-    assert said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5))[-1] == "The test set has n = 50 images."
+    assert said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5))[-1] == "The test set has n = 50 samples."

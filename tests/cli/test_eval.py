@@ -47,6 +47,11 @@ class StopError(Exception):
             {"compare": (NamedModels.parse("b=b.st"), NamedModels.parse("e=c.st,d.st")), "name": "mine"},
         ),
         (
+            ["m.st", "--data", "digits", "--temperature", "digits::split=val"],
+            {"temperature": DataRef.parse("digits::split=val")},
+        ),
+        (["m.st", "--data", "digits", "--temperature", "1.5"], {"temperature": 1.5}),
+        (
             ["m.st", "--data", "digits", "--fail-if", "ece>0.02", "--metrics", "ece,nll"],
             {"fail_if": (Condition.parse("ece>0.02"),), "metrics": ("ece", "nll")},
         ),
@@ -92,6 +97,37 @@ def test_the_table_names_every_number(model, capsys):
     assert "others (near OOD: digits::classes=7-9" in out
     assert "noise (far OOD: noise, 400 samples)" in out
     assert "Evaluating base" in err
+
+
+@pytest.mark.parametrize(
+    ("temperature", "note", "shown"),
+    [
+        (
+            "digits::split=val,classes=0-6,limit=30",
+            "Logits are divided by T, fitted on digits::classes=0-6,limit=30,split=val, 30 samples\n",
+            r"\d+\.\d{3}",
+        ),
+        ("1.5", "Logits are divided by T, as given\n", r"1\.500"),
+    ],
+)
+def test_the_table_shows_the_temperature(model, temperature, note, shown, capsys):
+    assert main(["eval", model, "--data", DATA, "--temperature", temperature, *QUICK]) == 0
+
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split()[:3] == ["model", "T", "Acc"]
+    assert re.fullmatch(shown, out.splitlines()[2].split()[1])
+    assert note in out
+
+
+def test_a_saved_report_shows_it_too(model, tmp_path, capsys):
+    file = tmp_path / "r.json"
+    assert main(["eval", model, "--data", DATA, "--temperature", "1.5", *QUICK, "-o", str(file)]) == 0
+    shown = capsys.readouterr().out
+
+    assert main(["inspect", str(file)]) == 0
+
+    assert "Logits are divided by T, as given" in shown
+    assert "Logits are divided by T, as given" in capsys.readouterr().out
 
 
 def test_json_is_the_report_file(model, tmp_path, capsys):
@@ -180,6 +216,12 @@ def test_a_failed_check_shows_everything_and_exits_5(model, tmp_path, capsys):
         (["--data", "digits"], 3, "model"),
         (["--data", "noise"], 3, "noise: has no labels, which `--data` needs"),
         (["--data", DATA, "--far", "x=nowhere"], 3, "nowhere"),
+        (["--data", DATA, "--temperature", "0"], 2, "a temperature lies between 0.001 and 1000"),
+        (["--data", DATA, "--temperature", "-2"], 2, "a temperature lies between 0.001 and 1000"),
+        (["--data", DATA, "--temperature", "digits::splt=val"], 2, "unknown key `splt`"),
+        (["--data", DATA, "--temperature", "noise"], 3, "noise: has no labels, which `--temperature` needs"),
+        (["--data", DATA, "--temperature", "digits"], 3, "its class `7` is not in `--data`"),
+        (["--data", DATA, "--metrics", "temperature"], 2, "cannot be measured without `--temperature`"),
         (["--data", DATA, "--compare", "x=nowhere.st"], 3, "nowhere.st: no such file or folder"),
         (["--data", DATA, "-o", "nowhere/r.json"], 3, "folder `nowhere` does not exist"),
     ],

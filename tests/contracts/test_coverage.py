@@ -1,75 +1,146 @@
-"""A fast part of the coverage benchmark: one architecture of each kind that timm has."""
+"""A fast part of the coverage benchmark: one architecture of each kind that the libraries have."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "coverage.py"
-SUPPORTED = (
-    "vit_tiny_patch16_224", "vit_tiny_r_s16_p8_224", "deit_tiny_distilled_patch16_224", "vit_small_patch14_reg4_dinov2",
-    "vit_base_patch16_rpn_224", "vit_xsmall_patch16_clip_224", "aimv2_large_patch14_224", "eva02_tiny_patch14_224",
-    "vit_small_patch16_dinov3", "vit_small_patch16_rope_mixed_224", "vit_pe_core_tiny_patch16_384",
-    "vit_base_patch16_sapiens2",
-)  # fmt: skip
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SUPPORTED = {
+    "timm": (
+        "vit_tiny_patch16_224", "vit_tiny_r_s16_p8_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_rpn_224",
+        "vit_xsmall_patch16_clip_224", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3",
+        "vit_small_patch16_rope_mixed_224", "vit_pe_core_tiny_patch16_384",
+        "vit_base_patch16_sapiens2",
+    ),
+    "transformers": (
+        "bert/BertForSequenceClassification", "deberta-v2/DebertaV2ForSequenceClassification/type_vocab_size=2",
+        "vit/ViTForImageClassification/qkv_bias=False", "dinov2/Dinov2ForImageClassification", "clip/CLIPModel",
+        "siglip/SiglipForImageClassification/vision.vision_use_head=False",
+    ),
+    "openclip": ("ViT-B-32-quickgelu", "ViT-S-16-alt", "ViT-H-14-CLIPA", "ViT-L-14-worldwide"),
+}  # fmt: skip
 REFUSED = {
-    "beit3_base_patch16_224": "sub-LN attention: a norm over all heads together",
-    "vit_base_patch16_xp_224": "ParallelScalingBlock: attention and MLP share one matrix",
-    "vit_small_patch16_18x2_224": "ParallelThingsBlock: a block holds several attentions in parallel",
-    "vit_dwee_patch16_reg1_gap_256": "DiffAttention: each value head has two query and two key heads",
-    "vit_relpos_small_patch16_224": "class VisionTransformerRelPos: its relative position bias",
-    "beit_base_patch16_224": "class Beit: its relative position bias",
-    "cait_xxs24_224": "class Cait: its talking heads mix the heads",
-    "eva02_base_patch16_clip_224": "sub-LN attention: a norm over all heads together",
-    "vit_large_patch16_sapiens2": "grouped-query attention: several query heads share one key and value head",
-    "resnet18": "class ResNet: not a plain vision transformer",
+    "timm": {
+        "beit3_base_patch16_224": "sub-LN attention: a norm over all heads together",
+        "vit_base_patch16_xp_224": "ParallelScalingBlock: attention and MLP share one matrix",
+        "vit_small_patch16_18x2_224": "ParallelThingsBlock: a block holds several attentions in parallel",
+        "vit_dwee_patch16_reg1_gap_256": "DiffAttention: each value head has two query and two key heads",
+        "vit_relpos_small_patch16_224": "class VisionTransformerRelPos: its relative position bias",
+        "beit_base_patch16_224": "class Beit: its relative position bias",
+        "cait_xxs24_224": "class Cait: its talking heads mix the heads",
+        "eva02_base_patch16_clip_224": "sub-LN attention: a norm over all heads together",
+        "vit_large_patch16_sapiens2": "grouped-query attention: several query heads share one key and value head",
+        "resnet18": "class ResNet: not a plain vision transformer",
+    },
+    "transformers": {
+        "albert/AlbertForSequenceClassification": "models of type `albert` are not supported: its layers share one set",
+        "deberta/DebertaForSequenceClassification": "models of type `deberta` are not supported: its queries, keys and",
+        "gpt2/GPT2ForSequenceClassification": "models of type `gpt2` are not supported",
+        "siglip2/Siglip2Model": "models of type `siglip2` are not supported",
+        "bert/BertForSequenceClassification/is_decoder=True": "it is a decoder",
+        "mpnet/MPNetForSequenceClassification/relative_attention_num_buckets=16": "it has fewer than the 32 relative",
+        "deberta-v2/DebertaV2ForSequenceClassification/attention_head_size=16": "its `attention_head_size` is not its width",
+        "beit/BeitForImageClassification/use_relative_position_bias=True": "its relative position bias has a column",
+        "dinov2/Dinov2ForImageClassification/image_size=[8, 12]": "the library resizes position embeddings from a square",
+        "siglip/SiglipModel/vision.vision_use_head=False": "its image tower does not pool",
+        "siglip/SiglipModel/text.projection_size=24": "it has embeddings of 32 numbers for images, 24 for texts",
+    },
+    "openclip": {
+        "RN50": "its image tower is a ResNet (ModifiedResNet), which has no heads",
+        "coca_ViT-B-32": "a CoCa model, which writes captions",
+        "ViT-B-16-SigLIP": "its image tower is timm's `vit_base_patch16_siglip_224`",
+        "roberta-ViT-B-32": "its text tower is transformers' `roberta-base`",
+    },
 }
+MODULES = ("coverage", *(f"coverage_{x}" for x in ("check", "timm", "transformers", "openclip", "variants")))
+
+
+def named(table):
+    return [
+        pytest.param(library, name, id=f"{library}-{name}") for library in table for name in table[library]
+    ]
 
 
 @pytest.fixture(scope="module")
 def coverage():
-    spec = importlib.util.spec_from_file_location("hydractl_coverage_benchmark", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    """Return the benchmark as it is when run as a script: its folder comes first on the path."""
+    kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    path = list(sys.path)
+    sys.path.insert(0, str(FOLDER))
+    yield importlib.import_module("coverage")
+    sys.path[:] = path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    sys.modules.update(kept)
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
-def test_supported(coverage, name):
-    found = coverage.examine(name)
-    assert (found.verdict, found.reason) == ("supported", "")
+@pytest.fixture(scope="module")
+def found(coverage):
+    """Return what examines a case by its name."""
+    cases = {
+        library: {c.name: c for c in coverage.cases(library, everything=True)}
+        for library in coverage.LIBRARIES
+    }
+    return lambda library, name: coverage.examine(cases[library][name])
 
 
-@pytest.mark.parametrize(("name", "reason"), REFUSED.items())
-def test_refused_with_the_reason(coverage, name, reason):
-    found = coverage.examine(name)
-    assert found.verdict == "refused"
-    assert found.reason.startswith(reason)
+@pytest.mark.parametrize(("library", "name"), named(SUPPORTED))
+def test_supported(found, library, name):
+    finding = found(library, name)
+    assert (finding.verdict, finding.reason) == ("supported", "")
+
+
+@pytest.mark.parametrize(("library", "name"), named(REFUSED))
+def test_refused_with_the_reason(found, library, name):
+    finding = found(library, name)
+    assert finding.verdict == "refused"
+    assert finding.reason.startswith(REFUSED[library][name])
 
 
 def test_every_architecture_of_the_issue_is_swept(coverage):
-    names = coverage.architectures(everything=False)
-    assert {*SUPPORTED, "beit3_base_patch16_224", "vitamin_small_224"} <= {*names}
-    assert set(names) < set(coverage.architectures(everything=True))
+    names = {case.name for case in coverage.cases("timm")}
+    assert {*SUPPORTED["timm"], "beit3_base_patch16_224", "vitamin_small_224"} <= names
+    assert names < {case.name for case in coverage.cases("timm", everything=True)}
+
+
+def test_every_class_of_transformers_families_is_swept_in_several_configurations(coverage):
+    """A class that a family reads and that is not here would go unchecked."""
+    from hydractl.families.table import FAMILIES
+
+    cases = coverage.cases("transformers")
+    covered = " ".join(f.covers for f in FAMILIES.values() if f.library == "transformers").split("`")[1::2]
+    assert len(covered) >= 19
+    for model_class in covered:
+        assert sum(case.group == model_class for case in cases) >= 3, model_class
+
+
+def test_names_are_unique(coverage):
+    for library in coverage.LIBRARIES:
+        names = [case.name for case in coverage.cases(library, everything=True)]
+        assert len(names) == len({*names})
 
 
 def test_json_and_exit_code(coverage, capsys):
-    assert coverage.main(["--match", "vit_base_patch16_xp_224", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["verdict"] == "refused"
+    assert coverage.main(["--library", "timm", "--match", "vit_base_patch16_xp_224", "--json"]) == 0
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert (finding["of"], finding["verdict"]) == ("timm", "refused")
     assert coverage.main(["--match", "nothing-is-called-so"]) == 1
+
+
+def test_a_line_a_group_reasons_with_counts_and_totals(coverage, capsys):
+    assert coverage.main(["--library", "transformers", "--match", "gpt*"]) == 0
+    out = capsys.readouterr().out
+    assert "models of type `…` are not supported" in out
+    assert "supported 0 refused" in out
 
 
 def test_a_failure_is_seen(coverage, monkeypatch, capsys):
     """The benchmark can fail: a perturbed comparison does not pass."""
-    monkeypatch.setattr(coverage, "largest_difference", lambda *_: 0.5)
-    assert coverage.main(["--match", "vit_tiny_patch16_224"]) == 1
+    monkeypatch.setattr(sys.modules["coverage_check"], "largest_difference", lambda *_: 0.5)
+    assert coverage.main(["--library", "openclip", "--match", "ViT-B-32"]) == 1
     assert "supported 0 refused 0 failed 1" in capsys.readouterr().out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.stages.evaluate_metrics import ALL, LATENCIES, RANKING, choose_metrics
+from hydractl.stages.evaluate_metrics import ALL, LATENCIES, RANKING, TEMPERATURE, choose_metrics
 from hydractl.stages.evaluate_refs import NamedData, NamedModels, model_name
 
 
@@ -70,10 +70,23 @@ def test_a_folder_at_the_end_of_a_path_names_the_model():
 
 @pytest.mark.parametrize("ood", [True, False])
 @pytest.mark.parametrize("latency", [True, False])
-def test_everything_measurable_is_measured(ood, latency):
-    found = choose_metrics(None, ood=ood, latency=latency)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_everything_measurable_is_measured(ood, latency, scaled):
+    found = choose_metrics(None, ood=ood, latency=latency, scaled=scaled)
 
-    assert set(ALL) - set(found) == set(() if ood else RANKING) | set(() if latency else LATENCIES)
+    missing = {
+        *(() if ood else RANKING),
+        *(() if latency else LATENCIES),
+        *(() if scaled else (TEMPERATURE,)),
+    }
+    assert set(ALL) - set(found) == missing
+
+
+@pytest.mark.parametrize("wanted", [("ece",), ("temperature",), ("temperature", "ece")])
+def test_a_temperature_is_always_told(wanted):
+    found = choose_metrics(wanted, ood=False, latency=False, scaled=True)
+
+    assert set(found) == {*wanted, TEMPERATURE}
 
 
 def test_chosen_metrics_come_in_the_order_of_reports():

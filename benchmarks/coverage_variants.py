@@ -1,0 +1,173 @@
+"""Which configurations of transformers' covered models are swept besides the plain one."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Options = dict[str, object]
+TEXT: Options = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61,
+    "num_labels": 7,
+}  # fmt: skip
+IMAGE: Options = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 8, "patch_size": 4,
+    "num_channels": 1, "num_labels": 7,
+}  # fmt: skip
+MLP: Options = {"intermediate_size": 48}
+_PAIR: Options = {
+    **{
+        f"{tower}.{key}": value
+        for tower in ("text", "vision")
+        for key, value in (TEXT | MLP).items()
+        if key not in {"vocab_size", "num_labels"}
+    },
+    "text.vocab_size": 61, "text.max_position_embeddings": 20, "vision.image_size": 12, "vision.patch_size": 4,
+}  # fmt: skip
+_TOWER: Options = {"num_labels": 7} | {
+    f"vision.{key}": value for key, value in (IMAGE | MLP).items() if key != "num_labels"
+}
+_DISTILBERT = {k: v for k, v in TEXT.items() if k != "intermediate_size"} | {"hidden_dim": 48}
+_MODERNBERT = TEXT | {
+    "local_attention": 6, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+}  # fmt: skip
+_V3: Options = {
+    "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm",
+    "position_buckets": 8, "max_relative_positions": 16, "position_biased_input": False,
+}  # fmt: skip
+
+TINY: Mapping[str, Options] = MappingProxyType(
+    {
+        **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "deberta-v2"), TEXT),
+        "electra": TEXT | {"embedding_size": 16},
+        "distilbert": _DISTILBERT,
+        "modernbert": _MODERNBERT,
+        **dict.fromkeys(("vit", "deit", "beit"), IMAGE | MLP),
+        "DeiTForImageClassificationWithTeacher": IMAGE | MLP,
+        **dict.fromkeys(("dinov2", "dinov2_with_registers"), IMAGE | {"mlp_ratio": 2}),
+        **dict.fromkeys(("CLIPForImageClassification", "SiglipForImageClassification"), _TOWER),
+        "clip": _PAIR | {"projection_dim": 16, "text.eos_token_id": 60},
+        "siglip": _PAIR | {"text.projection_size": 32},
+    }
+)
+"""The plain configuration of each architecture that is covered, shrunk."""
+
+
+def _each(key: str, *values: object) -> tuple[Options, ...]:
+    return tuple({key: value} for value in values)
+
+
+_ACTIVATIONS = _each("hidden_act", "relu", "gelu_new", "silu")
+_BERT: tuple[Options, ...] = (
+    *_ACTIVATIONS,
+    *_each("type_vocab_size", 1, 3),
+    *_each("pad_token_id", 5),
+    *_each("max_position_embeddings", 16),
+    *_each("chunk_size_feed_forward", 4),
+    *_each("classifier_dropout", 0.5),
+    *_each("layer_norm_eps", 1e-3),
+    {"is_decoder": True},
+    {"is_decoder": True, "add_cross_attention": True},
+)
+_VIT: tuple[Options, ...] = (
+    *_ACTIVATIONS,
+    {"qkv_bias": False},
+    *_each("image_size", [8, 12]),
+    *_each("patch_size", 2, [4, 2], 16),
+    *_each("num_channels", 3, 2),
+)
+_DINO: tuple[Options, ...] = (
+    *_ACTIVATIONS,
+    {"qkv_bias": False},
+    *_each("image_size", 12, [8, 12]),
+    *_each("layerscale_value", 0.5),
+    {"use_swiglu_ffn": True},
+    *_each("drop_path_rate", 0.2),
+)
+_PAIRS: tuple[Options, ...] = (
+    *_each("vision.hidden_act", "relu", "gelu_new"),
+    *_each("text.hidden_act", "relu", "gelu_new"),
+    *_each("vision.patch_size", 6),
+    *_each("vision.num_channels", 1),
+    *_each("text.max_position_embeddings", 8),
+)
+
+_V3_CHANGES: tuple[Options, ...] = (
+    {"norm_rel_ebd": "none"},
+    *_each("position_buckets", -1, 4),
+    {"position_biased_input": True},
+    {"conv_kernel_size": 3},
+    {"conv_kernel_size": 5, "conv_groups": 2, "conv_act": "relu"},
+    {"max_relative_positions": -1},
+)
+
+VARIANTS: Mapping[str, tuple[Options, ...]] = MappingProxyType(
+    {
+        "bert": _BERT,
+        "roberta": _BERT,
+        "xlm-roberta": _BERT,
+        "camembert": _BERT,
+        "electra": (*_BERT, *_each("embedding_size", 32)),
+        "distilbert": (
+            *_each("activation", "relu", "silu"),
+            {"sinusoidal_pos_embds": True},
+            *_each("pad_token_id", 5),
+            *_each("max_position_embeddings", 16),
+        ),
+        "modernbert": (
+            *_each("hidden_activation", "relu", "silu"),
+            *_each("classifier_activation", "relu"),
+            *_each("classifier_pooling", "mean"),
+            *_each("local_attention", 128),
+            *_each("layer_types", ["full_attention"] * 2, ["sliding_attention"] * 2),
+            *_each("rope_parameters", *(
+                {kind: {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0} if rope != "default"
+                    else {"rope_type": rope, "rope_theta": 3e4} for kind in ("full_attention", "sliding_attention")}
+                for rope in ("default", "linear", "yarn", "dynamic")
+            )),
+            {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True},
+        ),
+        "deberta-v2": (
+            *_ACTIVATIONS,
+            *_each("type_vocab_size", 2),
+            *_each("embedding_size", 16),
+            *_each("pooler_hidden_act", "relu"),
+            *_each("attention_head_size", 16),
+            _V3,
+            *(_V3 | {"share_att_key": share, "pos_att_type": kinds}
+                for share in (True, False) for kinds in (["c2p"], ["p2c"], ["c2p", "p2c"], [])),
+            *(_V3 | change for change in _V3_CHANGES),
+        ),
+        "mpnet": (
+            *_ACTIVATIONS,
+            *_each("relative_attention_num_buckets", 48, 16),
+            *_each("max_position_embeddings", 16),
+            *_each("pad_token_id", 5),
+        ),
+        "vit": _VIT,
+        "deit": _VIT,
+        "DeiTForImageClassificationWithTeacher": _VIT,
+        "beit": (
+            *_ACTIVATIONS,
+            *_each("image_size", 12),
+            {"use_mean_pooling": False},
+            *_each("layer_scale_init_value", 0.0),
+            {"use_absolute_position_embeddings": True, "use_mask_token": True},
+            {"use_relative_position_bias": True},
+            {"use_shared_relative_position_bias": True},
+        ),
+        "dinov2": (*_DINO, {"use_mask_token": False}),
+        "dinov2_with_registers": (*_DINO, *_each("num_register_tokens", 0, 1)),
+        "clip": (*_PAIRS, *_each("projection_dim", 24), *_each("text.eos_token_id", 2)),
+        "siglip": (*_PAIRS, {"vision.vision_use_head": False}, *_each("text.projection_size", 24)),
+        "CLIPForImageClassification": _each("vision.hidden_act", "relu", "gelu_new"),
+        "SiglipForImageClassification": (
+            *_each("vision.hidden_act", "relu", "gelu_new"),
+            {"vision.vision_use_head": False},
+        ),
+    }
+)  # fmt: skip
+"""Changes to the plain configuration, for each architecture."""

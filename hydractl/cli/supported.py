@@ -1,0 +1,69 @@
+"""The README's table of supported models, from the families themselves.
+
+`python -m hydractl.cli.supported` writes it between two comments in README.md; with `--check` it says whether the table
+is out of date. No model library is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydractl.families.table import FAMILIES
+from hydractl.families.transformers_models import LIBRARY as TRANSFORMERS
+from hydractl.families.transformers_refused import REFUSED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+README = Path("README.md")
+START = "<!-- models: written by `python -m hydractl.cli.supported` -->"
+END = "<!-- end of models -->"
+HEADING = ("library", "family", "models", "refused")
+NOTHING = "–"
+
+
+def table() -> str:
+    """Return the table as Markdown, a row a family, then a row a model type that is refused as a whole."""
+    rows = [(f.library, f"`{f.name}`", f.covers, f.refuses or NOTHING) for f in FAMILIES.values()]
+    rows.sort(key=lambda row: row[0])  # stable: a library's families keep their order
+    rows += [(TRANSFORMERS, NOTHING, NOTHING, f"`{kind}`: {reason}") for kind, reason in REFUSED.items()]
+    cells = (HEADING, ("---",) * len(HEADING), *(tuple(map(_cell, row)) for row in rows))
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("\n", " ")
+
+
+def with_table(text: str) -> str | None:
+    """Return a README with the table of today between its comments, or None if it does not have them once, in order."""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end or START in rest or END in before + after:
+        return None
+    return f"{before}{START}\n\n{table()}\n{END}{after}"
+
+
+def main(arguments: Iterable[str]) -> int:
+    """Write the table, or with `--check` compare it; return the exit code."""
+    check = "--check" in arguments
+    text = README.read_text(encoding="utf-8") if README.is_file() else ""
+    wanted = with_table(text)
+    if wanted is None:
+        sys.stderr.write(f"{README}: lacks the two comments around the table\n\nhint: {START} ... {END}\n")
+        return 3
+    if wanted == text:
+        return 0
+    if check:
+        sys.stderr.write(
+            f"out of date: {README}'s table of models\n\nhint: run `python -m hydractl.cli.supported`\n"
+        )
+        return 5
+    README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""A tiny zero-shot task: a tokenizer, references of two-tower models that have it, and their texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl.families.opening import open_model
+from support.builders import Sample, perturbed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAD, END = 0, 1
+WORDS = (
+    "<pad>",
+    "<end>",
+    "<unknown>",
+    "a",
+    "an",
+    "of",
+    "photo",
+    "drawing",
+    "number",
+    "the",
+    "big",
+    ".",
+    *map(str, range(10)),
+)
+_TOWER = "hidden_size=32,{t}.num_hidden_layers=2,{t}.num_attention_heads=4,{t}.intermediate_size=48"
+_PAIR = (
+    f"text.{_TOWER.format(t='text')},vision.{_TOWER.format(t='vision')},vision.image_size=8,vision.patch_size=4,"
+    f"text.vocab_size={len(WORDS)},text.max_position_embeddings=12,text.pad_token_id={PAD},text.eos_token_id={END}"
+)
+ARCHITECTURES = {
+    "clip": f"arch:clip::projection_dim=16,{_PAIR}",
+    "siglip": f"arch:siglip::text.projection_size=32,{_PAIR}",
+}
+
+
+def write_tokenizer(path: Path) -> Path:
+    """Write a tokenizer that knows `WORDS` and ends each text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unknown>"))  # noqa: S106 - no password
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", END)])
+    made.save(str(path))
+    return path
+
+
+def pair(kind: str, folder: Path) -> Sample:
+    """Return a base of a kind in `ARCHITECTURES`, with perturbed weights."""
+    path = folder / f"{kind}.tokenizer.json"
+    opened = open_model(f"{ARCHITECTURES[kind]},tokenizer={write_tokenizer(path)}")
+    return Sample(opened.header, perturbed(opened.checkpoint.tensors(), seed=7, scale=2.0))
