@@ -226,7 +226,7 @@ MALFORMED = {
     "no-dtype": (file_of({"a": {"shape": [1], "data_offsets": [0, 4]}}, b"1234"), "tensor `a` is not described by"),
     "extra-key": (file_of({"a": entry() | {"x": 1}}, b"1234"), "tensor `a` is not described by"),
     "entry-is-text": (file_of({"a": "F32"}), "tensor `a` is not described by"),
-    "pickle": (pickle.dumps({"a": 1}), "a `.pth` or `.bin` file is a pickle"),
+    "pickle": (pickle.dumps({"a": 1}), "a `.pth` or `.bin` file is for `hydractl import`"),
     "zip": (b"PK\x03\x04" + b"\0" * 60, "is not a safetensors file"),
 }  # fmt: skip
 

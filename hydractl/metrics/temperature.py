@@ -41,7 +41,7 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
     """Return log_softmax(z / T) of every member.
 
     Args:
-        member_log_probs: Shape (M, N, C), natural logarithms, or logits.
+        member_log_probs: Shape (M, N, C), natural logarithms of probabilities: log_softmax(z) serves as well as z.
         temperature: T > 0. 1 changes nothing.
 
     Returns:
