@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -39,6 +39,20 @@ class HeadTensor:
     axis: int
     copies: int
     role: Role
+
+
+def projections_apart(name: str, parts: Sequence[str]) -> tuple[HeadTensor, ...]:
+    """Return weight and bias of projections that are layers of their own, heads along the first axis.
+
+    Args:
+        name: Of a layer, with `{part}`.
+        parts: What stands for it: queries, keys, values.
+    """
+    return tuple(
+        HeadTensor(name=f"{name.format(part=part)}.{kind}", axis=0, copies=1, role=role)
+        for part in parts
+        for kind, role in (("weight", Role.INPUT), ("bias", Role.BIAS))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

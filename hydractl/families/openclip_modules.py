@@ -9,7 +9,7 @@ from torch import nn
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
 from hydractl.families.surgery import part
-from hydractl.families.tower import Block, Model, Stream, Tower
+from hydractl.families.tower import Block, Hosted, Model, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
 
 if TYPE_CHECKING:
@@ -81,14 +81,6 @@ def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
     if bias is not None:
         layer.bias = bias
     return layer
-
-
-class Hosted(nn.Module):
-    """Some part of the library's model."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
 
 class VisionEmbed(Hosted):

@@ -11,7 +11,7 @@ import contextlib
 import io
 from typing import TYPE_CHECKING, Any
 
-from hydractl.families.base import HeadTensor, Role, TowerLayout
+from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.timm_models import SUB_LN, Kind, create, family_of_kind, no_classifier
 
 if TYPE_CHECKING:
@@ -97,13 +97,6 @@ def _adopt(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
-def _apart(part: str) -> tuple[HeadTensor, HeadTensor]:
-    return (
-        HeadTensor(name=f"attn.{part}_proj.weight", axis=0, copies=1, role=Role.INPUT),
-        HeadTensor(name=f"attn.{part}_proj.bias", axis=0, copies=1, role=Role.BIAS),
-    )
-
-
 TIMM_EVA = family_of_kind(
     Kind(
         name="timm-eva",
@@ -114,9 +107,7 @@ TIMM_EVA = family_of_kind(
             heads=(
                 HeadTensor(name="attn.qkv.weight", axis=0, copies=3, role=Role.INPUT),
                 HeadTensor(name="attn.qkv.bias", axis=0, copies=3, role=Role.BIAS),
-                *_apart("q"),
-                *_apart("k"),
-                *_apart("v"),
+                *projections_apart("attn.{part}_proj", "qkv"),
                 HeadTensor(name="attn.q_bias", axis=0, copies=1, role=Role.BIAS),
                 HeadTensor(name="attn.v_bias", axis=0, copies=1, role=Role.BIAS),
                 HeadTensor(name="attn.gate.weight", axis=0, copies=1, role=Role.GATE),

@@ -11,7 +11,7 @@ from torch import nn
 from hydractl.families.attention import HeadGroup, HeadParts, Side
 from hydractl.families.surgery import part
 from hydractl.families.timm_vit_modules import READOUT_PARTS, PreNormBlock, ResPostNormBlock, VitReadout
-from hydractl.families.tower import Model, Stream, Tower
+from hydractl.families.tower import Hosted, Model, Stream, Tower
 
 if TYPE_CHECKING:
     from hydractl.families.timm_models import Kept
@@ -28,12 +28,8 @@ NAMES = {
 """For each part of a block the library's name."""
 
 
-class EvaEmbed(nn.Module):
+class EvaEmbed(Hosted):
     """Patches, prefix tokens, position embedding; the angles of the rotary embedding beside them."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, images: torch.Tensor) -> Stream:
         """Return the stream of images (B, C, height, width); constant `rope` is (1, L or 1, 2, H or 1, T, K)."""

@@ -6,26 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import ResPostBlock
-from torch import nn
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts
 from hydractl.families.surgery import part
-from hydractl.families.tower import Block, Model, Stream, Tower
+from hydractl.families.tower import Block, Hosted, Model, Stream, Tower
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+    from torch import nn
 
 READOUT_PARTS = {"norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist"}
 
 
-class VitEmbed(nn.Module):
+class VitEmbed(Hosted):
     """Patches, prefix tokens and position embedding."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, images: torch.Tensor) -> Stream:
         """Return the stream of images (B, C, height, width)."""
@@ -33,12 +29,8 @@ class VitEmbed(nn.Module):
         return Stream(host.norm_pre(host.patch_drop(host._pos_embed(host.patch_embed(images)))))
 
 
-class VitReadout(nn.Module):
+class VitReadout(Hosted):
     """Final norm, pooling and classifier."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, stream: Stream) -> torch.Tensor:
         """Return logits (N, C)."""

@@ -102,6 +102,14 @@ class Block(nn.Module):
         return other
 
 
+class Hosted(nn.Module):
+    """A part of a library's model that runs its modules; they keep the library's state-dict names."""
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self.host = host
+
+
 class Tower(nn.Module):
     """A stack of blocks between an embedding and a readout, run for M members at once.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hydractl.families.base import HeadTensor, Role, TowerLayout
+from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.transformers_models import Kind, family_of_kind, text_preprocess
 
 if TYPE_CHECKING:
@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 
 def layout(prefix: str, *, head: tuple[str, ...], readout: tuple[str, ...] = ()) -> TowerLayout:
     """Return where heads and MLPs lie in a model whose encoder is called `prefix`."""
-    roles = (("weight", Role.INPUT), ("bias", Role.BIAS))
     return TowerLayout(
         block=f"{prefix}.encoder.layer.{{layer}}.",
         heads=(
-            *(
-                HeadTensor(name=f"attention.self.{part}.{kind}", axis=0, copies=1, role=role)
-                for part in ("query", "key", "value")
-                for kind, role in roles
-            ),
+            *projections_apart("attention.self.{part}", ("query", "key", "value")),
             HeadTensor(name="attention.output.dense.weight", axis=1, copies=1, role=Role.OUTPUT),
         ),
         attention=("attention.self.", "attention.output.dense."),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
+from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.transformers_library import adopted_state, blank, checked, configured, random_state
 from hydractl.families.transformers_models import (
     LIBRARY,
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from hydractl.manifest import Tokenization, TowerKeep
 
 HEADS = (
-    *(
-        HeadTensor(name=f"self_attn.{part}_proj.{kind}", axis=0, copies=1, role=role)
-        for part in "qkv"
-        for kind, role in (("weight", Role.INPUT), ("bias", Role.BIAS))
-    ),
+    *projections_apart("self_attn.{part}_proj", "qkv"),
     HeadTensor(name="self_attn.out_proj.weight", axis=1, copies=1, role=Role.OUTPUT),
 )
 

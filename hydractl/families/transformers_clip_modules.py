@@ -9,7 +9,7 @@ from torch import nn
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
 from hydractl.families.surgery import part
-from hydractl.families.tower import Block, Model, Stream, Tower
+from hydractl.families.tower import Block, Hosted, Model, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
 
 if TYPE_CHECKING:
@@ -57,14 +57,6 @@ class ClipBlock(Block):
         """See `Block.join`."""
         x = stream.tokens + y
         return stream.with_tokens(x + self.mlp(self.norm2(x)))
-
-
-class Hosted(nn.Module):
-    """Some part of the library's model."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
 
 class VisionEmbed(Hosted):

@@ -13,7 +13,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from hydractl.families.attention import HeadGroup, HeadParts, Side
 from hydractl.families.surgery import part
-from hydractl.families.tower import Model, Stream, Tower
+from hydractl.families.tower import Hosted, Model, Stream, Tower
 from hydractl.families.transformers_bert_modules import NAMES as BERT_NAMES
 from hydractl.families.transformers_bert_modules import PostNormBlock, key_mask
 
@@ -91,12 +91,8 @@ class DisentangledGroup(HeadGroup):
         return found
 
 
-class ConvStep(nn.Module):
+class ConvStep(Hosted):
     """A convolution over neighbouring tokens of the embedding, added to what the first block makes of it."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return tokens (N, T, D) of `embedded` and `tokens` (N, T, D) and the padding `mask` (N, 1, 1, T)."""
@@ -122,12 +118,8 @@ class DebertaBlock(PostNormBlock):
         return stream.with_tokens(self.conv(parts))
 
 
-class DebertaEmbed(nn.Module):
+class DebertaEmbed(Hosted):
     """Word, position and segment embeddings, and those of relative positions."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
         """Return the stream of texts (B, T), their padding mask and the relative positions (1, P, D)."""
@@ -143,12 +135,8 @@ class DebertaEmbed(nn.Module):
         return Stream(tokens, {"mask": key_mask(texts)}, constants)
 
 
-class DebertaReadout(nn.Module):
+class DebertaReadout(Hosted):
     """Pooler and classifier, of the first token."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, stream: Stream) -> torch.Tensor:
         """Return logits (N, C)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hydractl.families.base import HeadTensor, Role, TowerLayout
+from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.transformers_models import Kind, family_of_kind, text_preprocess
 
 if TYPE_CHECKING:
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 LAYOUT = TowerLayout(
     block="distilbert.transformer.layer.{layer}.",
     heads=(
-        *(
-            HeadTensor(name=f"attention.{part}_lin.{kind}", axis=0, copies=1, role=role)
-            for part in ("q", "k", "v")
-            for kind, role in (("weight", Role.INPUT), ("bias", Role.BIAS))
-        ),
+        *projections_apart("attention.{part}_lin", "qkv"),
         HeadTensor(name="attention.out_lin.weight", axis=1, copies=1, role=Role.OUTPUT),
     ),
     attention=("attention.",),

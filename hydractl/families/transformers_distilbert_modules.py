@@ -8,7 +8,7 @@ from torch import nn
 
 from hydractl.families.attention import HeadGroup, HeadParts
 from hydractl.families.surgery import part
-from hydractl.families.tower import Model, Stream, Tower
+from hydractl.families.tower import Hosted, Model, Stream, Tower
 from hydractl.families.transformers_bert_modules import PostNormBlock, key_mask
 
 if TYPE_CHECKING:
@@ -32,12 +32,8 @@ NAMES = {
 READOUT = ("pre_classifier", "classifier", "dropout")
 
 
-class DistilBertEmbed(nn.Module):
+class DistilBertEmbed(Hosted):
     """Word and position embeddings."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
         """Return the stream of texts (B, T) and their padding mask."""
@@ -45,12 +41,8 @@ class DistilBertEmbed(nn.Module):
         return Stream(host.distilbert.embeddings(input_ids=texts["input_ids"]), {"mask": key_mask(texts)})
 
 
-class DistilBertReadout(nn.Module):
+class DistilBertReadout(Hosted):
     """A hidden layer and the classifier: of the first token."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, stream: Stream) -> torch.Tensor:
         """Return logits (N, C)."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
 from hydractl.families.surgery import part
-from hydractl.families.tower import Block, Model, Stream, Tower
+from hydractl.families.tower import Block, Hosted, Model, Stream, Tower
 from hydractl.families.transformers_bert_modules import key_mask
 
 if TYPE_CHECKING:
@@ -71,12 +71,8 @@ class PreNormBlock(Block):
         return stream.with_tokens(x + self.mlp(self.norm2(x)))
 
 
-class ModernBertEmbed(nn.Module):
+class ModernBertEmbed(Hosted):
     """Word embeddings; positions are rotary angles."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
         """Return the stream of texts (B, T), their padding mask, and by the kind of layer what else it needs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hydractl.families.base import HeadTensor, Role, TowerLayout
+from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.transformers_models import Kind, family_of_kind, text_preprocess
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ BUCKETS = 32
 LAYOUT = TowerLayout(
     block="mpnet.encoder.layer.{layer}.",
     heads=(
-        *(
-            HeadTensor(name=f"attention.attn.{part}.{kind}", axis=0, copies=1, role=role)
-            for part in ("q", "k", "v")
-            for kind, role in (("weight", Role.INPUT), ("bias", Role.BIAS))
-        ),
+        *projections_apart("attention.attn.{part}", "qkv"),
         HeadTensor(name="attention.attn.o.weight", axis=1, copies=1, role=Role.OUTPUT),
     ),
     attention=("attention.attn.",),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from hydractl.families.attention import HeadGroup, HeadParts, Side
 from hydractl.families.surgery import part
-from hydractl.families.tower import Model, Stream, Tower
+from hydractl.families.tower import Hosted, Model, Stream, Tower
 from hydractl.families.transformers_bert_modules import PostNormBlock, key_mask
 
 if TYPE_CHECKING:
@@ -39,12 +37,8 @@ class BiasedBlock(PostNormBlock):
         return Side(mask=stream.context["mask"], bias=stream.constants["bias"])
 
 
-class MPNetEmbed(nn.Module):
+class MPNetEmbed(Hosted):
     """Word and position embeddings, and the bias of relative positions."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
         """Return the stream of texts (B, T), their padding mask and the bias (1, H, T, T) of all heads of the base."""
@@ -55,12 +49,8 @@ class MPNetEmbed(nn.Module):
         return Stream(tokens, {"mask": key_mask(texts)}, {"bias": bias})
 
 
-class MPNetReadout(nn.Module):
+class MPNetReadout(Hosted):
     """The classifier, of the first token."""
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
     def forward(self, stream: Stream) -> torch.Tensor:
         """Return logits (N, C)."""

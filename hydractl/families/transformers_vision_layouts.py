@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hydractl.families.base import HeadTensor, Role, TowerLayout
+from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,15 +53,10 @@ class Names:
 
     def layout(self) -> TowerLayout:
         """Return where heads and MLPs lie."""
-        roles = (("weight", Role.INPUT), ("bias", Role.BIAS))
         return TowerLayout(
             block=self.block,
             heads=(
-                *(
-                    HeadTensor(name=f"{self.attention}.{x}_proj.{kind}", axis=0, copies=1, role=role)
-                    for x in "qkv"
-                    for kind, role in roles
-                ),
+                *projections_apart(f"{self.attention}.{{part}}_proj", "qkv"),
                 HeadTensor(name=f"{self.attention}.{self.output}.weight", axis=1, copies=1, role=Role.OUTPUT),
             ),
             attention=(f"{self.attention}.",),
