@@ -21,7 +21,8 @@ import timm
 import torch
 
 from hydractl.families.opening import load_model, open_model
-from hydractl.scoring.circuit import Circuit, Head
+from hydractl.heads.masks import HeadId
+from hydractl.scoring.circuit import Circuit
 from hydractl.scoring.job import Samples, ScoreJob
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -62,7 +63,6 @@ def main() -> int:
         architecture=opened.header.architecture,
         id_data=[Samples(images, labels)],
         ood_data=[Samples(others, None)],
-        objective="avg",
     )
     data = (images, labels, others)
     heads = list(naive.candidates(library, []))
@@ -76,7 +76,7 @@ def main() -> int:
     ours_s, naive_s, same, apart = 0.0, 0.0, True, 0.0
     for step in (0, budget // 2, budget - 1):
         for layer, head in order[gone:step]:
-            circuit.remove(Head("vision", layer, head))
+            circuit.remove(HeadId("vision", layer, head))
             naive.remove(library, layer, head)
         gone = step
         for _ in range(options.repeats):

@@ -132,17 +132,26 @@ class TowerScores(Model):
         return self
 
 
-class Removal(Model):
-    """One step of a greedy method: the head removed and the objective once it is gone."""
+class HeadName(Model):
+    """A head of the base, by its original number."""
 
     tower: str
     layer: int = Field(ge=0)
     head: int = Field(ge=0)
+
+
+class Removal(HeadName):
+    """One step of a greedy method: the head removed and the objective once it is gone."""
+
     objective: float
 
 
 class HeadScores(Document):
-    """How much each head matters, `hydractl.scores/1`."""
+    """How much each head matters, `hydractl.scores/1`.
+
+    A method that groups heads has `clusters`: each one's heads, the one that stands for it first. `results` are what else
+    it found out.
+    """
 
     kind_of_file: ClassVar[str] = "scores"
 
@@ -156,21 +165,32 @@ class HeadScores(Document):
     towers: dict[str, TowerScores]
     baseline: float | None = None
     removals: tuple[Removal, ...] | None = None
+    clusters: tuple[Annotated[tuple[HeadName, ...], Field(min_length=1)], ...] | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    results: dict[str, Option] = Field(default={}, exclude_if=lambda value: not value)
     tool: str
 
     @model_validator(mode="after")
-    def _removals_fit(self) -> Self:
-        seen: set[tuple[str, int, int]] = set()
-        for i, step in enumerate(self.removals or ()):
-            table = self.towers.get(step.tower)
-            if table is None or step.layer >= len(table.scores) or step.head >= len(table.scores[0]):
-                raise ValueError(
-                    f"removals[{i}] names head ({step.tower}, {step.layer}, {step.head}), which the scores do not have"
-                )
-            if (key := (step.tower, step.layer, step.head)) in seen:
-                raise ValueError(f"removals[{i}] removes head {key} a second time")
-            seen.add(key)
+    def _heads_fit(self) -> Self:
+        clusters = self.clusters or ()
+        self._check_heads([(f"removals[{i}]", step) for i, step in enumerate(self.removals or ())])
+        self._check_heads(
+            [(f"clusters[{i}][{j}]", h) for i, heads in enumerate(clusters) for j, h in enumerate(heads)]
+        )
         return self
+
+    def _check_heads(self, heads: list[tuple[str, HeadName]]) -> None:
+        seen: set[tuple[str, int, int]] = set()
+        for where, named in heads:
+            table = self.towers.get(named.tower)
+            if table is None or named.layer >= len(table.scores) or named.head >= len(table.scores[0]):
+                raise ValueError(
+                    f"{where} names head ({named.tower}, {named.layer}, {named.head}), which the scores do not have"
+                )
+            if (key := (named.tower, named.layer, named.head)) in seen:
+                raise ValueError(f"{where} names head {key} a second time")
+            seen.add(key)
 
 
 class TowerKeep(Model):

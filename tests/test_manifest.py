@@ -218,7 +218,7 @@ BAD_SCORES = {
     "infinite": (at(["baseline"], float("inf")), "baseline: Input should be a finite number"),
     "removal-of-nothing": (at(["removals", 1, "layer"], 2), "document: removals[1] names head (vision, 2, 1), which the scores do not have"),
     "removal-elsewhere": (at(["removals", 0, "tower"], "text"), "document: removals[0] names head (text, 0, 1), which the scores do not have"),
-    "removal-twice": (at(["removals", 1, "layer"], 0), "document: removals[1] removes head ('vision', 0, 1) a second time"),
+    "removal-twice": (at(["removals", 1, "layer"], 0), "document: removals[1] names head ('vision', 0, 1) a second time"),
     "missing": (at(["removals", 0, "objective"], ...), "removals[0].objective is missing"),
     "count-bool": (at(["data", "id", "count"], value=True), "data.id.count: Input should be a valid integer"),
 }  # fmt: skip

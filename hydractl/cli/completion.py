@@ -33,6 +33,7 @@ VALUES = {
     "JSON": Value(files=True, suffixes=("json",)),
     "PATH": Value(files=True),
     "DATA[::K=V,...]": Value(words=BUILT_IN, files=True),
+    "OBJECTIVE": Value(words=("acc", "ood", "avg")),
     "DEVICE": Value(words=("auto", "cpu", "cuda", "mps")),
     "DTYPE": Value(words=tuple(sorted(DTYPES))),
 }

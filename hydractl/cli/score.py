@@ -29,32 +29,23 @@ from hydractl.cli.options import (
 )
 from hydractl.cli.output import Terminal, line, table
 from hydractl.progress import counted
+from hydractl.scoring.table import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.manifest import HeadScores
-    from hydractl.stages.score import ScoreReport
+    from hydractl.stages.score_config import ScoreReport
 
 GREEDY, TAYLOR = "Circuit", "Taylor"
 HEADS_SHOWN = 10
 
 
-class MethodName(StrEnum):
-    """The scoring methods."""
-
-    circuit = "circuit"
-    taylor = "taylor"
-    magnitude = "magnitude"
-    random = "random"
-
-
-class ObjectiveName(StrEnum):
-    """The objectives of greedy methods."""
-
-    acc = "acc"
-    ood = "ood"
-    avg = "avg"
+if TYPE_CHECKING:
+    MethodName = StrEnum  # what follows is made of the table, which types cannot see
+else:
+    MethodName = StrEnum("MethodName", list(METHODS))
+DEFAULT_METHOD = MethodName("circuit")
 
 
 class Scope(StrEnum):
@@ -67,9 +58,7 @@ class Scope(StrEnum):
 def score(
     model: ModelArg,
     out: OutOpt,
-    method: Annotated[
-        MethodName, typer.Option("--method", help="How heads are scored.")
-    ] = MethodName.circuit,
+    method: Annotated[MethodName, typer.Option("--method", help="How heads are scored.")] = DEFAULT_METHOD,
     data: Annotated[
         str,
         typer.Option(
@@ -84,9 +73,14 @@ def score(
     ] = None,
     max_length: MaxLengthOpt = None,
     objective: Annotated[
-        ObjectiveName,
-        typer.Option("--objective", help="What the kept heads should be good at.", rich_help_panel=GREEDY),
-    ] = ObjectiveName.avg,
+        str | None,
+        typer.Option(
+            "--objective",
+            metavar="OBJECTIVE",
+            help="What the kept heads should be good at: acc, ood or avg (default).",
+            rich_help_panel=GREEDY,
+        ),
+    ] = None,
     ood: Annotated[
         str | None,
         typer.Option(
@@ -97,13 +91,13 @@ def score(
         ),
     ] = None,
     scope: Annotated[
-        Scope,
+        Scope | None,
         typer.Option(
             "--scope",
-            help="Score layer by layer, each without what went before; or all at once.",
+            help="Score layer by layer, each without what went before (default); or all at once.",
             rich_help_panel=TAYLOR,
         ),
-    ] = Scope.layer,
+    ] = None,
     keep: KeepOpt = None,
     remove: RemoveOpt = None,
     keep_fraction: Annotated[
@@ -150,10 +144,13 @@ def score(
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
     from hydractl.stages.classes import Naming
-    from hydractl.stages.score import ScoreConfig, run_score
+    from hydractl.stages.score import run_score
+    from hydractl.stages.score_config import ScoreConfig
 
+    given = {"objective": objective, "scope": scope}
     config = ScoreConfig(
-        model=model, out=out, method=method.value, data=data, ood=ood, objective=objective.value, scope=scope.value,
+        model=model, out=out, method=method.value, data=data, ood=ood,
+        given={name: value for name, value in given.items() if value is not None},
         budget=budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction), limit=limit,
         max_length=max_length, towers=tuple(towers.split(",")) if towers else (),
         naming=Naming.parse(classes, template), seed=seed, arch=arch,

@@ -155,6 +155,24 @@ class HeadGroup(nn.Module):
             z = z * self.gate(asked).sigmoid().unflatten(-1, (self.heads, self.head_dim))
         return z
 
+    def weights(self, x: torch.Tensor, side: Side = NOTHING) -> torch.Tensor:
+        """Return every head's attention weights (B, H, T, T) of x (B, T, D), without dropout; a row sums to 1.
+
+        They are what attention answers where token t's value is the t-th unit vector, so a family's own way to score
+        is in them, whatever it is.
+        """
+        batch, tokens = x.shape[:2]
+        if self.heads == 0:
+            return x.new_empty(batch, 0, tokens, tokens)
+        q, k, _ = self._project_in(x, x)
+        units = torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1)
+        return F.scaled_dot_product_attention(
+            *self.positioned(q, k, None, side),
+            units,
+            attn_mask=self.scores_bias(q, k, None, side),
+            scale=self.scale,
+        )
+
     def positioned(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
     ) -> tuple[torch.Tensor, torch.Tensor]:

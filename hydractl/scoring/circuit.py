@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 
 from hydractl.errors import DataError
+from hydractl.heads.masks import HeadId
 from hydractl.manifest import Removal
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.objective import OBJECTIVES, Outcomes, first_best, outcomes_of
+from hydractl.scoring.settings import CircuitSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,14 +38,6 @@ STREAM_ELEMENTS = 1 << 18
 """How many elements of a stream run side by side: enough to fill a matrix product, small enough to stay in cache."""
 
 
-class Head(NamedTuple):
-    """A head of the base, by its original number."""
-
-    tower: str
-    layer: int
-    head: int
-
-
 def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
     """Remove `budget` heads one by one; of equally good candidates the lowest (tower, layer, head) goes.
 
@@ -53,7 +47,7 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
     circuit = Circuit(job)
     with torch.inference_mode():
         for removal in job.log.done:
-            circuit.remove(Head(removal.tower, removal.layer, removal.head))
+            circuit.remove(HeadId(removal.tower, removal.layer, removal.head))
         baseline = circuit.value() if job.log.baseline is None else job.log.baseline
         job.log.begin(baseline)
         removals = list(job.log.done)
@@ -77,7 +71,8 @@ class Circuit:
 
     def __init__(self, job: ScoreJob) -> None:
         self.model = job.model
-        self.objective = OBJECTIVES[job.objective]
+        self.objective = OBJECTIVES[job.set_for(CircuitSettings).objective]
+        self.team = job.team
         self.id_data = job.id_data
         self.ood_data = job.ood_data if self.objective.needs_ood else ()
         self.towers = tuple(job.scored)
@@ -87,17 +82,17 @@ class Circuit:
         }
         self._held: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def candidates(self) -> list[Head]:
+    def candidates(self) -> list[HeadId]:
         """Return the heads that are still there, in order."""
         return [
-            Head(tower, i, h)
+            HeadId(tower, i, h)
             for tower, layers in self.left.items()
             if tower in self.towers
             for i, heads in enumerate(layers)
             for h in heads
         ]
 
-    def remove(self, head: Head) -> None:
+    def remove(self, head: HeadId) -> None:
         """Cut a head out of the model."""
         heads = self.left[head.tower][head.layer]
         attention = self.model.tower(head.tower).layers()[head.layer].attn
@@ -111,14 +106,14 @@ class Circuit:
         """Return the objective of the circuit as it is."""
         return float(self.objective.values(self._outcomes(lambda inputs: self.model(inputs).unsqueeze(0)))[0])
 
-    def candidate_values(self) -> dict[Head, float]:
+    def candidate_values(self) -> dict[HeadId, float]:
         """Return the objective without each remaining head in turn."""
         values = self.objective.values(self._outcomes(self._without_each))
         return dict(zip(self.candidates(), values.tolist(), strict=True))
 
     def _outcomes(self, logits_of: _Logits) -> Outcomes:
-        hits, id_scores = _gather(self.id_data, logits_of)
-        _, ood_scores = _gather(self.ood_data, logits_of)
+        hits, id_scores = self._gather(self.id_data, logits_of)
+        _, ood_scores = self._gather(self.ood_data, logits_of)
         return Outcomes(hits, id_scores, ood_scores)
 
     def _without_each(self, inputs: Inputs) -> torch.Tensor:
@@ -137,6 +132,20 @@ class Circuit:
         return torch.cat(
             [self.model.answer(whole | {name: without[name]}) for name in self.left if name in self.towers]
         )
+
+    def _gather(self, data: Iterable[Samples], logits_of: _Logits) -> tuple[torch.Tensor, torch.Tensor]:
+        hits, scores = [], []
+        for inputs, labels in data:
+            logits = logits_of(inputs)
+            if not logits.isfinite().all():
+                raise DataError("the model answers with numbers that are not finite on this data")
+            batch_hits, batch_scores = outcomes_of(logits, labels)
+            hits.append(batch_hits)
+            scores.append(batch_scores)
+        hits, scores = self.team.in_order(hits), self.team.in_order(scores)
+        if not scores:
+            return torch.zeros(0), torch.zeros(0)
+        return torch.cat(hits, dim=-1), torch.cat(scores, dim=-1)
 
 
 def tower_without_each(tower: Tower, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,17 +184,3 @@ def without_heads(tower: Tower, layer: int, entered: Entered) -> Iterator[torch.
         joined = block.join(stream.tile(len(heads)), rest)
         outputs = tower.resume(joined, layer + 1)
         yield outputs.reshape(len(heads), -1, outputs.shape[-1])
-
-
-def _gather(data: Iterable[Samples], logits_of: _Logits) -> tuple[torch.Tensor, torch.Tensor]:
-    hits, scores = [], []
-    for inputs, labels in data:
-        logits = logits_of(inputs)
-        if not logits.isfinite().all():
-            raise DataError("the model answers with numbers that are not finite on this data")
-        batch_hits, batch_scores = outcomes_of(logits, labels)
-        hits.append(batch_hits)
-        scores.append(batch_scores)
-    if not scores:
-        return torch.zeros(0), torch.zeros(0)
-    return torch.cat(hits, dim=-1).cpu(), torch.cat(scores, dim=-1).cpu()

@@ -6,11 +6,22 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from hydractl.data.reference import did_you_mean
+from hydractl.errors import UsageError
 from hydractl.scoring.job import Method, Ranking, ScoreJob
+from hydractl.scoring.settings import (
+    CircuitSettings,
+    RandomSettings,
+    Settings,
+    TaylorSettings,
+    names_of,
+    spelled,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hydractl.manifest import Option
     from hydractl.progress import Progress
 
 
@@ -32,15 +43,13 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="circuit",
                 summary="greedy removal by an objective on validation data (Algorithm 1)",
                 run=_lazily("circuit", "score_circuit"),
-                needs_data=True,
-                greedy=True,
+                settings=CircuitSettings,
             ),
             Method(
                 name="taylor",
                 summary="|weight × gradient| of q, k and v (appendix D.1.1)",
                 run=_lazily("taylor", "score_taylor"),
-                needs_data=True,
-                uses=frozenset({"keep", "scope", "seed"}),
+                settings=TaylorSettings,
             ),
             Method(
                 name="magnitude",
@@ -52,9 +61,35 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="random",
                 summary="uniform random scores: a control",
                 run=_lazily("weights", "score_random"),
+                settings=RandomSettings,
                 needs_data=False,
-                uses=frozenset({"seed"}),
             ),
         )
     }
 )
+
+
+def settings_for(method: str, given: Mapping[str, Option]) -> Settings:
+    """Return a method's settings.
+
+    Args:
+        method: A name of `METHODS`.
+        given: What was set, by name; the rest is the method's default.
+
+    Raises:
+        UsageError: If the method is unknown or has no such setting, or a value is not allowed.
+    """
+    if method not in METHODS:
+        raise UsageError(
+            f"unknown method `{method}`",
+            hint=did_you_mean(method, METHODS) or f"methods: {', '.join(METHODS)}",
+        )
+    known = names_of(METHODS[method].settings)
+    for name in given:
+        if name not in known:
+            takers = [m.name for m in METHODS.values() if name in names_of(m.settings)]
+            raise UsageError(
+                f"`{spelled(name)}` has no effect with `--method {method}`",
+                hint=f"it is for {', '.join(f'`--method {m}`' for m in takers)}",
+            )
+    return METHODS[method].settings(**given)

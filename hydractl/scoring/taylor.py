@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.errors import DataError
 from hydractl.families.base import HeadTensor, Role, locate
 from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.settings import TaylorSettings
 
 if TYPE_CHECKING:
     from hydractl.families.tower import Tower
@@ -27,7 +28,7 @@ def score_taylor(job: ScoreJob, progress: Progress) -> Ranking:
     """
     tables = {name: [[0.0] * t.num_heads for _ in range(t.layers)] for name, t in job.scored.items()}
     places = [(tower, layer) for tower, t in job.scored.items() for layer in range(t.layers)]
-    if job.scope == "global":
+    if job.set_for(TaylorSettings).scope == "global":
         for (tower, layer), scores in _scored(job, places).items():
             tables[tower][layer] = scores
         return Ranking(scores=tables)

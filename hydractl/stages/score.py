@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from hydractl.data.batches import epoch_order
 from hydractl.data.inputs import encoded, open_items
 from hydractl.data.labels import align_labels
-from hydractl.data.reference import did_you_mean
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.masks import TowerShape
@@ -20,115 +19,22 @@ from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import check_output, publish_text
 from hydractl.runtime import digest_text, pick_device, require_one_process, torch_dtype
 from hydractl.scoring.job import ScoreJob
-from hydractl.scoring.objective import OBJECTIVES
-from hydractl.scoring.table import METHODS
-from hydractl.stages.classes import NOTHING_NAMED, Naming, ask
+from hydractl.scoring.settings import Amount
+from hydractl.stages.classes import ask
 from hydractl.stages.journal import Journal
 from hydractl.stages.lineage import TOOL
 from hydractl.stages.reading import Again, open_reader
+from hydractl.stages.score_config import ScoreConfig, ScoreReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from hydractl.data.items import Items
     from hydractl.manifest import Architecture, Option, TowerHeads
-    from hydractl.scoring.job import Method, Samples
+    from hydractl.scoring.job import Samples
     from hydractl.stages.classes import Classes
 
 DEFAULT_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreConfig:
-    """What to score, how, and where to.
-
-    Attributes:
-        model: A base.
-        out: The scores file.
-        method: A name of `METHODS`.
-        data: Labelled in-distribution data: validation data for circuits, calibration data for gradients.
-        ood: Out-of-distribution validation data, for objectives that need it.
-        objective: A name of `OBJECTIVES`, for greedy methods.
-        scope: `layer` or `global`, for Taylor.
-        budget: Heads to remove (greedy), or heads that a layer keeps (Taylor by layer).
-        limit: Use only so many in-distribution samples, drawn with the seed.
-        max_length: Tokens of a text at most, no more than the model reads; None for as many.
-        towers: Those whose heads are scored; empty for all. The others keep all of theirs when pruned.
-        naming: What a zero-shot model tells apart; without it, the data's classes.
-        seed: Of everything random.
-        arch: Architecture of a bare file.
-        batch_size: Samples in one forward pass.
-        device: Where to compute.
-        dtype: What to compute in; None is the checkpoint's own.
-        force: Replace an existing output, drop another run's journal.
-    """
-
-    model: str
-    out: Path
-    method: str = "circuit"
-    data: str = "digits"
-    ood: str | None = None
-    objective: str = "avg"
-    scope: str = "layer"
-    budget: Budget | None = None
-    limit: int | None = None
-    max_length: int | None = None
-    seed: int = 0
-    towers: tuple[str, ...] = ()
-    naming: Naming = NOTHING_NAMED
-    arch: str | None = None
-    batch_size: int = 64
-    device: str = "auto"
-    dtype: str | None = None
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UsageError(
-                f"unknown method `{self.method}`",
-                hint=did_you_mean(self.method, METHODS) or f"methods: {', '.join(METHODS)}",
-            )
-        if self.objective not in OBJECTIVES:
-            raise UsageError(
-                f"unknown objective `{self.objective}`", hint=f"objectives: {', '.join(OBJECTIVES)}"
-            )
-        if self.needs_ood and self.ood is None:
-            raise UsageError(
-                f"objective `{self.objective}` needs out-of-distribution data",
-                hint="add `--ood DATA`, or `--objective acc`",
-            )
-        if self.ood is not None and not self.needs_ood:
-            raise UsageError("`--ood` is read only by `--method circuit` with objective `ood` or `avg`")
-        if self.max_length is not None and not self.entry.needs_data:
-            raise UsageError(
-                f"`--max-length` has no effect with `--method {self.method}`, which reads no data"
-            )
-
-    @property
-    def entry(self) -> Method:
-        """The chosen row of the table of methods."""
-        return METHODS[self.method]
-
-    @property
-    def needs_ood(self) -> bool:
-        """Whether out-of-distribution data is read."""
-        return self.entry.greedy and OBJECTIVES[self.objective].needs_ood
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreReport:
-    """What `score` did; `default_budget` where the method needed a budget and was given none."""
-
-    path: Path
-    scores: HeadScores
-    resumed_from: int
-    default_budget: bool
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files written."""
-        return (self.path,)
 
 
 def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
@@ -158,7 +64,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     architecture = opened.header.architecture
     scored = _scored(config, architecture)
     keep, removals = _amounts(config, scored)
-    options = _options(config, keep=keep, removals=removals)
+    options = _options(config, keep=keep, removals=removals, total=_count_heads(scored))
     sets = _open_sets(config, opened, progress)
     classes = config.naming.classes(opened, data=sets["id"][1].class_names if "id" in sets else ())
     if classes is not None:
@@ -172,7 +78,9 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     if journal.done:
         progress.step(f"Going on after {counted(len(journal.done), 'removal')} of an interrupted run")
     job = _job(config, opened, classes, sets, progress)
-    job = replace(job, towers=tuple(scored), keep=keep, budget=removals, log=journal)
+    job = replace(
+        job, towers=tuple(scored), keep=keep, budget=removals, free=config.budget is None, log=journal
+    )
     progress.step(f"Scoring {counted(_count_heads(scored), 'head')} by {config.method}")
     ranking = config.entry.run(job, progress)
     scores = document.model_copy(
@@ -183,11 +91,13 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
             },
             "removals": ranking.removals,
             "baseline": ranking.baseline,
+            "clusters": ranking.clusters,
+            "results": dict(ranking.results),
         }
     )
     publish_text(config.out, scores.to_json())
     journal.discard()
-    unasked = config.budget is None and not options.keys().isdisjoint({"removals", "keep"})
+    unasked = config.budget is None and config.settings.amount in {Amount.REMOVALS, Amount.KEEP}
     return ScoreReport(path=config.out, scores=scores, resumed_from=len(journal.done), default_budget=unasked)
 
 
@@ -219,19 +129,19 @@ def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads]) -> tuple[int
     return round(kept / layers), removals
 
 
-def _options(config: ScoreConfig, *, keep: int, removals: int) -> dict[str, Option]:
+def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> dict[str, Option]:
     """Return the options that shape the scores, and no others."""
-    entry = config.entry
-    options: dict[str, Option] = {}
-    if entry.greedy:
+    settings = config.settings
+    options: dict[str, Option] = settings.options()
+    if settings.amount == Amount.REMOVALS:
         options["removals"] = removals
-    if "scope" in entry.uses:
-        options["scope"] = config.scope
-    if "keep" in entry.uses and config.scope == "layer":
+    if settings.amount == Amount.KEEP:
         options["keep"] = keep
-    if "seed" in entry.uses or config.limit is not None:
+    if settings.amount == Amount.CHOICE and config.budget is not None:
+        options["kept"] = total - removals
+    if settings.seeded or config.limit is not None:
         options["seed"] = config.seed
-    if entry.needs_data:
+    if config.entry.needs_data:
         options |= {"batch_size": config.batch_size, "limit": config.limit, "dtype": config.dtype}
         options |= {"max_length": config.max_length}
     if config.towers:
@@ -254,7 +164,7 @@ def _document(
     """Return the scores file without its scores: everything that decides them."""
     return HeadScores(
         method=config.method,
-        objective=config.objective if config.entry.greedy else None,
+        objective=getattr(config.settings, "objective", None),
         options=dict(options),
         model=Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),
         architecture=opened.header.architecture.name,
@@ -286,8 +196,7 @@ def _job(
         architecture=opened.header.architecture,
         id_data=loaded.get("id", ()),
         ood_data=loaded.get("ood", ()),
-        objective=config.objective,
-        scope=config.scope,
+        settings=config.settings,
         seed=config.seed,
     )
 

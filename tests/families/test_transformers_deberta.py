@@ -12,6 +12,7 @@ from hydractl.families.table import family_for_name
 from hydractl.families.transformers_deberta import DEBERTA
 from hydractl.progress import SILENT
 from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.settings import TaylorSettings
 from hydractl.scoring.taylor import score_taylor
 from support.builders import base, perturbed
 from support.variants import VARIANTS, Variant
@@ -85,7 +86,7 @@ def test_taylor_scores_count_the_projections_of_positions(name):
         family=sample.family,
         architecture=sample.header.architecture,
         id_data=[Samples(texts, labels)],
-        scope="global",
+        settings=TaylorSettings(scope="global"),
     )
     found = score_taylor(job, SILENT).scores["text"]
 

@@ -9,6 +9,7 @@ from hydractl.progress import SILENT
 from hydractl.scoring import circuit
 from hydractl.scoring.circuit import score_circuit
 from hydractl.scoring.job import Forgetful, Samples, ScoreJob
+from hydractl.scoring.settings import CircuitSettings
 from support import naive
 from support.builders import base
 from support.variants import VARIANTS, variant
@@ -71,7 +72,9 @@ def test_same_removals_as_algorithm_1(objective):
     sample = base(variant("class-token"))
     data = data_for(sample)
 
-    ranking = score_circuit(job_for(sample, data, budget=7, objective=objective), SILENT)
+    ranking = score_circuit(
+        job_for(sample, data, budget=7, settings=CircuitSettings(objective=objective)), SILENT
+    )
 
     expected = naive.greedy(library_for(sample), objective, data, 7)
     assert [(r.layer, r.head) for r in ranking.removals] == [(layer, head) for layer, head, _ in expected]
@@ -85,7 +88,7 @@ def test_same_removals_as_algorithm_1(objective):
 def test_every_candidate_is_valued_as_by_a_full_pass(one):
     sample = base(one)
     data = data_for(sample, count=12, others=9)
-    job = job_for(sample, data, objective="avg")
+    job = job_for(sample, data)
     library = library_for(sample)
 
     with torch.inference_mode():
@@ -136,7 +139,10 @@ def test_of_equal_candidates_the_first_goes():
     sample = base(variant("class-token"))
     images, labels, others = data_for(sample, count=8, others=8)
     job = job_for(
-        sample, (torch.zeros_like(images), labels, torch.zeros_like(others)), budget=3, objective="ood"
+        sample,
+        (torch.zeros_like(images), labels, torch.zeros_like(others)),
+        budget=3,
+        settings=CircuitSettings(objective="ood"),
     )
 
     ranking = score_circuit(job, SILENT)

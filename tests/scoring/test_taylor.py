@@ -6,6 +6,7 @@ import torch
 from hydractl.errors import DataError
 from hydractl.progress import SILENT
 from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.settings import TaylorSettings
 from hydractl.scoring.taylor import score_taylor
 from support import naive
 from support.builders import base
@@ -35,7 +36,7 @@ def job_for(sample, *, batch=4, **changes):
 def test_global_scores_are_the_papers_formula():
     sample = base(variant("class-token"))
 
-    found = score_taylor(job_for(sample, scope="global"), SILENT).scores["vision"]
+    found = score_taylor(job_for(sample, settings=TaylorSettings(scope="global")), SILENT).scores["vision"]
 
     library = sample.library(DOUBLE)
     for layer, row in enumerate(found):
@@ -60,7 +61,10 @@ def test_batches_do_not_matter():
     sample = base(variant("distilled"))
 
     one, many = (
-        score_taylor(job_for(sample, batch=n, scope="global"), SILENT).scores["vision"] for n in (COUNT, 3)
+        score_taylor(job_for(sample, batch=n, settings=TaylorSettings(scope="global")), SILENT).scores[
+            "vision"
+        ]
+        for n in (COUNT, 3)
     )
 
     assert torch.tensor(one) == pytest.approx(torch.tensor(many), rel=1e-10)
@@ -71,4 +75,6 @@ def test_non_finite_gradients_are_refused():
     state = {n: t * float("nan") if n == "head.weight" else t for n, t in sample.state.items()}
 
     with pytest.raises(DataError, match="not finite"):
-        score_taylor(job_for(type(sample)(sample.header, state), scope="global"), SILENT)
+        score_taylor(
+            job_for(type(sample)(sample.header, state), settings=TaylorSettings(scope="global")), SILENT
+        )

@@ -8,7 +8,8 @@ from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExi
 from hydractl.heads.select import Budget
 from hydractl.manifest import HeadScores
 from hydractl.progress import Silent
-from hydractl.stages.score import ScoreConfig, run_score
+from hydractl.stages.score import run_score
+from hydractl.stages.score_config import ScoreConfig
 from support.builders import base
 from support.variants import variant
 
@@ -120,13 +121,13 @@ def test_other_methods_score_every_head_twice_alike(model, tmp_path, method):
     [
         ({}, True),
         ({"budget": Budget(remove=4)}, False),
-        ({"method": "taylor"}, True),
-        ({"method": "taylor", "scope": "global"}, False),
-        ({"method": "magnitude"}, False),
+        ({"method": "taylor", "given": {}}, True),
+        ({"method": "taylor", "given": {"scope": "global"}}, False),
+        ({"method": "magnitude", "given": {}}, False),
     ],
 )
 def test_a_default_budget_is_reported_where_it_shapes_the_scores(model, tmp_path, changes, asked):
-    settings = {"data": "digits::classes=0-6,limit=8", "objective": "acc"} | changes
+    settings = {"data": "digits::classes=0-6,limit=8", "given": {"objective": "acc"}} | changes
 
     report = run_score(ScoreConfig(model=model, out=tmp_path / "s.json", **settings))
 
@@ -150,9 +151,9 @@ def test_a_limit_draws_with_the_seed(model, tmp_path):
 
 def test_the_scores_name_the_data_that_made_them(model, tmp_path):
     one, other = (
-        run_score(circuit(model, tmp_path / f"{i}.json", objective="acc", ood=None, data=data)).scores.data[
-            "id"
-        ]
+        run_score(
+            circuit(model, tmp_path / f"{i}.json", given={"objective": "acc"}, ood=None, data=data)
+        ).scores.data["id"]
         for i, data in enumerate([DIGITS, "digits::classes=0-6,limit=39"])
     )
 
@@ -164,9 +165,9 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
     ("changes", "error", "message"),
     [
         ({"method": "taylr"}, UsageError, "unknown method `taylr`"),
-        ({"objective": "auc"}, UsageError, "unknown objective `auc`"),
+        ({"given": {"objective": "auc"}}, UsageError, "unknown objective `auc`"),
         ({"ood": None}, UsageError, "needs out-of-distribution data"),
-        ({"objective": "acc"}, UsageError, "`--ood` is read only by"),
+        ({"given": {"objective": "acc"}}, UsageError, "`--ood` is read only by"),
         ({"method": "random"}, UsageError, "`--ood` is read only by"),
         (
             {"budget": Budget(remove=13)},

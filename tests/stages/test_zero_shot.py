@@ -32,7 +32,8 @@ from hydractl.stages.fuse import FuseConfig, run_fuse
 from hydractl.stages.predictions import SavedPredictions
 from hydractl.stages.prune import run_prune
 from hydractl.stages.prune_config import PruneConfig
-from hydractl.stages.score import ScoreConfig, run_score
+from hydractl.stages.score import run_score
+from hydractl.stages.score_config import ScoreConfig
 from hydractl.training.recipes import Recipe
 from support.builders import base as classifier
 from support.pairs import ARCHITECTURES, WORDS, pair, write_tokenizer
@@ -288,7 +289,7 @@ def naive(base, towers, budget, objective):
 )
 def test_circuits_are_those_of_whole_passes(work, tmp_path, objective, towers):
     ood = OTHERS if objective == "avg" else None
-    found = score(work / "base.st", tmp_path / "s.json", objective=objective, ood=ood, towers=towers, naming=NAMED,
+    found = score(work / "base.st", tmp_path / "s.json", given={"objective": objective}, ood=ood, towers=towers, naming=NAMED,
                   budget=Budget(remove=2))  # fmt: skip
     gone, values = naive(work / "base.st", towers or ("text", "vision"), 2, objective)
 
@@ -501,7 +502,7 @@ def test_zero_shot_models_are_not_finetuned(work, tmp_path):
 def test_names_that_are_not_the_datas_are_said(work, tmp_path):
     heard = Heard()
     naming = Naming(names=("a", "an", "of", "big", "the"))
-    config = ScoreConfig(model=str(work / "base.st"), out=tmp_path / "s.json", data=DATA, objective="acc",
+    config = ScoreConfig(model=str(work / "base.st"), out=tmp_path / "s.json", data=DATA, given={"objective": "acc"},
                          budget=Budget(remove=1), naming=naming)  # fmt: skip
     run_score(config, heard)
 

@@ -1,0 +1,75 @@
+"""Where methods reach into attention: a gate on each head's output, or a look at the attention weights.
+
+Axes: B batch, T tokens, H heads that are left in a layer, K head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from hydractl.families.attention import NOTHING, Attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+
+    from hydractl.families.attention import Side
+    from hydractl.families.tower import Model
+
+
+class Gated(Attention):
+    """Attention of one member whose heads' outputs are multiplied before the output projection.
+
+    Attributes:
+        gate: Shape (H,), or (B, 1, H) for a gate a sample.
+    """
+
+    def __init__(self, attention: Attention, gate: torch.Tensor) -> None:
+        super().__init__(attention.groups())
+        self.gate = gate
+
+    def project(self, z: torch.Tensor) -> torch.Tensor:
+        """See `Attention.project`."""
+        return super().project(z * self.gate.unsqueeze(-1).to(z.dtype))
+
+
+class Watched(Attention):
+    """Attention of one member that shows its weights of all tokens, (B, H, T, T), each time it runs."""
+
+    def __init__(
+        self, attention: Attention, see: Callable[[torch.Tensor, torch.Tensor | None], None]
+    ) -> None:
+        """Take the place of an attention.
+
+        Args:
+            attention: Whose.
+            see: Is given the weights, and the padding mask (B, 1, 1 or T, T), True at what may be looked at, or None.
+        """
+        super().__init__(attention.groups())
+        self._see = see
+
+    def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
+        """See `Attention.heads`."""
+        self._see(self.groups()[0].weights(x, side), side.mask)
+        return super().heads(x, queries, side)
+
+
+@contextlib.contextmanager
+def tapped(
+    model: Model, towers: Iterable[str], tap: Callable[[str, int, Attention], Attention]
+) -> Iterator[None]:
+    """Put `tap(tower, layer, attention)` in the place of each attention module for as long as the context lasts."""
+    before = [
+        (block, block.attn, name, layer)
+        for name in towers
+        for layer, block in enumerate(model.tower(name).layers())
+    ]
+    try:
+        for block, attention, name, layer in before:
+            block.attn = tap(name, layer, attention)
+        yield
+    finally:
+        for block, attention, _, _ in before:
+            block.attn = attention
