@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from hydractl.errors import ManifestError
+from hydractl.errors import ManifestError, json_problem
 from hydractl.runtime import digest_text
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -61,7 +61,7 @@ class Document(Model):
             raw = json.loads(text, object_pairs_hook=no_duplicates)
         except (ValueError, RecursionError) as error:
             raise ManifestError(
-                f"{where}: is not JSON: {error}", hint=f"expected a {cls.kind_of_file} file"
+                f"{where}: is not JSON: {not_json(error)}", hint=f"expected a {cls.kind_of_file} file"
             ) from error
         if isinstance(raw, dict) and raw.get("schema") != (schema := cls.schema_name()):
             raise ManifestError(
@@ -513,6 +513,13 @@ def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
         names = [name for name, _ in pairs]
         raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands twice")
     return found
+
+
+def not_json(error: ValueError | RecursionError) -> str:
+    """Return in words why a text is not JSON, with the place where the parser knows it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{json_problem(error)} at line {error.lineno} column {error.colno}"
+    return str(error)
 
 
 def first_problem(error: ValidationError) -> str:

@@ -9,6 +9,8 @@ import typer
 
 from hydractl.cli.options import (
     DATA_METAVAR,
+    DATA_SOURCES,
+    UNLABELLED_SOURCES,
     ArchOpt,
     BatchSizeOpt,
     ClassesOpt,
@@ -48,8 +50,8 @@ def evaluate(
     data: Annotated[
         str,
         typer.Option(
-            "--data", metavar=DATA_METAVAR, help="In-distribution data, with labels.", show_default=False,
-            rich_help_panel=DATA,
+            "--data", metavar=DATA_METAVAR, help=f"In-distribution data, with labels: {DATA_SOURCES}.",
+            show_default=False, rich_help_panel=DATA,
         ),
     ],
     near: Annotated[
@@ -58,7 +60,7 @@ def evaluate(
     ] = None,
     far: Annotated[
         list[str] | None,
-        typer.Option("--far", metavar="NAME=DATA", help="OOD data far from it.", rich_help_panel=DATA),
+        typer.Option("--far", metavar="NAME=DATA", help=f"OOD data far from it; also {UNLABELLED_SOURCES}.", rich_help_panel=DATA),
     ] = None,
     compare: Annotated[
         list[str] | None,

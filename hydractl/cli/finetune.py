@@ -9,6 +9,7 @@ import typer
 
 from hydractl.cli.options import (
     DATA_METAVAR,
+    DATA_SOURCES,
     ArchOpt,
     DeviceOpt,
     ForceOpt,
@@ -61,7 +62,9 @@ class PrecisionName(StrEnum):
 
 def finetune(
     model: ModelArg,
-    data: Annotated[str, typer.Option("--data", metavar=DATA_METAVAR, help="Labelled training data.")],
+    data: Annotated[
+        str, typer.Option("--data", metavar=DATA_METAVAR, help=f"Labelled training data: {DATA_SOURCES}.")
+    ],
     val: Annotated[str, typer.Option("--val", metavar=DATA_METAVAR, help="Labelled validation data.")],
     out: OutOpt,
     max_length: MaxLengthOpt = None,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hydractl.data.reference import BUILT_IN, LABELLED
+
 if TYPE_CHECKING:
     from hydractl.heads.select import Budget
 
@@ -14,8 +16,8 @@ ModelArg = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A checkpoint, a folder in timm's layout (also `local-dir:PATH`), a Hub id `org/name[@revision]` "
-        "(also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.",
+        help="A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id "
+        "`org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.",
         show_default=False,
     ),
 ]
@@ -120,6 +122,8 @@ VerifyOpt = Annotated[
     ),
 ]
 DATA_METAVAR = "DATA[::K=V,...]"
+DATA_SOURCES = f"{', '.join(LABELLED)}, a folder, a .jsonl, .csv or .parquet file, or hf:org/name"
+UNLABELLED_SOURCES = ", ".join(name for name in BUILT_IN if name not in LABELLED)
 
 
 def budget_of(*, keep: int | None, remove: int | None, keep_fraction: float | None) -> Budget | None:

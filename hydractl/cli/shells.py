@@ -118,7 +118,7 @@ def _bash_command(command: Command) -> str:
             offers.setdefault(tuple(_bash_value(option.value)), []).extend(option.spellings)
     for offer, spellings in offers.items():
         lines.append(f"        {' | '.join(spellings)})")
-        lines += [f"            {line}" for line in offer or [": # any text"]]
+        lines += [f"            {line}" for line in offer]
         lines.append("            ;;")
     lines += ["        *)", f"            _hydractl_words '{' '.join(command.spellings)}'"]
     if command.argument:
@@ -132,7 +132,8 @@ def _bash_command(command: Command) -> str:
 
 def _bash_value(value: Value) -> list[str]:
     lines = [f"_hydractl_words '{' '.join(value.words)}'"] if value.words else []
-    return lines + ([f"_hydractl_files '{'|'.join(value.suffixes)}'"] if value.files else [])
+    lines += [f"_hydractl_files '{'|'.join(value.suffixes)}'"] if value.files else []
+    return lines or [": # any text"]
 
 
 def zsh_script(commands: Sequence[Command]) -> str:

@@ -61,6 +61,8 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config"},
     }
 )
+LABELLED = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceKind(f"`{name}`")])
+"""Built-in sources with labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from hydractl.checkpoint import MAX_HEADER_BYTES, Checkpoint
 from hydractl.errors import CheckpointError, InputError, ManifestError
-from hydractl.manifest import DOCUMENTS, Document, no_duplicates
+from hydractl.manifest import DOCUMENTS, Document, no_duplicates, not_json
 from hydractl.publish import is_stream
 from hydractl.runtime import CHUNK_BYTES
 
@@ -104,7 +104,7 @@ def _document(where: str, text: str) -> Document:
     try:
         raw = json.loads(text, object_pairs_hook=no_duplicates)
     except ValueError as error:
-        raise ManifestError(f"{where}: is not JSON: {error}") from error
+        raise ManifestError(f"{where}: is not JSON: {not_json(error)}") from error
     known = {cls.schema_name(): cls for cls in DOCUMENTS.values()}
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(schema, str) or schema not in known:
