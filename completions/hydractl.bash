@@ -41,24 +41,51 @@ _hydractl() {
         ;;
     score)
         case $prev in
-        -o | --out)
+        -o | --out | --trained)
             _hydractl_files ''
             ;;
         --method)
-            _hydractl_words 'circuit taylor magnitude random'
+            _hydractl_words 'circuit taylor l0 dsp michel headmap hies gnorm cahp magnitude random'
             ;;
         --data | --ood)
             _hydractl_words 'digits shapes photos noise reviews manual letters'
             _hydractl_files ''
             ;;
-        --limit | --max-length | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size)
+        --limit | --max-length | --recheck | --first-share | --max-memory | --recompute | --alpha | --samples | --epochs | --gate-lr | --weights-lr | --penalty | --temperature | --cooldown | --degree | --perplexity | --signature-size | --salience-share | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size)
             : # any text
             ;;
         --objective)
             _hydractl_words 'acc ood avg'
             ;;
+        --ood-score)
+            _hydractl_words 'msp energy entropy max-logit'
+            ;;
+        --search)
+            _hydractl_words 'exact lazy racing'
+            ;;
         --scope)
             _hydractl_words 'layer global'
+            ;;
+        --variant)
+            _hydractl_words 'l1 molchanov'
+            ;;
+        --form)
+            _hydractl_words 'sample batch'
+            ;;
+        --normalize)
+            _hydractl_words 'none layer tower'
+            ;;
+        --training)
+            _hydractl_words 'pipelined joint'
+            ;;
+        --estimator)
+            _hydractl_words 'soft ste'
+            ;;
+        --representative)
+            _hydractl_words 'salience medoid'
+            ;;
+        --embedding)
+            _hydractl_words 'tsne none'
             ;;
         --device)
             _hydractl_words 'auto cpu cuda mps'
@@ -68,7 +95,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --method --data --limit --max-length --objective --ood --scope --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --json -q --quiet -h --help'
+                _hydractl_words '-o --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --first-share --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -83,15 +110,28 @@ _hydractl() {
         --scores | --mask)
             _hydractl_files 'json'
             ;;
-        --keep | --remove | --keep-fraction | --members | --pool | --diverge-from | --seed | --arch)
+        --keep | --remove | --keep-fraction | --members | --pool | --diverge-from | --candidates | --batch-size | --max-length | --classes | --template | --seed | --arch)
             : # any text
+            ;;
+        --strategy)
+            _hydractl_words 'best sample objectives clusters random diverse'
+            ;;
+        --data | --ood)
+            _hydractl_words 'digits shapes photos noise reviews manual letters'
+            _hydractl_files ''
+            ;;
+        --diversity)
+            _hydractl_words 'mi disagreement none'
+            ;;
+        --device)
+            _hydractl_words 'auto cpu cuda mps'
             ;;
         --dtype)
             _hydractl_words 'bf16 fp16 fp32'
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --scores --mask --keep --remove --keep-fraction --per-layer --members --pool --diverge-from --seed --arch --dtype --verify --no-verify --force --json -q --quiet -h --help'
+                _hydractl_words '-o --out --scores --mask --keep --remove --keep-fraction --per-layer --strategy --members --pool --diverge-from --data --ood --candidates --diversity --batch-size --device --max-length --classes --template --seed --arch --dtype --verify --no-verify --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -183,9 +223,15 @@ _hydractl() {
         ;;
     inspect)
         case $prev in
+        --keep | --remove | --keep-fraction)
+            : # any text
+            ;;
+        --plot)
+            _hydractl_files ''
+            ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--tensors --json -q --quiet -h --help'
+                _hydractl_words '--tensors --keep --remove --keep-fraction --plot --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors|json'
             fi

@@ -9,21 +9,29 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydractl.runtime import ENDING
+
 if TYPE_CHECKING:
     from types import FrameType
 
 
 def main() -> None:
     """Run the command line."""
-    for name in ("SIGTERM", "SIGHUP"):
+    launched = os.environ.get("WORLD_SIZE", "1") != "1"
+    for name in ENDING:
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+        if number is None or signal.getsignal(number) not in {signal.SIG_DFL, signal.default_int_handler}:
+            continue
+        if launched:
+            signal.signal(number, _unwind_once)
+        elif number != signal.SIGINT:  # Python answers that one as we do
             signal.signal(number, _unwind)
     try:
         code = _run()
     except KeyboardInterrupt:  # before or after the command itself
         code = 130
-        sys.stderr.write("interrupted\n")
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write("interrupted\n")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left to do is not worth a traceback
     sys.exit(code)
 
@@ -49,6 +57,14 @@ def _run() -> int:
 def _unwind(_number: int, _frame: FrameType | None) -> None:
     """End as Ctrl-C does, so that scratch files go."""
     raise KeyboardInterrupt
+
+
+def _unwind_once(number: int, frame: FrameType | None) -> None:
+    """End at the first of several signals: a launcher passes on the Ctrl-C that all have got from the terminal."""
+    for name in ENDING:
+        if (other := getattr(signal, name, None)) is not None:
+            signal.signal(other, signal.SIG_IGN)
+    _unwind(number, frame)
 
 
 if __name__ == "__main__":

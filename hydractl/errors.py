@@ -10,7 +10,8 @@ HydraError               1
 │  └─ OutputError        a place that cannot be written
 ├─ HubError              4
 ├─ CheckFailed           5
-└─ OutputExists          6
+├─ OutputExists          6
+└─ Interrupted         130
 
 A `HydraError` says what is wrong and where; `hint` says what to type next. Programming mistakes stay
 `ValueError` or `TypeError` and keep their traceback.
@@ -81,6 +82,12 @@ class OutputExists(HydraError):  # noqa: N818 - as above
     """The output is already there, or is one of the inputs."""
 
     exit_code = 6
+
+
+class Interrupted(HydraError):  # noqa: N818 - as above
+    """This process ends because another one of the same run did; without a message where that one has said why."""
+
+    exit_code = 130
 
 
 def json_problem(error: json.JSONDecodeError) -> str:

@@ -330,6 +330,8 @@ class Preprocess(Model):
         interpolation: How images are resized.
         crop_pct: How much of the resized image's side the crop keeps.
         crop_mode: As timm defines them.
+        crop_offset: Where a margin is odd, whether a crop begins at the nearest pixel (half to even, as torchvision and
+            timm have it) or at the one before (transformers).
     """
 
     input_size: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
@@ -338,6 +340,9 @@ class Preprocess(Model):
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
     crop_pct: float = Field(default=1.0, gt=0, le=1)
     crop_mode: Literal["center", "squash", "border"] = "center"
+    crop_offset: Literal["nearest", "before"] = Field(
+        default="nearest", exclude_if=lambda value: value == "nearest"
+    )
 
     @model_validator(mode="after")
     def _one_a_channel(self) -> Self:
@@ -356,6 +361,8 @@ class Tokenization(Model):
         pad_id: The token that fills a batch up to its longest text.
         vocab_size: How many tokens the model knows.
         padding: Whether a batch is filled up to its longest text, or always to `max_length`, as some models were trained.
+        padding_side: Where it is filled; on the left, the first token of a shorter text is one that pads.
+        truncation_side: Where longer texts are cut.
     """
 
     tokenizer: str | None = None
@@ -364,6 +371,10 @@ class Tokenization(Model):
     pad_id: int = Field(ge=0)
     vocab_size: int = Field(ge=1)
     padding: Literal["longest", "max_length"] = "longest"
+    padding_side: Literal["right", "left"] = Field(default="right", exclude_if=lambda value: value == "right")
+    truncation_side: Literal["right", "left"] = Field(
+        default="right", exclude_if=lambda value: value == "right"
+    )
 
 
 class Prompting(Model):

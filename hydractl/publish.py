@@ -51,31 +51,46 @@ def is_stream(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def check_output(path: Path, *, force: bool, inputs: Iterable[Path] = ()) -> None:
+def check_output(
+    path: Path,
+    *,
+    force: bool,
+    inputs: Iterable[Path] = (),
+    folders: Iterable[Path] = (),
+    option: str = "-o",
+) -> None:
     """Refuse an output that cannot or must not be written, before any work is done.
 
     Args:
         path: Where the output will go; `-` is standard output.
         force: Whether an existing file may be replaced. An input never may.
         inputs: Files that the command reads.
+        folders: Folders of which it may read every file.
+        option: What names the output on the command line, for hints.
 
     Raises:
-        OutputExists: If `path` is one of `inputs`, or exists and `force` is off.
+        OutputExists: If `path` is one of `inputs`, or a file in one of `folders`, or exists and `force` is off.
         OutputError: If its folder is missing, or it is a folder itself, or no file can be made there.
     """
     if is_stream(path):
         return
     target = path.resolve()
-    for source in inputs:
-        if source.exists() and target.exists() and target.samefile(source):
-            raise OutputExists(f"{path}: is an input of this command", hint="choose another name with `-o`")
+    if target.exists() and (
+        any(source.exists() and target.samefile(source) for source in inputs)
+        or (target.is_file() and any(target.is_relative_to(folder.resolve()) for folder in folders))
+    ):
+        raise OutputExists(
+            f"{path}: is an input of this command", hint=f"choose another name with `{option}`"
+        )
     if target.is_dir():
         raise OutputError(
-            f"{path}: is a folder, not a file", hint=f"name a file in it, for example `-o {path}/out.st`"
+            f"{path}: is a folder, not a file",
+            hint=f"name a file in it, for example `{option} {path}/out.st`",
         )
     if target.exists() and not force:
         raise OutputExists(
-            f"{path}: already exists", hint="add `--force` to replace it, or choose another name with `-o`"
+            f"{path}: already exists",
+            hint=f"add `--force` to replace it, or choose another name with `{option}`",
         )
     if not target.parent.is_dir():
         raise OutputError(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
+import threading
+from datetime import timedelta
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.errors import UsageError
 
@@ -15,10 +18,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from torch.distributed.distributed_c10d import Store
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 CHUNK_BYTES = 1 << 16  # larger buffers are handed back to the system at each release, and cost page faults
 HASHED_AT_ONCE = 1 << 23
+PATIENCE_S = 7 * 24 * 3600
+"""For how long processes wait for each other: one that has died closes its connections and is noticed at once."""
+ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
+LINGER_S = 10.0
+"""For how long a process that has nothing to say waits to be ended by its launcher, whose report then begins with the one
+that failed."""
+
+
+class Meeting(NamedTuple):
+    """Where processes meet: a table of texts that all share, this one's number, and how many there are."""
+
+    store: Store
+    rank: int
+    world: int
 
 
 def versions(*libraries: str) -> dict[str, str]:
@@ -94,6 +112,33 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def own_device(name: str) -> torch.device:
+    """Return the device of this process; several processes of one machine take one GPU each.
+
+    Args:
+        name: As for `pick_device`.
+
+    Raises:
+        UsageError: If the device is unknown or absent, or there are fewer GPUs than processes.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    device = pick_device(name)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    if world_size() == 1 or device.type != "cuda":
+        return device
+    if ":" in name:
+        raise UsageError(
+            f"`--device {name}` is one device for {world_size()} processes", hint="use `--device cuda`"
+        )
+    if here > (count := torch.cuda.device_count()):
+        raise UsageError(
+            f"{here} processes share {count} GPU{'' if count == 1 else 's'} on this machine",
+            hint=f"start `torchrun --nproc-per-node {count}`, or use `--device cpu`",
+        )
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank())))
+
+
 def rank() -> int:
     """Return this process's rank under torchrun or accelerate, 0 when there is one process."""
     return int(os.environ.get("RANK", "0"))
@@ -102,6 +147,21 @@ def rank() -> int:
 def world_size() -> int:
     """Return how many processes run this command together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def meeting(purpose: str) -> Meeting:
+    """Return where the processes of this run leave each other notes.
+
+    Raises:
+        RuntimeError: If the launcher cannot be reached.
+    """
+    from torch.distributed.distributed_c10d import PrefixStore  # noqa: PLC0415 - as above
+    from torch.distributed.rendezvous import rendezvous  # noqa: PLC0415 - as above
+
+    notes, own, world = next(rendezvous("env://", timeout=timedelta(seconds=PATIENCE_S)))
+    # a process may meet the others several times under one launcher, and must not find what was left the last time
+    times = notes.add(f"hydractl/{purpose}/{own}", 1)
+    return Meeting(PrefixStore(f"hydractl/{purpose}/{times}", notes), own, world)
 
 
 def require_one_process(command: str) -> None:
@@ -113,5 +173,25 @@ def require_one_process(command: str) -> None:
     if world_size() > 1:
         raise UsageError(
             f"`{command}` runs in one process, not in {world_size()}",
-            hint="leave out `torchrun`; `finetune` takes it",
+            hint="leave out `torchrun`; `finetune` and `score` take it",
         )
+
+
+@contextlib.contextmanager
+def signals_that_kill() -> Iterator[None]:
+    """Let signals that ask a process to end do so at once, also while it waits inside a library.
+
+    In other threads than the main one, which alone gets signals, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [n for name in ENDING if (n := getattr(signal, name, None)) is not None]
+    answers = {number: answer for number in numbers if callable(answer := signal.getsignal(number))}
+    try:
+        for number in answers:
+            signal.signal(number, signal.SIG_DFL)
+        yield
+    finally:
+        for number, answer in answers.items():
+            signal.signal(number, answer)

@@ -58,6 +58,11 @@ def locate(reference: str) -> Located:
         return Located(reference=reference, path=Path(name), arch=name, options=options)
     if reference.startswith("hf-hub:"):
         return _in_folder(reference, download(reference.removeprefix("hf-hub:")))
+    if not reference.removeprefix("local-dir:"):
+        raise UsageError(
+            "the model reference is empty",
+            hint="a MODEL is a .st file, a folder (`.` for this one), or a Hub id `org/name[@revision]`",
+        )
     path = Path(reference.removeprefix("local-dir:"))
     if reference == "-" or is_stream(path):
         return Located(reference=reference, path=path, weights=(path,))

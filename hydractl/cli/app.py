@@ -86,8 +86,8 @@ def command_tree() -> typer.core.TyperGroup:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; errors become messages here and nowhere else."""
-    from hydractl.cli.output import drop_stdout, fail, say
-    from hydractl.errors import HydraError
+    from hydractl.cli.output import drop_stdout, fail, interrupted, leader_is_silent
+    from hydractl.errors import HydraError, UsageError
 
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -96,13 +96,15 @@ def main(argv: list[str] | None = None) -> int:
             tree.invoke(context)
         sys.stdout.flush()
     except HydraError as error:
-        fail(error)
+        # what the command line alone tells, every rank finds; an interrupted one may have nothing to add
+        if error.message and (not isinstance(error, UsageError) or leader_is_silent()):
+            fail(error)
         return error.exit_code
     except BrokenPipeError:
         drop_stdout()
         return BROKEN_PIPE
-    except (KeyboardInterrupt, typer.Abort):
-        say("interrupted")
+    except (KeyboardInterrupt, typer.Abort) as error:
+        interrupted(error)
         return INTERRUPTED
     except typer.Exit as done:
         return done.exit_code
@@ -115,6 +117,9 @@ def _usage_or_bug(error: Exception) -> int:
     """Show typer's own usage errors as typer does; anything else is a bug of ours and keeps its traceback."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):
-        show()
+        from hydractl.cli.output import leader_is_silent
+
+        if leader_is_silent():
+            show()
         return code
     raise error

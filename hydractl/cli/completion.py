@@ -28,7 +28,7 @@ CHECKPOINTS = ("st", "safetensors")
 VALUES = {
     "MODEL": Value(files=True, suffixes=CHECKPOINTS),
     "MODEL...": Value(files=True, suffixes=CHECKPOINTS),
-    "FILE": Value(files=True, suffixes=(*CHECKPOINTS, "json")),
+    "FILE...": Value(files=True, suffixes=(*CHECKPOINTS, "json")),
     "WEIGHTS": Value(files=True, suffixes=("pth", "pt", "bin", "ckpt", "tar", "safetensors", "json")),
     "JSON": Value(files=True, suffixes=("json",)),
     "PATH": Value(files=True),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hydractl.cli.inspect_comparison import refuse_listing, refuse_without_comparison, show_comparison
 from hydractl.cli.inspect_documents import lineage_tree, maps, pairs, plain, show_mask, show_scores
-from hydractl.cli.options import JsonOpt
+from hydractl.cli.options import BUDGET_PANEL, JsonOpt, KeepOpt, RemoveOpt, budget_of
 from hydractl.cli.output import Terminal, count, line, model_cell, size, table
 from hydractl.progress import counted
 
@@ -30,37 +32,74 @@ LABELS_SHOWN = 20
 
 
 def inspect(
-    file: Annotated[
-        str,
+    files: Annotated[
+        list[str],
         typer.Argument(
-            metavar="FILE",
-            help="A checkpoint, a folder, scores, a head mask, a report or predictions; `-` is standard input.",
+            metavar="FILE...",
+            help="A checkpoint, a folder, scores, a head mask, a report or predictions; `-` is standard input. "
+            "Several scores, masks and checkpoints are compared.",
             show_default=False,
         ),
     ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List a checkpoint's tensors.")] = False,
+    keep: KeepOpt = None,
+    remove: RemoveOpt = None,
+    keep_fraction: Annotated[
+        float | None,
+        typer.Option(
+            "--keep-fraction",
+            min=0.0,
+            max=1.0,
+            metavar="F",
+            help="Keep this share of all heads (default: as many as the scores were made for, or else 2/3).",
+            rich_help_panel=BUDGET_PANEL,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="PATH", help="Draw the choices of heads, as .png or .svg."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing figure.")] = False,
     json: JsonOpt = False,
     quiet: Annotated[
         bool,
-        typer.Option("-q", "--quiet", help="Print nothing: the exit code says whether the file is sound."),
+        typer.Option(
+            "-q",
+            "--quiet",
+            help="Print no more than the path of a figure: the exit code says whether the files are sound.",
+        ),
     ] = False,
 ) -> None:
-    """Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage.
+    """Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage; or compare choices of heads.
 
     Only headers are read, so a file of any size answers at once.
 
+    Of several scores, masks and checkpoints every pair is compared: removed heads in common, the layers that they are
+    removed from, and how alike scores rank all heads. Scores become the masks that `prune` makes of them, by a budget.
+
     Examples:
       hydractl inspect hydra.st
-      hydractl inspect member-0.mask.json
       hydractl inspect base.st --tensors
       hydractl inspect hydra.st --json | jq .fused.trunk
       hydractl inspect -q mask.json && echo sound
+      hydractl inspect taylor.json circuit.json --keep 8
+      hydractl inspect taylor.json circuit.json hydra.st --plot heads.svg
     """
     terminal = Terminal(as_json=json, quiet=quiet)
-    from hydractl.stages.inspect import InspectConfig, run_inspect
+    budget = budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction)
+    if len(files) == 1 and plot is None:
+        refuse_without_comparison(budget=budget, force=force)
+        from hydractl.stages.inspect import InspectConfig, run_inspect
 
-    report = run_inspect(InspectConfig(file=file, tensors=tensors), terminal.progress())
-    terminal.result(report, lambda out: render(report, out))
+        report = run_inspect(InspectConfig(file=files[0], tensors=tensors), terminal.progress())
+        terminal.result(report, lambda out: render(report, out))
+        return
+    refuse_listing(tensors=tensors)
+    from hydractl.stages.inspect_compare import CompareConfig, run_compare
+
+    config = CompareConfig(files=tuple(files), budget=budget, plot=plot, force=force)
+    comparison = run_compare(config, terminal.progress())
+    terminal.result(comparison, lambda out: show_comparison(comparison, out))
 
 
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
@@ -115,7 +154,10 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if model.num_classes is not None:
         rows.append(("classes", _labelled(model.num_classes, model.labels)))
     if model.preprocess:
-        rows.append(("preprocessing", _preprocess(model.preprocess)))
+        rows.append(("preprocessing", _preprocess(model.preprocess, model.tokenizer_size)))
+    if model.prompting:
+        rows.append(("prompts", _preprocess(model.prompting.tokenization, model.tokenizer_size)))
+        rows += [("template", template) for template in model.prompting.templates]
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
     if not report.predictions:
@@ -212,18 +254,20 @@ def _amount(amount: Amount) -> tuple[str, str, str]:
 
 def _labelled(number: int, labels: Sequence[str]) -> str:
     if not labels:
-        return str(number)
+        return str(number) if number else "none yet: texts name them"
     rest = f", ... and {len(labels) - LABELS_SHOWN} more" if len(labels) > LABELS_SHOWN else ""
     return f"{number}: {', '.join(labels[:LABELS_SHOWN])}{rest}"
 
 
-def _preprocess(found: Preprocess | Tokenization) -> str:
+def _preprocess(found: Preprocess | Tokenization, tokens: int | None) -> str:
     from hydractl.manifest import Tokenization
 
     if isinstance(found, Tokenization):
-        tokenizer = "its own tokenizer" if found.tokenizer else "no tokenizer yet"
+        own = f"its own tokenizer of {counted(tokens, 'token')}" if tokens else "its own tokenizer"
+        tokenizer = f"{own} (the model knows {found.vocab_size})" if found.tokenizer else "no tokenizer yet"
         names = ", ".join(("input_ids", *found.names))
-        return f"text, {tokenizer}, {counted(found.vocab_size, 'token')}, at most {found.max_length} a text; {names}"
+        side = ", padded on the left" if found.padding_side == "left" else ""
+        return f"text, {tokenizer}, at most {found.max_length} tokens a text{side}; {names}"
     shape = "x".join(map(str, found.input_size))
     mean, std = (" ".join(f"{v:g}" for v in values) for values in (found.mean, found.std))
     return (

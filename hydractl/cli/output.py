@@ -8,9 +8,12 @@ import json
 import math
 import os
 import sys
+import time
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from hydractl.runtime import LINGER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -196,6 +199,23 @@ def fail(error: HydraError) -> None:
     say(f"{'' if rank == '0' else f'rank {rank}: '}error: {error.message}", style="bold red")
     if error.hint:
         say(f"\nhint: {error.hint}")
+
+
+def interrupted(error: BaseException) -> None:
+    """Say that the command was interrupted, and what is noted of it; of several ranks the first does."""
+    if os.environ.get("RANK", "0") == "0":
+        say("; ".join(("interrupted", *getattr(error, "__notes__", ()))))
+
+
+def leader_is_silent() -> bool:
+    """Return whether this process should report what rank 0 finds as well: in rank 0, and where that does not end the run."""
+    if os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1":
+        return True
+    try:
+        time.sleep(LINGER_S)
+    except KeyboardInterrupt:  # the launcher's, after rank 0 has spoken
+        return False
+    return True
 
 
 def line(out: Console, message: str) -> None:

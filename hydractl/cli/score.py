@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hydractl.cli.options import (
-    BUDGET_PANEL,
-    DATA_METAVAR,
     ArchOpt,
     BatchSizeOpt,
     ClassesOpt,
@@ -28,7 +26,46 @@ from hydractl.cli.options import (
     budget_of,
 )
 from hydractl.cli.output import Terminal, line, table
+from hydractl.cli.score_options import (
+    DataOpt,
+    FirstShareOpt,
+    KeepFractionOpt,
+    LimitOpt,
+    MaxMemoryOpt,
+    ObjectiveOpt,
+    OodOpt,
+    OodScoreOpt,
+    RecheckOpt,
+    SearchOpt,
+    TowersOpt,
+)
+from hydractl.cli.score_settings import (
+    AlphaOpt,
+    CooldownOpt,
+    DegreeOpt,
+    EmbeddingOpt,
+    EpochsOpt,
+    EstimatorOpt,
+    FormOpt,
+    GateLrOpt,
+    NormalizeOpt,
+    PenaltyOpt,
+    PerplexityOpt,
+    RecomputeOpt,
+    RepresentativeOpt,
+    SalienceShareOpt,
+    SamplesOpt,
+    ScopeOpt,
+    SignatureSizeOpt,
+    TemperatureOpt,
+    TrainedOpt,
+    TrainingOpt,
+    VariantOpt,
+    WeightsLrOpt,
+)
+from hydractl.cli.sizes import bytes_of
 from hydractl.progress import counted
+from hydractl.scoring.settings import names_of
 from hydractl.scoring.table import METHODS
 
 if TYPE_CHECKING:
@@ -37,7 +74,6 @@ if TYPE_CHECKING:
     from hydractl.manifest import HeadScores
     from hydractl.stages.score_config import ScoreReport
 
-GREEDY, TAYLOR = "Circuit", "Taylor"
 HEADS_SHOWN = 10
 
 
@@ -46,80 +82,51 @@ if TYPE_CHECKING:
 else:
     MethodName = StrEnum("MethodName", list(METHODS))
 DEFAULT_METHOD = MethodName("circuit")
-
-
-class Scope(StrEnum):
-    """Over what gradients are compared."""
-
-    layer = "layer"
-    all = "global"
+METHOD_HELP = f"How heads are scored. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}."
+SETTINGS = frozenset(name for method in METHODS.values() for name in names_of(method.settings))
+"""Those of all methods; each is an option of the same name."""
 
 
 def score(
     model: ModelArg,
     out: OutOpt,
-    method: Annotated[MethodName, typer.Option("--method", help="How heads are scored.")] = DEFAULT_METHOD,
-    data: Annotated[
-        str,
-        typer.Option(
-            "--data",
-            metavar=DATA_METAVAR,
-            help="Labelled data: validation (circuit) or calibration (taylor).",
-        ),
-    ] = "digits",
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", min=1, metavar="N", help="Use N samples of it, drawn with the seed."),
-    ] = None,
+    method: Annotated[MethodName, typer.Option("--method", help=METHOD_HELP)] = DEFAULT_METHOD,
+    data: DataOpt = "digits",
+    limit: LimitOpt = None,
     max_length: MaxLengthOpt = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            "--objective",
-            metavar="OBJECTIVE",
-            help="What the kept heads should be good at: acc, ood or avg (default).",
-            rich_help_panel=GREEDY,
-        ),
-    ] = None,
-    ood: Annotated[
-        str | None,
-        typer.Option(
-            "--ood",
-            metavar=DATA_METAVAR,
-            help="Out-of-distribution validation data, for ood and avg.",
-            rich_help_panel=GREEDY,
-        ),
-    ] = None,
-    scope: Annotated[
-        Scope | None,
-        typer.Option(
-            "--scope",
-            help="Score layer by layer, each without what went before (default); or all at once.",
-            rich_help_panel=TAYLOR,
-        ),
-    ] = None,
+    objective: ObjectiveOpt = None,
+    ood: OodOpt = None,
+    ood_score: OodScoreOpt = None,
+    search: SearchOpt = None,
+    recheck: RecheckOpt = None,
+    first_share: FirstShareOpt = None,
+    max_memory: MaxMemoryOpt = None,
+    scope: ScopeOpt = None,
+    variant: VariantOpt = None,
+    form: FormOpt = None,
+    recompute: RecomputeOpt = None,
+    normalize: NormalizeOpt = None,
+    alpha: AlphaOpt = None,
+    samples: SamplesOpt = None,
+    training: TrainingOpt = None,
+    epochs: EpochsOpt = None,
+    gate_lr: GateLrOpt = None,
+    weights_lr: WeightsLrOpt = None,
+    penalty: PenaltyOpt = None,
+    estimator: EstimatorOpt = None,
+    temperature: TemperatureOpt = None,
+    cooldown: CooldownOpt = None,
+    trained: TrainedOpt = None,
+    degree: DegreeOpt = None,
+    representative: RepresentativeOpt = None,
+    embedding: EmbeddingOpt = None,
+    perplexity: PerplexityOpt = None,
+    signature_size: SignatureSizeOpt = None,
+    salience_share: SalienceShareOpt = None,
     keep: KeepOpt = None,
     remove: RemoveOpt = None,
-    keep_fraction: Annotated[
-        float | None,
-        typer.Option(
-            "--keep-fraction",
-            min=0.0,
-            max=1.0,
-            metavar="F",
-            help="Keep this share of all heads (default without a budget: 2/3).",
-            rich_help_panel=BUDGET_PANEL,
-        ),
-    ] = None,
-    towers: Annotated[
-        str | None,
-        typer.Option(
-            "--towers",
-            metavar="A,B",
-            help="Score the heads of these towers only (text, vision); the others keep all of theirs.",
-            rich_help_panel="Zero-shot",
-        ),
-    ] = None,
+    keep_fraction: KeepFractionOpt = None,
+    towers: TowersOpt = None,
     classes: ClassesOpt = None,
     template: TemplateOpt = None,
     seed: SeedOpt = 0,
@@ -135,26 +142,30 @@ def score(
 
     Without a budget two thirds of the heads are kept: a circuit run then orders the other third, and `prune` can remove
     no more than these. A circuit run keeps a journal beside its output: interrupted and started again, it goes on where it was.
+    Under `torchrun` the processes share the batches, and the scores are the same to the last byte.
 
     Examples:
       hydractl score base.st --data val/ --ood places/ -o scores.json
+      hydractl score base.st --method cahp --data train/ -o scores.json
       hydractl score base.st --method taylor --data train/ --limit 1024 --keep 8 -o scores.json
       hydractl score clip/ --data val/ --objective acc --remove 24 --template "A photo of a {label}." -o scores.json
+      torchrun --nproc-per-node 2 -m hydractl score base.st --data val/ --ood places/ -o scores.json
       hydractl score base.st --method random --seed 1 -o - | hydractl prune base.st --scores - --keep 8 -o member.st
     """
+    given = {name: value for name, value in locals().items() if name in SETTINGS and value is not None}
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
     from hydractl.stages.classes import Naming
     from hydractl.stages.score import run_score
     from hydractl.stages.score_config import ScoreConfig
 
-    given = {"objective": objective, "scope": scope}
     config = ScoreConfig(
         model=model, out=out, method=method.value, data=data, ood=ood,
-        given={name: value for name, value in given.items() if value is not None},
+        given=given,
         budget=budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction), limit=limit,
         max_length=max_length, towers=tuple(towers.split(",")) if towers else (),
         naming=Naming.parse(classes, template), seed=seed, arch=arch,
-        batch_size=batch_size, device=device, dtype=dtype, force=force,
+        batch_size=batch_size, device=device, dtype=dtype, trained=trained, force=force,
+        max_memory=None if max_memory is None else bytes_of("--max-memory", max_memory),
     )  # fmt: skip
     report = run_score(config, terminal.progress())
     terminal.result(report, lambda out: render(report, out))
@@ -178,6 +189,8 @@ def render(report: ScoreReport, out: Console) -> None:
             last = scores.removals[-1]
             done = counted(len(scores.removals), "removal")
             line(out, f"... {done}; {scores.objective} {last.objective:.4f} after the last")
+        if "exact_evaluations" in scores.results:
+            line(out, _thrift(scores))
     else:
         heads = sorted(
             (s, n, layer, h)
@@ -187,15 +200,32 @@ def render(report: ScoreReport, out: Console) -> None:
         )
         lowest = [(f"{n} {layer}.{h}", f"{s:.4g}") for s, n, layer, h in heads[:HEADS_SHOWN]]
         out.print(table(["lowest heads", "score"], lowest))
+    if scores.clusters is not None:
+        heads_in_all = counted(sum(map(len, scores.clusters)), "head")
+        groups = counted(len(scores.clusters), "group")
+        line(out, f"{heads_in_all} in {groups}: one of each stays, and one at least in each layer")
     if report.default_budget:
         line(out, _default_budget(scores))
     if str(report.path) != "-":
         line(out, f"Wrote {report.path}")
+    if report.trained is not None:
+        line(out, f"Wrote {report.trained}")
+
+
+def _thrift(scores: HeadScores) -> str:
+    """Return how much a search did beside what an exact one does."""
+    found = scores.results
+    return (
+        f"Valued {found['evaluations']:g} of {found['exact_evaluations']} candidates on all data: {found['work']:.1%} of the "
+        "work of `--search exact`"
+    )
 
 
 def _default_budget(scores: HeadScores) -> str:
     total = sum(len(row) for tower in scores.towers.values() for row in tower.scores)
-    if scores.removals is None:
+    if "kept" in scores.options:
+        done = f"{scores.options['kept']} of {counted(total, 'head')} were chosen to stay, two thirds"
+    elif scores.removals is None:
         done = "each layer was scored down to two thirds of its heads"
     else:
         done = f"{len(scores.removals)} of {counted(total, 'head')} were removed, two thirds stay"

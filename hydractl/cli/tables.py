@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderResult
 
 NARROWEST_FIRST_COLUMN = 14
-KEPT, DROPPED = ("■", "·"), ("#", ".")
+KEPT_DROPPED = (("■", "·"), ("#", "."))
+SHADES = ("·░▒▓█", ".:+x#")
 GAP = 3
 
 
@@ -125,15 +127,17 @@ class HeadMaps:
         names: Of the members.
         keep: For each member and layer the kept heads.
         num_heads: Heads of a layer of the base.
+        standing: For each member the shares of heads that score no higher, in (0, 1], which are shown as shades in
+            place of kept and dropped; None for one that has no scores. Empty if none has any.
     """
 
     names: tuple[str, ...]
     keep: tuple[tuple[tuple[int, ...], ...], ...]
     num_heads: int
+    standing: tuple[Sequence[Sequence[float]] | None, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw as many maps beside each other as fit, and the rest below."""
-        kept, dropped = (ends[options.ascii_only] for ends in zip(KEPT, DROPPED, strict=True))
         digits = len(str(self.num_heads))
         width = max(self.num_heads + 1 + digits, *(cell_len(name) for name in self.names))
         count = max(1, (options.max_width - len("layer")) // (width + GAP))
@@ -145,14 +149,24 @@ class HeadMaps:
             yield Text("layer" + heading.rstrip(), style="bold", overflow="fold")
             for layer in range(len(self.keep[0])):
                 text = Text(f"{layer:>5}")
-                for member in self.keep[begin:end]:
-                    heads = set(member[layer])
+                for member in range(begin, min(end, len(self.names))):
+                    heads = set(self.keep[member][layer])
                     text.append(" " * GAP)
-                    for head in range(self.num_heads):
-                        text.append(kept if head in heads else dropped, style="" if head in heads else "dim")
+                    for head, sign in enumerate(self._signs(member, layer, ascii_only=options.ascii_only)):
+                        text.append(sign, style="" if head in heads else "dim")
                     text.append(f" {len(heads):>{digits}}".ljust(width - self.num_heads))
                 text.rstrip()
                 yield text
+
+    def _signs(self, member: int, layer: int, *, ascii_only: bool) -> str:
+        """Return one letter a head: a fifth of all heads has each shade, more where scores are equal."""
+        standing = self.standing[member] if self.standing else None
+        if standing is not None:
+            shades = SHADES[ascii_only]
+            return "".join(shades[ceil(len(shades) * share) - 1] for share in standing[layer])
+        kept, dropped = KEPT_DROPPED[ascii_only]
+        stay = set(self.keep[member][layer])
+        return "".join(kept if head in stay else dropped for head in range(self.num_heads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

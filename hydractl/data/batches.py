@@ -45,6 +45,21 @@ class Batch(NamedTuple, Generic[T_co]):
     indices: Tensor
 
 
+class Deal(NamedTuple):
+    """Which batches are dealt to one of several processes: numbers `which`, `which + of`, `which + 2 of`, ..."""
+
+    which: int = 0
+    of: int = 1
+
+    def positions(self, count: int, batch_size: int) -> list[int]:
+        """Return where the items of one's own batches stand among `count` that lie in the order of the batches."""
+        starts = range(self.which * batch_size, count, self.of * batch_size)
+        return [i for start in starts for i in range(start, min(start + batch_size, count))]
+
+
+EVERY_BATCH = Deal()
+
+
 def batches(
     dataset: ImageSet, transform: Transform, *, batch_size: int, indices: Sequence[int] | Tensor | None = None
 ) -> Iterator[Batch[Tensor]]:

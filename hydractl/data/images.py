@@ -53,7 +53,14 @@ class ImageSet(Items):
         name: str,
     ) -> Subset:
         """See `Items.selected`; nothing is decoded."""
-        return Subset(base=self, indices=indices, class_names=class_names, labels=labels, name=name)
+        return Subset(
+            base=self,
+            indices=indices,
+            class_names=class_names,
+            labels=labels,
+            name=name,
+            numbered=self.numbered,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,7 @@ class Subset(ImageSet):
         class_names: The classes that labels count over; every selected item's class is one of them.
         labels: As in every set.
         name: As in every set.
+        numbered: As in every set.
     """
 
     base: ImageSet
@@ -73,6 +81,7 @@ class Subset(ImageSet):
     class_names: tuple[str, ...]
     labels: tuple[int, ...] | None
     name: str
+    numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from hydractl.data.batches import CACHE_BYTES, checked_order, tensor_cache
+from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, checked_order, tensor_cache
 from hydractl.data.dataset import open_data
 from hydractl.data.images import ImageSet
 from hydractl.data.items import Content
@@ -13,14 +14,14 @@ from hydractl.data.texts import TextSet
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest import Tokenization
-from hydractl.progress import SILENT
+from hydractl.progress import SILENT, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
-    from hydractl.data.batches import Batch
+    from hydractl.data.batches import Batch, Deal
     from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
     from hydractl.manifest import Preprocess
@@ -67,10 +68,12 @@ def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
     if not isinstance(how, Tokenization):
         raise UsageError(f"`--max-length` is for texts, but {model} reads images", hint="leave it out")
     if how.padding == "max_length" and max_length != how.max_length:
-        raise UsageError(f"`--max-length {max_length}`: {model} reads texts of {how.max_length} tokens only")
+        raise UsageError(
+            f"`--max-length {max_length}`: {model} reads texts of {counted(how.max_length, 'token')} only"
+        )
     if not 1 <= max_length <= how.max_length:
         raise UsageError(
-            f"`--max-length {max_length}`: {model} reads at least 1 and at most {how.max_length} tokens",
+            f"`--max-length {max_length}`: {model} reads at least 1 and at most {counted(how.max_length, 'token')}",
             hint=f"add `--max-length {how.max_length}`, or leave it out",
         )
     return how.model_copy(update={"max_length": max_length})
@@ -83,6 +86,7 @@ def encoded(
     batch_size: int,
     indices: Sequence[int] | Tensor | None = None,
     limit_bytes: int = CACHE_BYTES,
+    deal: Deal = EVERY_BATCH,
 ) -> Iterable[Batch[Inputs]]:
     """Return evaluation batches that can be gone over again and again, in an order that is the same each time.
 
@@ -95,6 +99,7 @@ def encoded(
         batch_size: At least 1.
         indices: Positions in the data, any order, repeats allowed; None for all of them once.
         limit_bytes: How much memory decoded images may take.
+        deal: Which of the batches; no other images are decoded, and what a batch holds hangs not on it.
 
     Raises:
         DataError: If an item cannot be read.
@@ -105,12 +110,15 @@ def encoded(
         texts = as_texts(items)
         order = checked_order(len(texts), batch_size, indices)
         tokens = tokenize(texts.texts, how, where=texts.name)
-        return TokenBatches.of(tokens, texts.labels, indices=order, batch_size=batch_size)
+        found = TokenBatches.of(tokens, texts.labels, indices=order, batch_size=batch_size)
+        return replace(found, order=found.order[deal.positions(len(order), batch_size)])
+    images = as_images(items)
+    order = checked_order(len(images), batch_size, indices)
     return tensor_cache(
-        as_images(items),
+        images,
         eval_transform(how),
         batch_size=batch_size,
-        indices=indices,
+        indices=[order[i] for i in deal.positions(len(order), batch_size)],
         limit_bytes=limit_bytes,
     )
 

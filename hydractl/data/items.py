@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+
+LABELS_HINT = (
+    "a folder has one sub-folder a class; a table a column `label`, or one that you name: `::label=COLUMN`"
+)
 
 
 class Content(StrEnum):
@@ -36,6 +41,8 @@ class Items(ABC):
         name: What reports call the set; holds no absolute path.
         class_names: One name a class, in the order that labels count; empty without labels.
         labels: For each item an index into `class_names`, or None.
+        numbered: Whether classes have no names: a table's labels are whole numbers, which are a model's class indices. A
+            folder's sub-folder `7` has a name, and so has a class that a data set calls so.
     """
 
     __slots__ = ()
@@ -44,6 +51,7 @@ class Items(ABC):
     name: str
     class_names: tuple[str, ...]
     labels: tuple[int, ...] | None
+    numbered: bool = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -68,14 +76,17 @@ class Items(ABC):
     ) -> Items:
         """Return the items at `indices`, which are in range, under other labels and another name."""
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, digests: Iterable[bytes] | None = None) -> str:
         """Return `sha256:...` of the selected items, their labels and the class names, in order.
 
-        Reads every item. The same content gives the same fingerprint wherever it lies.
+        The same content gives the same fingerprint wherever it lies.
+
+        Args:
+            digests: `item_digest` of every item, in order; None reads them all.
         """
         sha = hashlib.sha256(json.dumps([len(self), self.class_names, self.labels]).encode())
-        for index in range(len(self)):
-            sha.update(self.item_digest(index))
+        for digest in map(self.item_digest, range(len(self))) if digests is None else digests:
+            sha.update(digest)
         return f"sha256:{sha.hexdigest()}"
 
     def taken(self, indices: Sequence[int], *, name: str | None = None) -> Items:
@@ -100,7 +111,7 @@ class Items(ABC):
         if self.labels is None:
             raise DataError(
                 f"{self.name}: has no labels, so `classes=` cannot choose among them",
-                hint="a folder has one sub-folder a class, a table a column of labels",
+                hint=LABELS_HINT,
             )
         position = {label: place for place, label in enumerate(classes)}
         kept = tuple((i, position[label]) for i, label in enumerate(self.labels) if label in position)

@@ -6,13 +6,17 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from hydractl.data.items import LABELS_HINT
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from hydractl.data.items import Items
     from hydractl.progress import Progress
+
+__all__ = ["LABELS_HINT", "align_labels", "are_numerals", "class_table", "select_classes"]
 
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
@@ -58,44 +62,61 @@ def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[i
 
 
 def align_labels(
-    class_names: Sequence[str],
-    labels: Sequence[int],
+    items: Items,
     model_labels: Sequence[str],
     *,
     num_classes: int,
+    by_text: bool = False,
     progress: Progress = SILENT,
 ) -> tuple[int, ...]:
     """Translate the data's labels into the model's.
 
-    By name if the model knows every class of the data; else class names that are numbers are taken for the
-    model's class indices; else classes are taken in order, which needs equal counts, or a model whose
+    By name if the model knows every class of the data, or knows it but for capitals; else class names that are numbers are
+    taken for the model's class indices; else classes are taken in order, which needs equal counts, or a model whose
     classes have no names. Anything but a match by name is said through `progress.warn`.
 
+    Labels that are numbers and not names (`Items.numbered`) are never taken in order, and neither are the classes of a model
+    that is asked about texts: a class is there what its name says.
+
     Args:
-        class_names: The data's classes.
-        labels: Indices into `class_names`.
+        items: The data.
         model_labels: The model's class names, one each; empty if it has none.
         num_classes: How many classes the model tells apart.
+        by_text: Whether the names are what the model is asked about (zero-shot).
         progress: Hears the warnings.
 
     Returns:
-        For each label the model's class, in 0..num_classes-1.
+        For each label the model's class, in 0..num_classes-1; none for data without labels.
 
     Raises:
         DataError: If the classes do not fit.
     """
-    table = _table(class_names, model_labels, num_classes, progress)
-    return tuple(table[label] for label in labels)
+    table = class_table(items, model_labels, num_classes=num_classes, by_text=by_text, progress=progress)
+    return tuple(table[label] for label in items.labels or ())
 
 
-def _table(
-    class_names: Sequence[str], model_labels: Sequence[str], num_classes: int, progress: Progress
+def class_table(
+    items: Items,
+    model_labels: Sequence[str],
+    *,
+    num_classes: int,
+    by_text: bool = False,
+    progress: Progress = SILENT,
 ) -> tuple[int, ...]:
-    times = Counter(model_labels)
-    unmatched = [name for name in class_names if times[name] != 1]
-    if not unmatched:
-        position = {name: index for index, name in enumerate(model_labels)}
-        return tuple(position[name] for name in class_names)
+    """Return for each class of the data the model's; see `align_labels`."""
+    class_names = items.class_names
+    for known, asked in (
+        (model_labels, class_names),
+        ([name.casefold() for name in model_labels], [name.casefold() for name in class_names]),
+    ):
+        times = Counter(known)
+        if all(times[name] == 1 for name in asked) and len({*asked}) == len(asked):
+            if known is not model_labels:
+                progress.warn("the data's class names are the model's but for capitals: taken for the same")
+            position = {name: index for index, name in enumerate(known)}
+            return tuple(position[name] for name in asked)
+    if items.numbered:
+        _check_numbers(class_names, model_labels, num_classes)
     if are_numerals(class_names) and all(int(name) < num_classes for name in class_names):
         if model_labels:
             progress.warn(
@@ -103,6 +124,11 @@ def _table(
                 f"(`{class_names[0]}` is `{model_labels[int(class_names[0])]}`)"
             )
         return tuple(int(name) for name in class_names)
+    if by_text:
+        raise DataError(
+            f"{items.name}: its classes are {_some(class_names)}, but the model is asked about {_some(model_labels)}",
+            hint="name the model's classes as the data's are, with `--classes`, in any order; or rename the data's",
+        )
     count = len(class_names)
     if count == num_classes or (not model_labels and count < num_classes):
         reason = (
@@ -115,14 +141,30 @@ def _table(
             f"from `{class_names[0]}` as class 0 to `{class_names[-1]}` as class {count - 1}"
         )
         return tuple(range(count))
-    first = ", ".join(f"`{name}`" for name in unmatched[:_SHOWN])
+    once = Counter(model_labels)
+    unmatched = [name for name in class_names if once[name] != 1]
     raise DataError(
-        f"the data have {count} classes and the model {num_classes}; the model does not know {first}"
-        + (f" and {len(unmatched) - _SHOWN} more" if len(unmatched) > _SHOWN else ""),
+        f"the data have {count} classes and the model {num_classes}; the model does not know {_some(unmatched)}",
         hint="name the classes as the model does, or choose some of them with `::classes=`"
         if model_labels
         else f"set `num_classes={count}` in an `arch:` reference, or choose some of the data's classes with `::classes=`",
     )
+
+
+def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> None:
+    """Refuse a number that is none of the model's classes."""
+    high = next((name for name in class_names if int(name) >= num_classes), None)
+    if high is not None:
+        names = f", or give names: the model's are {_some(model_labels)}" if model_labels else ""
+        raise DataError(
+            f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
+            hint=f"count the labels from 0{names}; of an `arch:` reference set the number of classes",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more
 
 
 def _number_of(item: str, numbered: dict[str, int], class_names: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ SHIFT_FRACTION = 1 / 8
 
 def eval_transform(preprocessing: Preprocess) -> Callable[[Image.Image], Tensor]:
     """Return the transform that timm evaluates with, after conversion to grey or RGB.
+
+    With `crop_offset` "before" it is to the bit what the image processors of transformers do on Pillow's images, which
+    such a library's folder is read with.
 
     Returns:
         Maps an image to float32 of shape (C, H, W). Safe to call from several threads.
@@ -169,8 +173,9 @@ def _run(steps: tuple[Callable[[Any], Any], ...], value: Any) -> Any:  # noqa: A
 def _timm_steps(preprocessing: Preprocess) -> tuple[Callable[[Any], Any], ...]:
     """Return timm's steps: resizes and crops, then the two that make a tensor and normalise it."""
     from timm.data import create_transform  # noqa: PLC0415 - describing data must not cost the import of timm
+    from torchvision.transforms import CenterCrop  # noqa: PLC0415 - as above
 
-    return tuple(
+    steps = tuple(
         create_transform(
             preprocessing.input_size,
             is_training=False,
@@ -181,6 +186,17 @@ def _timm_steps(preprocessing: Preprocess) -> tuple[Callable[[Any], Any], ...]:
             crop_mode=preprocessing.crop_mode,
         ).transforms
     )
+    if preprocessing.crop_offset == "nearest":
+        return steps
+    crop = partial(_crop_before, size=preprocessing.input_size[1:])
+    return tuple(crop if isinstance(step, CenterCrop) else step for step in steps)
+
+
+def _crop_before(image: Image.Image, *, size: tuple[int, int]) -> Image.Image:
+    """Cut the middle out of an image of at least this height and width; of an odd margin less is cut on the left and above."""
+    height, width = size
+    left, above = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, above, left + width, above + height))
 
 
 def _random_resized_crop(preprocessing: Preprocess) -> Callable[[Any], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.data.images import ImageSet, decode, read_bytes
 from hydractl.data.labels import are_numerals
@@ -37,6 +37,7 @@ class TableSet(ImageSet):
         name: As in every set.
         class_names: As in every set.
         labels: As in every set.
+        numbered: As in every set.
     """
 
     count: int
@@ -45,6 +46,7 @@ class TableSet(ImageSet):
     name: str
     class_names: tuple[str, ...]
     labels: tuple[int, ...] | None
+    numbered: bool = False
 
     def __len__(self) -> int:
         return self.count
@@ -60,6 +62,17 @@ class TableSet(ImageSet):
     def _encoded(self, index: int) -> bytes:
         held = self.read(index)
         return held if isinstance(held, bytes) else read_bytes(held)
+
+
+class Labels(NamedTuple):
+    """What a column says of the items; as in every set."""
+
+    class_names: tuple[str, ...]
+    labels: tuple[int, ...] | None
+    numbered: bool = False
+
+
+UNLABELLED = Labels((), None)
 
 
 def find_column(
@@ -102,7 +115,7 @@ def image_column(columns: Sequence[str], *, wanted: str | None, where: str) -> s
 
 def read_labels(
     values: Sequence[object], *, names: Sequence[str] | None, where: str, progress: Progress
-) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
+) -> Labels:
     """Turn a column into class names and labels.
 
     Args:
@@ -112,7 +125,8 @@ def read_labels(
         progress: Hears that labels are withheld.
 
     Returns:
-        The class names (numbers sort as numbers), and one label a row, or none and None.
+        The class names (numbers sort as numbers) and one label a row, or `UNLABELLED`. Where a table does not declare names
+            and all labels are whole numbers, they are numbers and no names, in a .csv file too, whose cells are all text.
 
     Raises:
         DataError: If a value is missing, of another type, or out of range.
@@ -124,7 +138,7 @@ def read_labels(
             )
     if all(value == UNKNOWN for value in values):
         progress.warn(f"{where}: every label is {UNKNOWN}, so the items count as unlabelled")
-        return (), None
+        return UNLABELLED
     top = len(names) - 1 if names is not None else None
     for row, value in enumerate(values):
         if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
@@ -132,11 +146,14 @@ def read_labels(
                 f"{where}: row {row} has label {value}, out of range 0..{'' if top is None else top}"
             )
     if names is not None:
-        return tuple(names), tuple(_index(value, names, row, where) for row, value in enumerate(values))
+        return Labels(
+            tuple(names), tuple(_index(value, names, row, where) for row, value in enumerate(values))
+        )
     texts = [str(value) for value in values]
-    found = sorted(set(texts), key=int) if are_numerals(texts) else sorted(set(texts))
+    numbered = are_numerals(texts)
+    found = sorted(set(texts), key=int) if numbered else sorted(set(texts))
     position = {name: index for index, name in enumerate(found)}
-    return tuple(found), tuple(position[text] for text in texts)
+    return Labels(tuple(found), tuple(position[text] for text in texts), numbered)
 
 
 def _index(value: object, names: Sequence[str], row: int, where: str) -> int:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.data.items import Content
 from hydractl.data.reference import SOURCES_HINT, SourceKind
-from hydractl.data.table import LABEL_COLUMNS, TableSet, find_column, image_column, read_labels
+from hydractl.data.table import (
+    LABEL_COLUMNS,
+    UNLABELLED,
+    Labels,
+    TableSet,
+    find_column,
+    image_column,
+    read_labels,
+)
 from hydractl.data.texts import Table, texts_of_table
 from hydractl.errors import DataError, json_problem
 
@@ -37,7 +45,7 @@ def open_file(ref: DataRef, progress: Progress) -> TableSet:
     image = image_column(columns, wanted=ref.image, where=str(path))
     label = find_column(columns, wanted=ref.label, usual=LABEL_COLUMNS, role="label", where=str(path))
     files = _image_files([row[image] for row in rows], folder=path.parent, where=f"{path}: column `{image}`")
-    names, labels = _labels(
+    found = _labels(
         [row[label] for row in rows] if label else None,
         names=None,
         where=f"{path}: column `{label}`",
@@ -48,8 +56,7 @@ def open_file(ref: DataRef, progress: Progress) -> TableSet:
         read=files.__getitem__,
         where=str(path),
         name=path.name,
-        class_names=names,
-        labels=labels,
+        **found._asdict(),
     )
 
 
@@ -140,7 +147,7 @@ def open_arrow(
     image = image_column(columns, wanted=ref.image, where=where)
     label = find_column(columns, wanted=ref.label, usual=LABEL_COLUMNS, role="label", where=where)
     feature = dataset.features[label] if label else None
-    names, labels = _labels(
+    found = _labels(
         dataset[label][:] if label else None,
         names=feature.names if isinstance(feature, datasets.ClassLabel) else None,
         where=f"{where}: column `{label}`",
@@ -160,7 +167,7 @@ def open_arrow(
     else:
         raise DataError(f"{place}: holds no images", hint="name the column with the images: `::image=COLUMN`")
     name = where if ref.repo_id else Path(ref.source).name
-    return TableSet(count=len(rows), read=read, where=where, name=name, class_names=names, labels=labels)
+    return TableSet(count=len(rows), read=read, where=where, name=name, **found._asdict())
 
 
 class _ImageCells:
@@ -194,8 +201,8 @@ def _existing(ref: DataRef, content: Content) -> Path:
 
 def _labels(
     values: Sequence[object] | None, *, names: Sequence[str] | None, where: str, progress: Progress
-) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
-    return ((), None) if values is None else read_labels(values, names=names, where=where, progress=progress)
+) -> Labels:
+    return UNLABELLED if values is None else read_labels(values, names=names, where=where, progress=progress)
 
 
 def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[Path]:
@@ -239,15 +246,19 @@ def _read_csv(path: Path) -> Rows:
                 if cells:
                     rows.append(dict(zip(head, cells, strict=True)))
             return rows
-    except (OSError, csv.Error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except (OSError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from error
 
 
 def _read_jsonl(path: Path) -> Rows:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     rows: Rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -269,6 +280,11 @@ def _read_jsonl(path: Path) -> Rows:
             raise DataError(f"{path}: line {number} and the first row differ in the key `{odd[0]}`")
         rows.append(row)
     return rows
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    hint = f"convert it: `iconv -f WINDOWS-1252 -t UTF-8 {path}`, or save it anew as UTF-8"
+    return DataError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}", hint=hint)
 
 
 def _read_parquet(path: Path) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped

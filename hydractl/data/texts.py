@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from hydractl.data.folder import TEXT_FILES, list_files
 from hydractl.data.images import read_bytes
 from hydractl.data.items import Content, Items
-from hydractl.data.table import IMAGE_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS, find_column, read_labels
+from hydractl.data.table import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    TEXT_COLUMNS,
+    UNLABELLED,
+    find_column,
+    read_labels,
+)
 from hydractl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ class TextSet(Items):
         name: As in every set.
         class_names: As in every set.
         labels: As in every set.
+        numbered: As in every set.
     """
 
     content = Content.TEXTS
@@ -48,6 +56,7 @@ class TextSet(Items):
     name: str
     class_names: tuple[str, ...] = ()
     labels: tuple[int, ...] | None = None
+    numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -70,7 +79,7 @@ class TextSet(Items):
     ) -> TextSet:
         """See `Items.selected`."""
         texts = tuple(self.texts[index] for index in indices)
-        return TextSet(texts=texts, name=name, class_names=class_names, labels=labels)
+        return replace(self, texts=texts, name=name, class_names=class_names, labels=labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +118,16 @@ def texts_of_table(table: Table, ref: DataRef, progress: Progress) -> TextSet:
         for c in columns
     ]
     label = find_column(table.columns, wanted=ref.label, usual=LABEL_COLUMNS, role="label", where=table.where)
-    names: tuple[str, ...] = ()
-    labels: tuple[int, ...] | None = None
+    found = UNLABELLED
     if label is not None:
-        names, labels = read_labels(
+        found = read_labels(
             table.read(label),
             names=table.classes(label),
             where=f"{table.where}: column `{label}`",
             progress=progress,
         )
     texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(columns) == PAIRED else tuple(cells[0])
-    return TextSet(texts=texts, name=table.name, class_names=names, labels=labels)
+    return TextSet(texts=texts, name=table.name, **found._asdict())
 
 
 def text_columns(columns: Sequence[str], *, wanted: tuple[str, ...], where: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import torch
 
 from hydractl.data.batches import Batch
 from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.progress import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ class Tokens:
         return self.starts.diff()
 
     def batch(self, chosen: Tensor, *, length: int | None = None) -> dict[str, Tensor]:
-        """Return some texts as a model's inputs by name, padded on the right, each (B, T), int64.
+        """Return some texts as a model's inputs by name, padded on the side that the model's are, each (B, T), int64.
 
         Args:
             chosen: Shape (B,), int64, positions in 0..N-1.
@@ -63,8 +64,8 @@ class Tokens:
         """
         own = self.starts.diff()[chosen, None]
         longest = int(self.lengths[chosen].max()) if length is None else length
-        positions = torch.arange(longest)
-        kept = positions < own
+        positions = torch.arange(longest) - (longest - own if self.how.padding_side == "left" else 0)
+        kept = (positions >= 0) & (positions < own)
         places = (self.starts[chosen, None] + positions).where(kept, self.starts[chosen, None])
         found = {
             "input_ids": self.ids[places].long().masked_fill_(~kept, self.how.pad_id),
@@ -92,7 +93,8 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
     special = tokenizer.num_special_tokens_to_add(is_pair=pairs)
     if how.max_length <= special:
         raise UsageError(
-            f"{how.max_length} tokens leave no room for a text: {special} are special ones",
+            f"{counted(how.max_length, 'token')} {'leaves' if how.max_length == 1 else 'leave'} no room for a text: "
+            f"{special} {'is a special one' if special == 1 else 'are special ones'}",
             hint=f"add `--max-length {2 * special + 1}` or more",
         )
     ids, segments, lengths = [], [], []
@@ -143,11 +145,11 @@ def require_tokenizer(how: Tokenization, *, model: str) -> None:
 
 def _opened(how: Tokenization) -> Tokenizer:
     require_tokenizer(how, model="the model")
-    return _tokenizer(how.tokenizer or "", how.max_length)
+    return _tokenizer(how.tokenizer or "", how.max_length, how.truncation_side)
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(text: str, max_length: int) -> Tokenizer:
+def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer:
     from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
 
     try:
@@ -156,7 +158,7 @@ def _tokenizer(text: str, max_length: int) -> Tokenizer:
         reason = next(iter(str(error).splitlines()), "")
         raise CheckpointError(f"the model's tokenizer cannot be read: {reason}") from error
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length, strategy="longest_first")
+    tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
     return tokenizer
 
 

@@ -5,6 +5,7 @@ Axes: B batch, T tokens, D width, H heads, K head width, L layers.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -107,6 +108,8 @@ class Family:
         matches: Whether a `config.json` is of this family.
         scalars: Tensors without an axis, which a hydra holds as a vector of M.
         adopt: Load a library's folder whose tensors have other names on disk than in memory; None where none have.
+        on_disk: Patterns in such names and what stands for them in memory, applied in turn; where a library also splits
+            or joins tensors they tell no more than the part of the model. Headers are read with them, not tensors.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Family:
     build: Callable[[Architecture, Mapping[str, TowerKeep], Mapping[str, torch.Tensor] | None], Model]
     initialise: Callable[[Architecture, int], dict[str, torch.Tensor]]
     adopt: Callable[[Path, Architecture], dict[str, torch.Tensor]] | None = None
+    on_disk: tuple[tuple[str, str], ...] = ()
     scalars: frozenset[str] = frozenset()
 
 
@@ -132,6 +136,13 @@ class Place:
     layer: int | None
     part: str
     heads: HeadTensor | None = None
+
+
+def name_in_memory(family: Family, name: str) -> str:
+    """Return what a tensor of a library's folder is called in memory, as far as its name alone tells."""
+    for pattern, replacement in family.on_disk:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def locate(family: Family, name: str) -> Place:

@@ -6,12 +6,63 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     import torch
 
 Inputs: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor]"
 """Images (B, C, height, width), or named tensors (B, ...): `input_ids`, `attention_mask`, `token_type_ids`."""
+
+
+TEXTS = ("input_ids", "attention_mask", "token_type_ids")
+PIXELS = "pixel_values"
+IMAGE_AXES = 4
+
+
+def checked_inputs(
+    inputs: Inputs | None, named: Mapping[str, torch.Tensor], towers: Collection[str]
+) -> Inputs:
+    """Return what a model is called with as one: images (B, C, height, width), or tensors by name.
+
+    Args:
+        inputs: The only argument, if there is one.
+        named: Arguments by keyword.
+        towers: `text`, `vision` or both.
+
+    Raises:
+        TypeError: If it is not what such a model reads.
+    """
+    known = (*(TEXTS if "text" in towers else ()), *((PIXELS,) if "vision" in towers else ()))
+    if inputs is None or isinstance(inputs, Mapping):
+        given = {**(inputs or {}), **named}
+        strange = [name for name in given if name not in known]
+        needed = PIXELS if "vision" in towers else TEXTS[0]
+        if strange or needed not in given:
+            what = f"`{strange[0]}`" if strange else f"{', '.join(given) or 'nothing'} without `{needed}`"
+            raise TypeError(f"{_expected(towers)}; found {what}")
+        for name, tensor in given.items():
+            if not hasattr(tensor, "dtype"):
+                raise TypeError(f"{_expected(towers)}; `{name}` is of type {type(tensor).__name__}")
+        return given[PIXELS] if given.keys() == {PIXELS} else given
+    if named:
+        raise TypeError(f"{_expected(towers)}: as one argument or by name, not both")
+    if not hasattr(inputs, "dtype"):
+        raise TypeError(
+            f"{_expected(towers)}; found {type(inputs).__name__}: make tensors with `model.encode`"
+        )
+    if "vision" not in towers or inputs.ndim != IMAGE_AXES:
+        raise TypeError(f"{_expected(towers)}; found one tensor of shape {tuple(inputs.shape)}")
+    return inputs
+
+
+def _expected(towers: Collection[str]) -> str:
+    """Return in words what a model is called with."""
+    texts = "`input_ids` and `attention_mask` by name, as a dict or by keyword, as `model.encode(texts)` makes them"
+    images = "images (B, C, height, width)"
+    if "vision" not in towers:
+        return f"the model reads texts and expects {texts}"
+    beside = f", or `{PIXELS}` with {texts}" if "text" in towers else ""
+    return f"the model reads images and expects {images}{beside}"
 
 
 def map_inputs(change: Callable[[torch.Tensor], torch.Tensor], inputs: Inputs) -> Inputs:

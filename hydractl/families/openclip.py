@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families import openclip_config as configs
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
+from hydractl.families.options import check_known
 from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads, first_problem
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ def _described(
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever the library's constructors raise, these options make no model
+        check_known(name, error, [configs.library().model])
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedModelError(f"open_clip cannot build `{name}`: {reason}") from error
     return Described(

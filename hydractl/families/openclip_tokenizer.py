@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.openclip_config import CLIP_TOKENS, library
-from hydractl.families.transformers_models import read_tokenizer
+from hydractl.families.transformers_tokenizers import read_tokenizer
 from hydractl.manifest import Tokenization, first_problem
 
 if TYPE_CHECKING:
@@ -69,7 +69,13 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
         text = found.tokenizer or ""
         text = _cleaned(_without_separator(text) if kwargs.get("strip_sep_token") else text, clean)
         return how.model_copy(
-            update={"tokenizer": text, "pad_id": found.pad_id, "max_length": found.max_length}
+            update={
+                "tokenizer": text,
+                **{
+                    name: getattr(found, name)
+                    for name in ("pad_id", "max_length", "padding_side", "truncation_side")
+                },
+            }
         )
     if named or known < CLIP_TOKENS:
         return how

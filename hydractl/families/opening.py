@@ -11,6 +11,7 @@ from hydractl.checkpoint import Checkpoint, ScratchFolder, TensorSpec, spec_of, 
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.table import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.manifest import Header, InputFile, Kind, full_mask
+from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.source import Located, locate, parse_arch
 
@@ -22,16 +23,37 @@ if TYPE_CHECKING:
     from hydractl.families.base import Described, Family
     from hydractl.families.tower import Model
 
+BESIDE = (
+    "*config.json",
+    "*.index.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+)
+"""What libraries read beside weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """A checkpoint together with the family that reads it."""
+    """A checkpoint together with the family that reads it; `beside` is what is read besides weights."""
 
     reference: str
     checkpoint: Checkpoint
     header: Header
     family: Family
     scratch: ScratchFolder | None = field(default=None, repr=False)
+    beside: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that is read of the model: its weights, and what lies beside them in a library's folder."""
+        original = self.checkpoint
+        while original.stands_for is not None:
+            original = original.stands_for
+        return (*original.paths, *self.beside)
 
     @property
     def name(self) -> str:
@@ -84,7 +106,8 @@ def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> Ope
     if family.adopt is not None and located.config is not None and checkpoint.specs.keys() != expected.keys():
         checkpoint = _adopted(family.adopt(located.path, described.architecture), checkpoint, header)
     check_tensors(checkpoint.name, checkpoint.specs, expected)
-    return OpenModel(reference=reference, checkpoint=checkpoint, header=header, family=family)
+    beside = _read_besides(parse_arch(arch)[1]) if arch is not None else folder_files(located.path)
+    return OpenModel(reference=reference, checkpoint=checkpoint, header=header, family=family, beside=beside)
 
 
 def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
@@ -130,12 +153,12 @@ def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping
     hint = "is it another architecture, or another number of classes?"
     if missing := sorted(expected.keys() - found.keys()):
         raise CheckpointError(
-            f"{where}: lacks {len(missing)} tensors of its architecture, for example `{missing[0]}`",
+            f"{where}: lacks {counted(len(missing), 'tensor')} of its architecture, for example `{missing[0]}`",
             hint=hint,
         )
     if extra := sorted(found.keys() - expected.keys()):
         raise CheckpointError(
-            f"{where}: has {len(extra)} tensors that its architecture does not, for example `{extra[0]}`",
+            f"{where}: has {counted(len(extra), 'tensor')} that its architecture does not, for example `{extra[0]}`",
             hint=hint,
         )
     for name, spec in sorted(expected.items()):
@@ -144,6 +167,18 @@ def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping
                 f"{where}: tensor `{name}` has shape {found[name].shape}, its architecture needs {spec.shape}",
                 hint=hint,
             )
+
+
+def folder_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a library's folder that say what its model is and how its inputs are made."""
+    return tuple(path for pattern in BESIDE for path in sorted(folder.glob(pattern)))
+
+
+def _read_besides(options: Mapping[str, object]) -> tuple[Path, ...]:
+    """Return the files that an architecture's options name: those of its tokenizer."""
+    given = options.get("tokenizer")
+    path = Path(str(given))
+    return () if given is None else folder_files(path) if path.is_dir() else (path,)
 
 
 def _shards(located: Located) -> tuple[Path, ...]:
@@ -200,4 +235,5 @@ def _fresh(located: Located, seed: int) -> OpenModel:
         header=header,
         family=family,
         scratch=folder,
+        beside=_read_besides(located.options),
     )

@@ -42,6 +42,8 @@ def _texts(how: Tokenization, batch: int, generator: torch.Generator) -> dict[st
     lengths[:1] = length
     positions = torch.arange(length)
     kept = positions < lengths[:, None]
+    if how.padding_side == "left":
+        kept = kept.flip(1)
     segments = (kept & (positions >= length // 2)).long()
     return _named(how, ids.masked_fill(~kept, how.pad_id), kept.long(), segments)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -74,7 +76,13 @@ def family_for_name(name: str) -> Family:
         UnsupportedModelError: If heads cannot be cut in it.
     """
     _refuse(name, where=name)
+    _refuse_path(name)
     return next(family for family in FAMILIES.values() if family.claims(name))
+
+
+def is_architecture(name: str) -> bool:
+    """Return whether a family other than timm's reads an architecture of this name; timm's own are not looked up."""
+    return any(family.claims(name) for family in FAMILIES.values() if family.library != "timm")
 
 
 def family_for_config(config: Mapping[str, object], *, where: str) -> Family:
@@ -92,6 +100,24 @@ def family_for_config(config: Mapping[str, object], *, where: str) -> Family:
         f"{where}: models of type `{kind}` are not supported",
         hint=f"supported families: {', '.join(FAMILIES)}",
     )
+
+
+def _refuse_path(name: str) -> None:
+    """Refuse a file or folder where the name of an architecture belongs."""
+    path = Path(name)
+    if "/" not in name and path.suffix != ".json":
+        return  # a name, whatever else may be called so
+    with suppress(OSError):  # a name too long for a path
+        if path.is_file():
+            raise UnsupportedModelError(
+                f"{name}: is a file, not the name of an architecture",
+                hint=f"give its folder: `{path.parent}`",
+            )
+        if path.is_dir():
+            raise UnsupportedModelError(
+                f"{name}: is a folder, not the name of an architecture",
+                hint=f"`hydractl import WEIGHTS --arch {name} -o base.st` makes a base of weights that belong to it",
+            )
 
 
 def _refuse(kind: object, *, where: str) -> None:

@@ -123,5 +123,11 @@ TIMM_EVA = family_of_kind(
         refusal=refusal,
         wrap=_wrap,
         adopt=_adopt,
+        on_disk=(  # OpenCLIP's, the perception encoder's and Sapiens' own names
+            (r"^visual\.(?:trunk\.)?", ""),
+            (r"^transformer\.resblocks\.", "blocks."),
+            (r"^ln_post\.", "norm."),
+            (r"\.ffn\.", ".mlp."),
+        ),
     )
 )

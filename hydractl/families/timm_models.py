@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family
+from hydractl.families.options import check_known
 from hydractl.manifest import Architecture, Preprocess, TowerHeads, first_problem
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Kind:
         wrap: Make the model out of the library's modules, given each layer's kept heads.
         build_options: Options that change nothing but how long building takes.
         adopt: See `Family.adopt`.
+        on_disk: See `Family.on_disk`.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Kind:
     wrap: Callable[[Any, Kept], Model]
     build_options: Mapping[str, object] = field(default_factory=dict)
     adopt: Callable[[Path, Architecture], dict[str, torch.Tensor]] | None = None
+    on_disk: tuple[tuple[str, str], ...] = ()
 
 
 def family_of_kind(kind: Kind) -> Family:
@@ -91,6 +94,7 @@ def family_of_kind(kind: Kind) -> Family:
         build=build,
         initialise=initialise,
         adopt=kind.adopt,
+        on_disk=kind.on_disk,
     )
 
 
@@ -116,6 +120,7 @@ def create(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - t
         with torch.device("meta"):  # buffers too: a convolutional stem runs to find out its size
             return timm.create_model(name, pretrained=False, **plain(options))
     except Exception as error:  # whatever a constructor raises, these options make no model
+        check_known(name, error, [timm.models])
         reason = str(error) or type(error).__name__
         raise UnsupportedModelError(f"timm cannot build `{name}` with {dict(options)}: {reason}") from error
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
-from hydractl.families.inputs import Inputs, batch_of, map_inputs, repeat_batch, split_batch
+from hydractl.families.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hydractl.families.attention import Attention
 
@@ -219,6 +219,7 @@ class Towers(nn.Module):
         super().__init__()
         self.towers = nn.ModuleDict(towers)
         self.answers = nn.ModuleList(answers)
+        self.encoder: Callable[[Sequence[Any]], Inputs] | None = None
 
     def tower(self, name: str | None = None) -> Tower:
         """Return a tower by name, or the only one."""
@@ -228,6 +229,20 @@ class Towers(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of the weights, which inputs are cast to."""
         return next(p.dtype for p in self.parameters() if p.is_floating_point())
+
+    def encode(self, items: Sequence[Any]) -> Inputs:
+        """Return texts, pairs of texts or images of Pillow, at least one and all of one kind, as what the model is called with.
+
+        Texts become a dict of tensors (B, T), by the tokenizer that the checkpoint holds; images a tensor (B, C, height,
+        width). Both towers of a zero-shot model take `{"pixel_values": model.encode(images)} | model.encode(texts)`.
+
+        Raises:
+            TypeError: If they are not what the model reads, or it was not made by `hydractl.load`.
+            CheckpointError: If a text model has no tokenizer.
+        """
+        if self.encoder is None:
+            raise TypeError("only a model that `hydractl.load` made knows how its inputs are made")
+        return self.encoder(items)
 
     def run_tower(self, name: str, inputs: Inputs) -> list[torch.Tensor]:
         """Return each member's outputs (1, B, F) of a tower for inputs (B, ...)."""
@@ -272,9 +287,13 @@ class Model(Towers):
         """Return what each tower is asked; a tower that is not needed is left out."""
         return self.answer.route(self.adapted(inputs), list(self.towers))
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        """Return logits (B, C); inputs are cast to the dtype of the weights."""
-        return self.member_logits(inputs).squeeze(0)
+    def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, C); inputs, as one argument or by keyword, are cast to the dtype of the weights.
+
+        Raises:
+            TypeError: If they are not what the model reads; see `checked_inputs`.
+        """
+        return self.member_logits(checked_inputs(inputs, named, self.towers.keys())).squeeze(0)
 
     def library_state(self) -> dict[str, torch.Tensor]:
         """Return parameters and persistent buffers under the library's state-dict names, not detached."""

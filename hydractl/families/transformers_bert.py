@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
-from hydractl.families.transformers_models import Kind, family_of_kind, text_preprocess
+from hydractl.families.transformers_models import Kind, family_of_kind
+from hydractl.families.transformers_tokenizers import text_preprocess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
@@ -12,8 +13,6 @@ from hydractl.families.tower import Block, Model, Stream, Tower
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
 
     from hydractl.families.transformers_models import Kept
 
@@ -105,8 +104,10 @@ class BertReadout(nn.Module):
 
 
 def key_mask(texts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return which keys are tokens and not padding, (B, 1, 1, T)."""
-    return texts["attention_mask"].bool()[:, None, None, :]
+    """Return which keys are tokens and not padding, (B, 1, 1, T); all are where no mask is given, as in the library."""
+    mask = texts.get("attention_mask")
+    kept = torch.ones_like(texts["input_ids"]) if mask is None else mask
+    return kept.bool()[:, None, None, :]
 
 
 def wrap_bert(library: Any, kept: Kept, *, prefix: str) -> Model:  # noqa: ANN401 - transformers is untyped

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.transformers_library import adopted_state, blank, checked, configured, random_state
-from hydractl.families.transformers_models import (
-    LIBRARY,
-    NOT_ARCHITECTURE,
-    read_tokenizer,
-    text_preprocess,
-)
+from hydractl.families.transformers_models import LIBRARY, NOT_ARCHITECTURE
+from hydractl.families.transformers_tokenizers import read_tokenizer, text_preprocess
 from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from torch import nn
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
 from hydractl.families.surgery import part
 from hydractl.families.tower import Block, Hosted, Model, Stream, Tower
+from hydractl.families.transformers_bert_modules import key_mask
 from hydractl.families.zero_shot import Contrast, unit
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class ClipTextEmbed(Hosted):
         model: Any = self.host.text_model
         ids = texts["input_ids"]
         earlier = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
-        mask = earlier & texts["attention_mask"].bool()[:, None, None, :]
+        mask = earlier & key_mask(texts)
         end = (ids if self.end == 2 else (ids == self.end).long()).argmax(dim=-1)
         return Stream(model.embeddings(input_ids=ids), {"mask": mask, "end": end})
 

@@ -124,15 +124,16 @@ class DebertaEmbed(Hosted):
     def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
         """Return the stream of texts (B, T), their padding mask and the relative positions (1, P, D)."""
         deberta: Any = self.host.deberta
+        mask = key_mask(texts)
         tokens = deberta.embeddings(
             input_ids=texts["input_ids"],
             token_type_ids=texts.get("token_type_ids"),
-            mask=texts["attention_mask"],
+            mask=mask[:, 0, 0].long(),
         )
         table = None if deberta.encoder is None else deberta.encoder.get_rel_embedding()
         # a view of a parameter passes for one that wants a gradient even where none is computed
         constants = {} if table is None else {"positions": table.clone().unsqueeze(0)}
-        return Stream(tokens, {"mask": key_mask(texts)}, constants)
+        return Stream(tokens, {"mask": mask}, constants)
 
 
 class DebertaReadout(Hosted):

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.progress import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -114,7 +115,7 @@ def adopted_state(model_class: str, folder: Path, architecture: Architecture) ->
         )
     if missing := sorted(report["missing_keys"]):
         raise CheckpointError(
-            f"{folder}: lacks {len(missing)} tensors of {model_class}, for example `{missing[0]}`",
+            f"{folder}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
             hint="is the classifier missing? hydractl needs a model that was trained to classify",
         )
     if other := sorted(report["mismatched_keys"]):

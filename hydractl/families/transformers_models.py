@@ -1,4 +1,4 @@
-"""What all families of Hugging Face transformers have in common: configurations and tokenizers.
+"""What all families of Hugging Face transformers have in common: their configurations.
 
 A family of this library states its model types, their classes, where heads lie, and how the model is taken apart.
 """
@@ -9,16 +9,16 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family
 from hydractl.families.transformers_library import (
     adopted_state,
     blank,
     checked,
     configured,
-    quiet,
     random_state,
 )
+from hydractl.families.transformers_tokenizers import read_tokenizer
 from hydractl.manifest import Architecture, Tokenization, TowerHeads
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ class Kind:
         wrap: Make the model out of the library's modules, given each layer's kept heads.
         preprocess: What stands beside the configuration, or None for a model without a folder.
         refusal: Why heads cannot be cut in a model with this configuration, or None.
+        pads_left: Whether texts may be padded on the left: whether a token that pads, where the answer is read off it then,
+            comes out as the library's does.
+        on_disk: See `Family`.
     """
 
     name: str
@@ -65,8 +68,10 @@ class Kind:
     wrap: Callable[[Any, Kept], Model]
     preprocess: Callable[[Any, Path | None], Preprocess | Tokenization]
     refusal: Callable[[Any], str | None] = lambda _: None
+    pads_left: bool = True
     types: Mapping[str, str] = field(default_factory=dict)
     nested: str | None = None
+    on_disk: tuple[tuple[str, str], ...] = ()
 
     def model_type(self, name: str) -> str:
         """Return the `model_type` of an architecture name."""
@@ -91,6 +96,7 @@ def family_of_kind(kind: Kind) -> Family:
         if tokenizer is None:
             return found
         how = read_tokenizer(_path(tokenizer), config, max_length=_length_of(found.preprocess))
+        _check_padding(kind, how, str(tokenizer))
         return Described(architecture=found.architecture, preprocess=how)
 
     def build(
@@ -120,60 +126,17 @@ def family_of_kind(kind: Kind) -> Family:
         adopt=lambda folder, architecture: adopted_state(
             kind.classes[architecture.name], folder, architecture
         ),
+        on_disk=kind.on_disk,
     )
 
 
-def read_tokenizer(source: Path, config: Any, *, max_length: int) -> Tokenization:  # noqa: ANN401 - untyped
-    """Return the tokenizer of a model's folder, or the one that a `tokenizer.json` holds.
-
-    Args:
-        source: A folder, or a file.
-        config: The model's; says how many tokens it knows and which one pads.
-        max_length: Tokens that the model can take at most.
-
-    Raises:
-        CheckpointError: If there is none, or it cannot be read.
-    """
-    from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
-
-    try:
-        with quiet():
-            if source.is_dir():
-                tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
-                backend = tokenizer.backend_tokenizer
-            else:
-                tokenizer, backend = None, Tokenizer.from_file(str(source))
-    except Exception as error:  # the library raises whatever its parsers do
-        raise CheckpointError(
-            f"{source}: its tokenizer cannot be read: {str(error).splitlines()[0]}",
-            hint="a text model needs `tokenizer.json` (or the vocabulary it is made of) beside its weights",
-        ) from error
-    backend.no_padding()
-    backend.no_truncation()
-    limit = max_length if tokenizer is None else min(max_length, tokenizer.model_max_length)
-    pad = config.pad_token_id if tokenizer is None else tokenizer.pad_token_id
-    segments = getattr(config, "type_vocab_size", 0) > 1
-    return Tokenization(
-        tokenizer=json.dumps(json.loads(backend.to_str()), ensure_ascii=False, separators=(",", ":")),
-        names=("attention_mask", "token_type_ids") if segments else ("attention_mask",),
-        max_length=int(limit),
-        pad_id=int(pad or 0),
-        vocab_size=int(config.vocab_size),
-    )
-
-
-def text_preprocess(config: Any, folder: Path | None, *, max_length: int) -> Tokenization:  # noqa: ANN401 - untyped
-    """Return how a text model's texts are read; without a folder it has no tokenizer yet."""
-    if folder is not None:
-        return read_tokenizer(folder, config, max_length=max_length)
-    segments = getattr(config, "type_vocab_size", 0) > 1
-    return Tokenization(
-        names=("attention_mask", "token_type_ids") if segments else ("attention_mask",),
-        max_length=max_length,
-        pad_id=int(config.pad_token_id or 0),
-        vocab_size=int(config.vocab_size),
-    )
+def _check_padding(kind: Kind, how: Preprocess | Tokenization, where: str) -> None:
+    """Refuse texts padded on the left where what then stands first comes out otherwise than in the library."""
+    if isinstance(how, Tokenization) and how.padding_side == "left" and not kind.pads_left:
+        raise UnsupportedModelError(
+            f"{where}: its tokenizer pads texts on the left, which is not supported for {kind.name}",
+            hint='write `"padding_side": "right"` in tokenizer_config.json, if the model was trained so',
+        )
 
 
 def _read_config(kind: Kind, config: Mapping[str, object], folder: Path) -> Described:
@@ -185,7 +148,9 @@ def _read_config(kind: Kind, config: Mapping[str, object], folder: Path) -> Desc
             f"{folder}: is a {trained[0]}, which does not classify", hint=f"hydractl reads {wanted}"
         )
     made = configured(kind.model_type(name), {k: v for k, v in config.items() if k != "model_type"})
-    return _described(kind, name, made, folder)
+    found = _described(kind, name, made, folder)
+    _check_padding(kind, found.preprocess, str(folder))
+    return found
 
 
 def _unfolded(kind: Kind, options: Mapping[str, object]) -> dict[str, object]:

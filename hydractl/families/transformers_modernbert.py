@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hydractl.families.base import HeadTensor, Role, TowerLayout
-from hydractl.families.transformers_models import Kind, family_of_kind, text_preprocess
+from hydractl.families.transformers_models import Kind, family_of_kind
+from hydractl.families.transformers_tokenizers import text_preprocess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,5 +65,6 @@ MODERNBERT = family_of_kind(
         wrap=_wrap,
         preprocess=_preprocess,
         refusal=_refusal,
+        pads_left=False,
     )
 )

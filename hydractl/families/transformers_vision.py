@@ -58,6 +58,7 @@ def read_image_processor(folder: Path, size: tuple[int, int, int], *, fixed: boo
                 "interpolation": RESAMPLING.get(2 if number is None else int(number), number),
                 "crop_pct": _crop_fraction(cropped, resized, where),
                 "crop_mode": mode,
+                "crop_offset": "nearest" if cropped == resized and mode == "squash" else "before",
             }
         )
     except ValidationError as error:

@@ -25,6 +25,7 @@ class Names:
         scales: The layer scales after the two, if there are any.
         final: The norm after the blocks.
         classifiers: What follows it.
+        on_disk: See `Family`.
     """
 
     model: str
@@ -35,6 +36,7 @@ class Names:
     scales: tuple[str, str] | None = None
     final: tuple[str, ...] = ("layernorm",)
     classifiers: tuple[str, ...] = ("classifier",)
+    on_disk: tuple[tuple[str, str], ...] = ()
 
     @property
     def block(self) -> str:
@@ -78,14 +80,39 @@ class Names:
         return {ours: self.block + theirs for ours, theirs in named.items()}
 
 
+_ATTENTION_ON_DISK = (
+    (r"\.attention\.attention\.(q|k|v)(?:uery|ey|alue)\.", r".attention.\1_proj."),
+    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+)
+_BLOCK_ON_DISK = (
+    (r"\.encoder\.layer\.", ".layers."),
+    *_ATTENTION_ON_DISK,
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+)
 _SCALED = ("layer_scale1.lambda1", "layer_scale2.lambda1")
 NAMES: Mapping[str, Names] = MappingProxyType(
     {
-        "vit": Names(model="vit"),
-        "deit": Names(model="deit", classifiers=("classifier", "cls_classifier", "distillation_classifier")),
-        "beit": Names(model="beit", scales=("lambda_1", "lambda_2"), final=("layernorm", "pooler")),
+        "vit": Names(model="vit", on_disk=_BLOCK_ON_DISK),
+        "deit": Names(
+            model="deit",
+            classifiers=("classifier", "cls_classifier", "distillation_classifier"),
+            on_disk=_BLOCK_ON_DISK,
+        ),
+        "beit": Names(
+            model="beit",
+            scales=("lambda_1", "lambda_2"),
+            final=("layernorm", "pooler"),
+            on_disk=_BLOCK_ON_DISK,
+        ),
         **{
-            name: Names(model=name, layers="encoder.layer", norms=("norm1", "norm2"), scales=_SCALED)
+            name: Names(
+                model=name,
+                layers="encoder.layer",
+                norms=("norm1", "norm2"),
+                scales=_SCALED,
+                on_disk=_ATTENTION_ON_DISK,
+            )
             for name in ("dinov2", "dinov2_with_registers")
         },
         "tower": Names(

@@ -73,6 +73,7 @@ def _family(
             nested=nested,
             tower="vision",
             layout=NAMES[name].layout(),
+            on_disk=NAMES[name].on_disk,
             wrap=wrap,
             preprocess=preprocess,
             refusal=lambda config: refusal(config) or _unusable(own(config), any_size=any_size),

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hydractl.errors import CheckpointError
+from hydractl.families.inputs import TEXTS
 from hydractl.families.tower import Answer
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from hydractl.families.tower import Towers
 
 CLASS_EMBEDDINGS = "class_embeddings"
-TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Contrast(Answer):
@@ -91,7 +91,7 @@ class Contrast(Answer):
         if self.prompts is None:
             raise CheckpointError(
                 "the model has no classes yet",
-                hint="name them: `--classes cat,dog`, in Python `with_classes`",
+                hint='name them: `--classes cat,dog`; in Python `hydractl.load(..., classes=["cat", "dog"])`',
             )
         return {"text": {name: x.to(inputs.device) for name, x in self.prompts.items()}, "vision": inputs}
 
@@ -118,7 +118,7 @@ def unit(x: torch.Tensor) -> torch.Tensor:
     return x / length
 
 
-@torch.inference_mode()
+@torch.no_grad()  # tensors of inference mode could not be used where gradients are wanted
 def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
     """Name the classes of every member by prompts (C P, T), P templates a class; its text tower runs once, now.
 

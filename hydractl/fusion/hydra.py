@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from hydractl.errors import CheckpointError
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.inputs import checked_inputs
 from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
 from hydractl.families.table import family_of
 from hydractl.families.tower import Towers
+from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
+from hydractl.fusion.encoder import Encoder
 from hydractl.fusion.grouped import assemble
 from hydractl.fusion.plan import split_members
 from hydractl.manifest import Kind
@@ -53,9 +56,17 @@ class Hydra(Towers):
         super().__init__(towers, [m.answer for m in members])
         self.members = len(members)
 
-    def forward(self, inputs: Inputs) -> HydraOutput:
-        """Return the ensemble's log-probabilities and the members' logits for inputs (B, ...)."""
-        logits = self.member_logits(inputs)
+    def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> HydraOutput:
+        """Return the ensemble's log-probabilities and the members' logits.
+
+        Args:
+            inputs: Images (B, C, height, width), or a dict of named tensors (B, ...).
+            named: The same by keyword: `input_ids`, `attention_mask`, `token_type_ids`, `pixel_values`.
+
+        Raises:
+            TypeError: If they are not what the model reads.
+        """
+        logits = self.member_logits(checked_inputs(inputs, named, self.towers.keys()))
         return HydraOutput(ensemble_log_probs(logits), logits)
 
 
@@ -99,31 +110,73 @@ def hydra_from_state(
 
 
 def load(
-    reference: str | Path, *, arch: str | None = None, dtype: torch.dtype | None = None
+    reference: str | Path,
+    *,
+    arch: str | None = None,
+    dtype: torch.dtype | None = None,
+    classes: Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
 ) -> Model | Hydra:
     """Load a checkpoint as a `torch.nn.Module` in evaluation mode, on the CPU.
 
-    A hydra answers with a `HydraOutput`; a base or a member answers with its logits (B, C), as the library's own
-    model does.
+    A hydra answers with a `HydraOutput`; a base or a member answers with its logits, a tensor (B, C): what the library's own
+    model has in `.logits`. What it is called with is made by its `encode`. A zero-shot model without classes answers
+    images and texts given together, (B, B).
 
     Args:
         reference: A MODEL reference: a file, a folder, a Hub id.
         arch: Architecture of a bare safetensors file.
         dtype: Convert floating-point weights; None keeps them as stored.
+        classes: Of a zero-shot model: the names of what it tells apart, in the order of the logits; None for those that it
+            stores.
+        templates: Texts with `{label}` that a class is asked with; None for the stored ones, or the usual one.
 
     Raises:
         InputError: If it cannot be read.
         HubError: If it cannot be fetched.
+        UsageError: If classes are named that the model has itself, or are no list of names.
     """
     opened = open_model(str(reference), arch=arch)
-    return load_any(opened, dtype=dtype)
+    asked = _asked(opened, classes, templates)
+    model = load_any(opened, dtype=dtype)
+    settle(model, opened, asked)
+    return model
+
+
+def _asked(
+    opened: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
+) -> Classes | None:
+    """Return the classes that a caller names, or None."""
+    if classes is None and templates is None:
+        return None
+    stored = opened.header.prompting
+    if stored is None:
+        raise UsageError(
+            f"{opened.reference}: has classes of its own; `classes` and `templates` are for zero-shot models"
+        )
+    for name, given in (("classes", classes), ("templates", templates)):
+        if isinstance(given, str):
+            raise UsageError(
+                f'`{name}="{given}"`: is one text, a list is wanted', hint=f'`{name}=["{given}"]`'
+            )
+    names = opened.header.labels if classes is None else tuple(classes)
+    if not names:
+        raise UsageError(
+            f"{opened.reference}: has no classes yet", hint='name them: `classes=["cat", "dog"]`'
+        )
+    return Classes(names=names, templates=tuple(templates or stored.templates or (DEFAULT_TEMPLATE,)))
 
 
 def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
     """Build whatever an open model holds; see `load`."""
+    model: Model | Hydra
     if opened.header.kind != Kind.HYDRA:
-        return load_model(opened, dtype=dtype)
-    return hydra_from_state(opened.header, opened.checkpoint.tensors(), where=opened.reference, dtype=dtype)
+        model = load_model(opened, dtype=dtype)
+    else:
+        state = opened.checkpoint.tensors()
+        model = hydra_from_state(opened.header, state, where=opened.reference, dtype=dtype)
+    model.encoder = Encoder.of(opened.header)
+    return model
 
 
 def _parameter(tensor: torch.Tensor) -> torch.Tensor:

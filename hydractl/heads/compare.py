@@ -1,28 +1,52 @@
-"""How different are two masks? Shares of removed heads in common, and where in depth they were removed."""
+"""How different are two choices of heads? Removed heads in common, depths removed from, ranks of scores."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from typing import TYPE_CHECKING, TypeAlias
 
-from hydractl.heads.masks import dropped, shape_of
+from scipy import stats
+
+from hydractl.heads.masks import all_heads, dropped, shape_of, total_heads
+from hydractl.heads.select import shape_of_scores
 
 if TYPE_CHECKING:
-    from hydractl.heads.masks import Mask
+    from collections.abc import Mapping, Sequence
+
+    from hydractl.heads.masks import HeadId, Mask
+
+    Scores: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 
 def overlap(first: Mask, second: Mask) -> float:
     """Return the share of removed heads that two masks have in common, in [0, 1].
 
-    Twice the common heads over the sum of both counts (Dice), which is common / R when both remove R, as the
-    Hydra paper counts in its comparison of Taylor and circuits. Two masks that remove nothing give 1.
+    Common heads over the smaller of both counts (Szymkiewicz-Simpson). The Hydra paper gives 25 % and 29 % for
+    Taylor and circuits (appendix B.2): of removed heads, since any two choices of 8 heads out of 12 have half of
+    them in common. Two masks that remove nothing give 1; if only one does, 0.
 
     Raises:
         ValueError: If the masks belong to models of different shapes.
     """
     mine, other = _dropped_sets(first, second)
-    removed = len(mine) + len(other)
-    return 2 * len(mine & other) / removed if removed else 1.0
+    fewer = min(len(mine), len(other))
+    return len(mine & other) / fewer if fewer else float(mine == other)
+
+
+def chance_overlap(first: Mask, second: Mask) -> float:
+    """Return the overlap to expect of two random choices that remove as many heads as these masks, in [0, 1].
+
+    A head is in both with probability |A| |B| / N², so the mean is the larger count over all N heads. Where one
+    of the masks removes nothing it is what `overlap` gives.
+
+    Raises:
+        ValueError: If the masks belong to models of different shapes.
+    """
+    mine, other = _dropped_sets(first, second)
+    if not mine or not other:
+        return float(mine == other)
+    return max(len(mine), len(other)) / total_heads(shape_of(first))
 
 
 def jaccard(first: Mask, second: Mask) -> float:
@@ -38,21 +62,22 @@ def jaccard(first: Mask, second: Mask) -> float:
     return len(mine & other) / either if either else 1.0
 
 
-def jensen_shannon(first: Mask, second: Mask) -> float:
+def jensen_shannon(first: Mask, second: Mask) -> float | None:
     """Return the Jensen-Shannon divergence between the layers from which two masks remove, in [0, ln 2] nats.
 
     The distributions are the shares of a mask's removed heads that lie in each layer of each tower; Lin (1991),
-    eq. 4.1, with equal weights. Zero means the same depth profile, not the same heads.
+    eq. 4.1, with equal weights: the divergence itself, natural logarithm, not its square root. Zero means the same
+    depth profile, not the same heads. The Hydra paper's 0.37 states neither base nor root.
+
+    Returns:
+        None where one mask removes nothing and so has no distribution.
 
     Raises:
-        ValueError: If the masks belong to models of different shapes, or one of them removes nothing and so
-            has no distribution.
+        ValueError: If the masks belong to models of different shapes.
     """
     mine, other = _dropped_sets(first, second)
     if not mine or not other:
-        raise ValueError(
-            f"both masks must remove heads to be compared by layer, got {len(mine)} and {len(other)}"
-        )
+        return None
     terms = []
     for tower, part in first.items():
         for ours, theirs in zip(part.drop, second[tower].drop, strict=True):
@@ -61,12 +86,81 @@ def jensen_shannon(first: Mask, second: Mask) -> float:
     return max(0.0, math.fsum(terms))
 
 
+def spearman(first: Scores, second: Scores) -> float | None:
+    """Return the rank correlation of two tables of scores over all heads of all towers, in [-1, 1].
+
+    Spearman's rho: Pearson's correlation of the ranks, equal scores sharing their mean rank.
+
+    Args:
+        first: For each tower L x H scores, finite.
+        second: Of the same shape.
+
+    Returns:
+        None where all scores of one of them are equal, so that it ranks nothing.
+
+    Raises:
+        ValueError: If the tables are of different shapes.
+    """
+    mine, other = _flat(first, second)
+    if len(set(mine)) < 2 or len(set(other)) < 2:
+        return None
+    return _bounded(float(stats.spearmanr(stats.rankdata(mine), stats.rankdata(other)).statistic))
+
+
+def kendall(first: Scores, second: Scores) -> float | None:
+    """Return Kendall's tau-b of two tables of scores over all heads of all towers, in [-1, 1].
+
+    Pairs of heads ranked alike less those ranked oppositely, over all pairs but for those that tie; Kendall (1945).
+
+    Args:
+        first: For each tower L x H scores, finite.
+        second: Of the same shape.
+
+    Returns:
+        None where all scores of one of them are equal, so that it ranks nothing.
+
+    Raises:
+        ValueError: If the tables are of different shapes.
+    """
+    mine, other = _flat(first, second)
+    if len(set(mine)) < 2 or len(set(other)) < 2:
+        return None
+    return _bounded(float(stats.kendalltau(mine, other, variant="b").statistic))
+
+
+def standing(scores: Scores) -> dict[str, tuple[tuple[float, ...], ...]]:
+    """Return for each head the share of all heads of all towers that score no higher, in (0, 1].
+
+    The most important head has 1, and so have all that tie with it.
+    """
+    every = sorted(value for rows in scores.values() for row in rows for value in row)
+    return {
+        tower: tuple(tuple(bisect_right(every, value) / len(every) for value in row) for row in rows)
+        for tower, rows in scores.items()
+    }
+
+
+def _bounded(value: float) -> float:
+    """Return a correlation without what rounding carries beyond 1."""
+    return max(-1.0, min(1.0, value))
+
+
+def _flat(first: Scores, second: Scores) -> tuple[list[float], list[float]]:
+    """Return both tables' scores, head by head in the first one's order."""
+    shape, other = shape_of_scores(first), shape_of_scores(second)
+    if shape != other:
+        raise ValueError(f"scores belong to different models: {shape} and {other}")
+    heads = all_heads(shape)
+    mine, theirs = ([float(table[h.tower][h.layer][h.head]) for h in heads] for table in (first, second))
+    return mine, theirs
+
+
 def _half_term(p: float, q: float) -> float:
     """Return p/2 ln(p / mean(p, q)), 0 at p = 0."""
     return 0.5 * p * math.log(2 * p / (p + q)) if p else 0.0
 
 
-def _dropped_sets(first: Mask, second: Mask) -> tuple[set[tuple[str, int, int]], set[tuple[str, int, int]]]:
+def _dropped_sets(first: Mask, second: Mask) -> tuple[set[HeadId], set[HeadId]]:
     if shape_of(first) != shape_of(second):
         raise ValueError(f"masks belong to different models: {shape_of(first)} and {shape_of(second)}")
     return set(dropped(first)), set(dropped(second))

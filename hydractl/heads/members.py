@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hydractl.heads.masks import TowerMask, check_order, drop_heads, full_mask, shape_of
+from hydractl.heads.masks import TowerMask, all_heads, check_order, drop_heads, full_mask, shape_of
+from hydractl.heads.select import best_mask_per_layer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,11 +78,68 @@ def sample_masks(
     distinct = math.comb(len(candidates), count)
     if distinct < sampling.members:
         raise ValueError(
-            f"{sampling.members} members need as many different masks, but removing {count} of the "
+            f"{sampling.members} different masks are wanted, but removing {count} of the "
             f"{len(candidates)} pool heads in layers from {start} on gives {distinct}"
         )
     base = drop_heads(full_mask(shape), trunk)
     return tuple(drop_heads(base, heads) for heads in _distinct_draws(candidates, count, sampling=sampling))
+
+
+def random_masks(
+    shape: Shape, *, removals: int, members: int, seed: int, diverge_from: int = 0
+) -> tuple[dict[str, TowerMask], ...]:
+    """Draw distinct masks that each remove `removals` heads, whatever they are good for: the control for all scores.
+
+    Every subset is equally likely, as with random scores. Layers before `diverge_from` are those of one random mask.
+
+    Args:
+        shape: The model's shape.
+        removals: How many heads each member removes, at least 0.
+        members: How many masks, at least 1.
+        seed: Any integer; member m of seed s is always the same draw.
+        diverge_from: As in `Sampling`.
+
+    Raises:
+        ValueError: If there are fewer heads than `removals`, or fewer distinct masks than members.
+    """
+    source = random.Random(f"random-{seed}")  # noqa: S311 - reproducible, not secret
+    order = _shuffled(sorted(all_heads(shape)), source=source)
+    sampling = Sampling(pool=len(order), members=members, seed=seed, diverge_from=diverge_from)
+    return sample_masks(order, shape, removals=removals, sampling=sampling)
+
+
+def random_masks_per_layer(
+    shape: Shape, *, keep: int, members: int, seed: int, diverge_from: int = 0
+) -> tuple[dict[str, TowerMask], ...]:
+    """Draw distinct masks that each keep `keep` heads in every layer: the control for scores taken layer by layer.
+
+    Args:
+        shape: The model's shape.
+        keep: How many heads every layer keeps.
+        members: How many masks, at least 1.
+        seed: Any integer; member m of seed s is always the same draw.
+        diverge_from: Members agree in all layers before this one.
+
+    Raises:
+        ValueError: If a layer has fewer heads than `keep`, or there are fewer distinct masks than members.
+    """
+    free = {name: max(0, size.layers - diverge_from) for name, size in shape.items()}
+    distinct = math.prod(math.comb(size.num_heads, keep) ** free[name] for name, size in shape.items())
+    if distinct < members:
+        raise ValueError(
+            f"{members} different masks are wanted, but keeping {keep} heads of each layer from {diverge_from} on "
+            f"gives {distinct}"
+        )
+    masks: list[dict[str, TowerMask]] = []
+    for member in range(members):
+        source = random.Random(f"layers-{seed}-{member}")  # noqa: S311 - as above
+        while len(masks) == member:
+            order = _shuffled(sorted(all_heads(shape)), source=source)
+            drawn = best_mask_per_layer(order, shape, keep=keep)
+            mask = share_before([masks[0] if masks else drawn, drawn], diverge_from)[1]
+            if mask not in masks:
+                masks.append(mask)
+    return tuple(masks)
 
 
 def _distinct_draws(
@@ -100,9 +158,13 @@ def _distinct_draws(
 
 def _draw(candidates: Sequence[HeadId], count: int, *, source: random.Random) -> tuple[HeadId, ...]:
     """Return `count` candidates, sorted, every subset being equally likely."""
+    return tuple(sorted(_shuffled(candidates, source=source)[:count]))
+
+
+def _shuffled(heads: Sequence[HeadId], *, source: random.Random) -> list[HeadId]:
+    """Return heads in an order that is drawn, every order being equally likely."""
     # Python keeps the sequence of `random()` across versions, but not the algorithm of `sample()`.
-    shuffled = sorted(candidates, key=lambda _: source.random())
-    return tuple(sorted(shuffled[:count]))
+    return sorted(heads, key=lambda _: source.random())
 
 
 def check_agree_before(masks: Sequence[Mask], layer: int) -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from hydractl.heads.masks import Shape
 
+COMMON_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:

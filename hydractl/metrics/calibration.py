@@ -29,10 +29,35 @@ def ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:
         ValueError: If a shape or a value is out of its range.
     """
     confidence, correct = _top_label(probs, labels, bins=bins)
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=probs.device)
-    index = torch.bucketize(confidence.float(), edges, right=True) - 1
-    gap = torch.zeros(bins + 1, dtype=torch.float64, device=probs.device)
-    return float(gap.scatter_add_(0, index, correct - confidence).abs().sum() / len(confidence))
+    return float(ece_many(confidence[None], correct[None], bins=bins)[0])
+
+
+def ece_many(confidence: Tensor, correct: Tensor, *, bins: int = 15) -> Tensor:
+    """Return `ece` of K candidates at once.
+
+    Args:
+        confidence: Of the predicted class, shape (K, N), in [0, 1].
+        correct: Whether it is the label, shape (K, N), boolean or 0 and 1.
+        bins: How many bins divide [0, 1), at least 1.
+
+    Returns:
+        Shape (K,), float64, in [0, 1].
+
+    Raises:
+        ValueError: If the shapes differ or are no matrix, there is no sample, or a confidence is out of its range.
+    """
+    if confidence.ndim != 2 or confidence.shape != correct.shape or not confidence.shape[1]:
+        raise ValueError(
+            f"confidence and correctness must be one matrix each with a sample, got {tuple(confidence.shape)} and "
+            f"{tuple(correct.shape)}"
+        )
+    if not bool(((confidence >= 0) & (confidence <= 1)).all()):
+        raise ValueError("confidences must lie in [0, 1]")
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
+    index = torch.bucketize(confidence.float().contiguous(), edges, right=True) - 1
+    gap = torch.zeros(len(confidence), bins + 1, dtype=torch.float64, device=confidence.device)
+    gap.scatter_add_(1, index, correct.double() - confidence.double())
+    return gap.abs().sum(1) / confidence.shape[1]
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, *, bins: int = 15) -> float:

@@ -5,6 +5,8 @@ Scores grow with strangeness: the higher, the more OOD. OOD is the positive clas
 
 from __future__ import annotations
 
+import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +14,8 @@ import torch
 from hydractl.metrics.checks import check_probs, check_scores
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import numpy as np
     from torch import Tensor
 
@@ -32,6 +36,45 @@ def msp_score(probs: Tensor) -> Tensor:
     """
     check_probs(probs)
     return -probs.amax(1)
+
+
+def energy_score(logits: Tensor) -> Tensor:
+    """Return the energy -log Σ_c exp z_c at temperature 1, higher is more OOD (Liu et al. 2020, eq. 3).
+
+    Args:
+        logits: Shape (..., C).
+    """
+    return -logits.logsumexp(dim=-1)
+
+
+def entropy_score(logits: Tensor) -> Tensor:
+    """Return the entropy of the softmax in nats, in [0, log C], higher is more OOD.
+
+    Args:
+        logits: Shape (..., C), finite.
+    """
+    log_probs = logits.log_softmax(dim=-1)
+    return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+
+def max_logit_score(logits: Tensor) -> Tensor:
+    """Return the negated largest logit, higher is more OOD (Hendrycks et al. 2022, section 3.2).
+
+    Args:
+        logits: Shape (..., C).
+    """
+    return -logits.amax(dim=-1)
+
+
+LOGIT_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "msp": lambda logits: -logits.softmax(dim=-1).amax(dim=-1),
+        "energy": energy_score,
+        "entropy": entropy_score,
+        "max-logit": max_logit_score,
+    }
+)
+"""OOD scores (...) of logits (..., C) by name, as OpenOOD's postprocessors define them but for the sign."""
 
 
 def auroc(id_scores: Tensor, ood_scores: Tensor) -> float:
@@ -65,16 +108,42 @@ def auroc_many(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
     Raises:
         ValueError: If either is empty, not a matrix or not finite, or they differ in K.
     """
-    check_scores(id_scores, name="ID", dims=2)
-    check_scores(ood_scores, name="OOD", dims=2)
-    if len(id_scores) != len(ood_scores):
-        raise ValueError(f"ID scores have {len(id_scores)} candidates, but OOD scores have {len(ood_scores)}")
+    _check_many(id_scores, ood_scores)
     dtype = torch.promote_types(torch.promote_types(id_scores.dtype, ood_scores.dtype), torch.float32)
     below = torch.sort(id_scores.to(dtype), dim=1).values.contiguous()
     above = ood_scores.to(dtype).contiguous()
     strict = torch.searchsorted(below, above, right=False).sum(1)
     weak = torch.searchsorted(below, above, right=True).sum(1)
     return (strict + weak).cpu().double() / (2 * below.shape[1] * above.shape[1])
+
+
+def fpr_many(id_scores: Tensor, ood_scores: Tensor, *, tpr: float = 0.95) -> Tensor:
+    """Return `fpr_at_tpr` of K candidates at once.
+
+    The threshold is the score of the OOD sample with which the share of OOD caught first reaches `tpr`; counts are integers
+    until the last division.
+
+    Args:
+        id_scores: Shape (K, N), finite.
+        ood_scores: Shape (K, N'), finite.
+        tpr: The share of OOD to catch, in (0, 1].
+
+    Returns:
+        Shape (K,), float64, on the CPU, in [0, 1].
+
+    Raises:
+        ValueError: If either is empty, not a matrix or not finite, they differ in K, or `tpr` is out of its range.
+    """
+    if not 0 < tpr <= 1:
+        raise ValueError(f"tpr must lie in (0, 1], got {tpr}")
+    _check_many(id_scores, ood_scores)
+    dtype = torch.promote_types(torch.promote_types(id_scores.dtype, ood_scores.dtype), torch.float32)
+    count = ood_scores.shape[1]
+    # As a division, not as tpr times the count, whose rounding could ask for one sample more.
+    needed = next(n for n in range(max(1, math.floor(tpr * count) - 1), count + 1) if n / count >= tpr)
+    at = torch.sort(ood_scores.to(dtype), dim=1, descending=True).values[:, needed - 1 : needed]
+    flagged = (id_scores.to(dtype) >= at).sum(1)
+    return flagged.cpu().double() / id_scores.shape[1]
 
 
 def fpr_at_tpr(id_scores: Tensor, ood_scores: Tensor, *, tpr: float = 0.95) -> float:
@@ -159,6 +228,14 @@ def aupr_in_trapezoid(id_scores: Tensor, ood_scores: Tensor) -> float:
     """
     is_ood, score = _labelled(id_scores, ood_scores)
     return _trapezoid(1 - is_ood, -score)
+
+
+def _check_many(id_scores: Tensor, ood_scores: Tensor) -> None:
+    """Refuse scores that are not those of the same candidates."""
+    check_scores(id_scores, name="ID", dims=2)
+    check_scores(ood_scores, name="OOD", dims=2)
+    if len(id_scores) != len(ood_scores):
+        raise ValueError(f"ID scores have {len(id_scores)} candidates, but OOD scores have {len(ood_scores)}")
 
 
 def _trapezoid(positive: np.ndarray, score: np.ndarray) -> float:

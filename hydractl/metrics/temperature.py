@@ -13,12 +13,11 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from scipy.optimize import minimize_scalar
 
 from hydractl.metrics.checks import check_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 LOWEST, HIGHEST = 0.05, 20.0
@@ -27,7 +26,6 @@ STARTS = 17
 CHUNK = 2**19  # numbers that are in float64 at once
 
 DIMS = 3
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Fitted(NamedTuple):
@@ -83,7 +81,7 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> Fitted:
     """Return the temperature in [0.05, 20] whose NLL is the lowest.
 
     The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
-    log T, is refined by golden-section search between its neighbours, until log T is known to 1e-6. The NLL found is never
+    log T, is refined by Brent's bounded search between its neighbours, until log T is known to 1e-6. The NLL found is never
     above that of T = 1, which also is the answer where T makes no difference.
 
     Args:
@@ -108,8 +106,9 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> Fitted:
     width = (high - low) / (STARTS - 1)
     costs = {log_t: cost(log_t) for log_t in (low + width * i for i in range(STARTS))}
     start = min(costs, key=costs.__getitem__)
-    refined = _golden_section(cost, max(start - width, low), min(start + width, high))
-    costs = {0.0: cost(0.0), refined: cost(refined), start: costs[start]}  # the first of equals is taken
+    bounds = (max(start - width, low), min(start + width, high))
+    refined = float(minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": TOLERANCE}).x)
+    costs = {0.0: cost(0.0), start: costs[start], refined: cost(refined)}  # the first of equals is taken
     best = min(costs, key=costs.__getitem__)
     for bound in (LOWEST, HIGHEST):
         if abs(best - math.log(bound)) < 2 * TOLERANCE:
@@ -121,19 +120,3 @@ def _samples(member_log_probs: Tensor) -> int:
     """Return how many samples make up a chunk."""
     members, _, classes = member_log_probs.shape
     return max(1, CHUNK // (members * classes))
-
-
-def _golden_section(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one minimum between `low` and `high` has it, to `TOLERANCE` (Kiefer 1953)."""
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = cost(left), cost(right)
-    while high - low > TOLERANCE:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = cost(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = cost(right)
-    return (low + high) / 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from hydractl.scoring.settings import Settings
+from hydractl.scoring.team import Alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,8 +19,14 @@ if TYPE_CHECKING:
     from hydractl.families.tower import Model
     from hydractl.manifest import Architecture, HeadName, Option, Removal, TowerHeads
     from hydractl.progress import Progress
+    from hydractl.scoring.team import Team
+    from hydractl.training.feed import Feed
+    from hydractl.training.state import Snapshot, StateFolder
 
 S = TypeVar("S", bound=Settings)
+Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"
+"""What a search must remember to go on as if it had not been interrupted: lists of numbers by name."""
+NOTHING_LEARNT: Memory = MappingProxyType({})
 
 
 class Samples(NamedTuple):
@@ -45,8 +53,13 @@ class Log(Protocol):
         """Take note of the objective with every head, before the first new removal."""
         ...
 
-    def record(self, removal: Removal) -> None:
-        """Take note of a removal, before the next begins."""
+    @property
+    def memory(self) -> Memory:
+        """What that run's search remembered after its last removal."""
+        ...
+
+    def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
+        """Take note of a removal, and of what the search remembers then, before the next begins."""
         ...
 
 
@@ -55,49 +68,30 @@ class Forgetful:
 
     done: tuple[Removal, ...] = ()
     baseline: float | None = None
+    memory: Memory = NOTHING_LEARNT
 
     def begin(self, baseline: float) -> None:
         """Drop it."""
 
-    def record(self, removal: Removal) -> None:
+    def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
         """Drop it."""
 
 
-class Team(Protocol):
-    """The processes that score together. Each is given its share of the batches and meets the others here."""
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a method is offered that trains.
 
-    def in_order(self, own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the results of all batches, in the order of the data, of one result for each of this process's.
+    Attributes:
+        feed: Makes the in-distribution data into shuffled batches; decodes them once where that will do.
+        folder: Where the state of an unfinished run goes; None saves nothing.
+        start: Where to go on; None from the beginning.
+        keeps_weights: Whether weights that train are kept.
+    """
 
-        Results are on the CPU; all processes call this equally often.
-        """
-        ...
-
-    def added(self, own: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Return the sums over all batches of several tensors a batch, added in the order of the data.
-
-        So a sum has the same bits whatever the number of processes. Tensors stay where they are.
-        """
-        ...
-
-
-class Alone:
-    """The `Team` of one process."""
-
-    def in_order(self, own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """See `Team.in_order`."""
-        return [result.cpu() for result in own]
-
-    def added(self, own: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """See `Team.added`."""
-        total: list[torch.Tensor] = []
-        for tensors in own:
-            if not total:
-                total = [tensor.clone() for tensor in tensors]
-                continue
-            for i, tensor in enumerate(tensors):
-                total[i] += tensor
-        return total
+    feed: Callable[[], Feed]
+    folder: StateFolder | None = None
+    start: Snapshot | None = None
+    keeps_weights: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +110,10 @@ class ScoreJob:
         free: Whether no budget was given, so that a method may find the number of heads itself.
         towers: Those whose heads are scored; empty for all.
         seed: Of everything random.
+        max_memory: Bytes for what is computed with, beside the model and the data; None for what suits the device.
         log: Where greedy methods write down each removal.
         team: The processes that score together.
+        training: For methods whose settings say that they train.
     """
 
     model: Model
@@ -131,8 +127,10 @@ class ScoreJob:
     free: bool = False
     towers: tuple[str, ...] = ()
     seed: int = 0
+    max_memory: int | None = None
     log: Log = field(default_factory=Forgetful)
     team: Team = field(default_factory=Alone)
+    training: Training | None = None
 
     @property
     def scored(self) -> Mapping[str, TowerHeads]:
@@ -162,6 +160,7 @@ class Ranking:
         baseline: For greedy methods the objective with every head.
         clusters: For methods that group heads, each group's heads, the one that stands for it first.
         results: What else the method found, for the scores file.
+        weights: For methods that train weights the model's tensors by the library's names, fp32, on the CPU.
     """
 
     scores: Mapping[str, Sequence[Sequence[float]]]
@@ -169,6 +168,7 @@ class Ranking:
     baseline: float | None = None
     clusters: tuple[tuple[HeadName, ...], ...] | None = None
     results: Mapping[str, Option] = field(default_factory=dict)
+    weights: Mapping[str, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,71 +1,206 @@
-"""What a greedy search maximises (Hydra Ensembles, section 4.1): accuracy, OOD separation, or their mean."""
+"""What a greedy search maximises: the paper's three objectives, single metrics, and weighted sums of them.
+
+The paper has accuracy, OOD separation and their mean (Hydra Ensembles, section 4.1). An objective is written as arithmetic,
+and the value that a search reports is that arithmetic: `acc-0.1*nll` is the accuracy less a tenth of the NLL. More is
+always better: a metric of which less is better is subtracted, whichever sign is written, so `nll` is read as `-nll` and
+`0.5*acc+0.5*nll` as `0.5*acc-0.5*nll`. Importing this module loads no torch.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
-from hydractl.metrics.ood import auroc_many
+from hydractl.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 
-class Outcomes(NamedTuple):
-    """What K candidate models made of the data: hits (K, N) on ID data, OOD scores -MSP (K, N) and (K, N')."""
-
-    hits: torch.Tensor
-    id_scores: torch.Tensor
-    ood_scores: torch.Tensor
-
-
-class Objective(NamedTuple):
-    """One objective: its values for K candidates, shape (K,), float64, in [0, 1]; higher is better."""
+class Metric(NamedTuple):
+    """A term of an objective; `sign` is -1 where less is better."""
 
     name: str
     summary: str
-    values: Callable[[Outcomes], torch.Tensor]
+    sign: int
     needs_ood: bool
 
 
-def _accuracy(outcomes: Outcomes) -> torch.Tensor:
-    return outcomes.hits.double().mean(dim=1)
-
-
-def _ood(outcomes: Outcomes) -> torch.Tensor:
-    return auroc_many(outcomes.id_scores, outcomes.ood_scores)
-
-
-def _average(outcomes: Outcomes) -> torch.Tensor:
-    return (_accuracy(outcomes) + _ood(outcomes)) / 2
-
-
-OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
+METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        o.name: o
-        for o in (
-            Objective("acc", "accuracy on ID data", _accuracy, needs_ood=False),
-            Objective(
-                "ood", "AUROC of the maximum softmax probability, ID against OOD data", _ood, needs_ood=True
-            ),
-            Objective("avg", "mean of acc and ood", _average, needs_ood=True),
+        m.name: m
+        for m in (
+            Metric("acc", "accuracy on ID data", 1, needs_ood=False),
+            Metric("ood", "AUROC of the OOD score, ID against OOD data", 1, needs_ood=True),
+            Metric("nll", "negative log-likelihood on ID data, in nats", -1, needs_ood=False),
+            Metric("ece", "expected calibration error on ID data, 15 bins", -1, needs_ood=False),
+            Metric("fpr95", "share of ID flagged where 95 % of OOD are caught", -1, needs_ood=True),
         )
     }
 )
+AVERAGE = "avg"
+ALIASES: Mapping[str, str] = MappingProxyType({"auroc": "ood"})
+NAMES = ("acc", "ood", AVERAGE, "auroc", "nll", "ece", "fpr95")
+_TOKEN = re.compile(r"\s*(?:(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z]\w*)|(?P<sign>[-+*]))")
 
 
-def outcomes_of(logits: torch.Tensor, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return hits (K, B) and OOD scores -MSP (K, B) of logits (K, B, C); no hits without labels.
+class Term(NamedTuple):
+    """A metric's name and its factor, negative where less is better."""
 
-    Probabilities are float64: a trained model's lie so close to 1 that float32 would tie them.
+    name: str
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A sum of metrics that is to be as large as possible.
+
+    Attributes:
+        terms: At least one, in the order of `METRICS`, each metric once.
     """
-    probs, classes = logits.double().softmax(dim=-1).max(dim=-1)
-    hits = torch.zeros(0) if labels is None else classes == labels
-    return hits, -probs
+
+    terms: tuple[Term, ...]
+
+    @property
+    def text(self) -> str:
+        """How it is written in a scores file: equal objectives have equal texts."""
+        if self.terms == _AVERAGE:
+            return AVERAGE
+        parts = [f"{'-' if t.factor < 0 else '+'}{_times(abs(t.factor))}{t.name}" for t in self.terms]
+        return "".join(parts).removeprefix("+")
+
+    @property
+    def needs_ood(self) -> bool:
+        """Whether out-of-distribution data is read."""
+        return any(METRICS[t.name].needs_ood for t in self.terms)
+
+    def reads(self, *names: str) -> bool:
+        """Return whether one of these metrics is a term."""
+        return any(t.name in names for t in self.terms)
 
 
-def first_best(values: Sequence[float]) -> int:
-    """Return the index of the first maximum: Algorithm 1 replaces its best only by a strictly better one."""
-    return max(range(len(values)), key=lambda i: (values[i], -i))
+_AVERAGE = (Term("acc", 0.5), Term("ood", 0.5))
+
+
+def parse_objective(text: str) -> Objective:
+    """Read an objective: `NAME`, or terms `[NUMBER*]NAME` joined by `+` or `-`.
+
+    `avg` stands alone, for `0.5*acc+0.5*ood`; `auroc` is another word for `ood`. Spaces do not count.
+
+    Raises:
+        UsageError: If it is not of this form, names a metric twice or one that is not known, has a number that is zero or
+            infinite, or subtracts a metric of which more is better; with the position, from 1.
+    """
+    if text.strip() == AVERAGE:
+        return Objective(_AVERAGE)
+    reader = _Reader(text)
+    factors: dict[str, float] = {}
+    negative = reader.takes("-")
+    while True:
+        place = reader.position
+        factor = reader.number()
+        name, word = reader.name()
+        if name in factors:
+            raise reader.refused(place, f"`{word}` stands there twice")
+        if negative and METRICS[name].sign > 0:
+            raise reader.refused(place, f"`-{word}` would reward a worse {word}")
+        factors[name] = factor * METRICS[name].sign
+        if reader.at_end:
+            break
+        negative = reader.joins() == "-"
+    return Objective(tuple(Term(name, factors[name]) for name in METRICS if name in factors))
+
+
+class _Reader:
+    """The tokens of an objective, one after another."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._tokens = list(self._split())
+        self._next = 0
+
+    def _split(self) -> Iterator[tuple[str, str, int]]:
+        at = 0
+        while self.text[at:].strip():
+            found = _TOKEN.match(self.text, at)
+            if found is None:
+                place = at + len(self.text[at:]) - len(self.text[at:].lstrip())
+                raise self.refused(place + 1, f"`{self.text[place]}` has no meaning")
+            kind = str(found.lastgroup)
+            yield kind, found[kind], found.start(kind) + 1
+            at = found.end()
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything has been read."""
+        return self._next == len(self._tokens)
+
+    @property
+    def position(self) -> int:
+        """Where the next token begins, from 1."""
+        return len(self.text) + 1 if self.at_end else self._tokens[self._next][2]
+
+    def _peek(self) -> tuple[str, str]:
+        return ("end", "the end") if self.at_end else self._tokens[self._next][:2]
+
+    def takes(self, sign: str) -> bool:
+        """Go past a sign if it comes next."""
+        found = self._peek() == ("sign", sign)
+        self._next += found
+        return found
+
+    def number(self) -> float:
+        """Read `NUMBER*`, 1 if there is none."""
+        kind, word = self._peek()
+        if kind != "number":
+            return 1.0
+        place, value = self.position, float(word)
+        if not 0 < value < math.inf:
+            raise self.refused(place, f"`{word}` must be above 0 and finite")
+        self._next += 1
+        if not self.takes("*"):
+            raise self.refused(self.position, f"expected `*` after `{word}`, found {self._found()}")
+        return value
+
+    def name(self) -> tuple[str, str]:
+        """Read a metric's name; return it and how it is written."""
+        kind, word = self._peek()
+        name = ALIASES.get(word, word)
+        if kind != "name":
+            raise self.refused(self.position, f"expected a metric, found {self._found()}")
+        if name == AVERAGE:
+            raise self.refused(
+                self.position, f"`{AVERAGE}` stands alone", hint="write `0.5*acc+0.5*ood` in a sum"
+            )
+        if name not in METRICS:
+            raise self.refused(self.position, f"unknown metric `{word}`")
+        self._next += 1
+        return name, word
+
+    def joins(self) -> str:
+        """Read the `+` or `-` between two terms."""
+        for sign in "+-":
+            if self.takes(sign):
+                return sign
+        raise self.refused(self.position, f"expected `+` or `-`, found {self._found()}")
+
+    def _found(self) -> str:
+        kind, word = self._peek()
+        return word if kind == "end" else f"`{word}`"
+
+    def refused(self, place: int, why: str, *, hint: str | None = None) -> UsageError:
+        """Return what to raise about the token that begins at `place`."""
+        at = f" at character {place}" if len(self.text.strip()) > 0 else ""
+        return UsageError(
+            f"unknown objective `{self.text}`: {why}{at}",
+            hint=hint
+            or f"--objective: {', '.join(NAMES)}, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`",
+        )
+
+
+def _times(factor: float) -> str:
+    """Return `NUMBER*` as short as it reads back, nothing for 1."""
+    return "" if factor == 1 else f"{factor!r}".removesuffix(".0") + "*"

@@ -7,11 +7,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.scoring.objective import parse_objective
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hydractl.manifest import Option
+
+
+OOD_SCORES = ("msp", "energy", "entropy", "max-logit")
+"""The names of `hydractl.metrics.ood.LOGIT_SCORES`, which loads torch."""
+SEARCHES = ("exact", "lazy", "racing")
+RECHECK, FIRST_SHARE, MIN_SHARE = 24, 1 / 16, 1 / 1024
 
 
 class Amount(StrEnum):
@@ -23,6 +30,8 @@ class Amount(StrEnum):
     """The heads that a layer keeps."""
     REMOVALS = "removals"
     """The heads that go in all, one by one."""
+    KEPT = "kept"
+    """The heads that stay in all."""
     CHOICE = "choice"
     """The heads that stay in all; without a budget the method finds their number itself."""
 
@@ -46,6 +55,26 @@ class Settings:
         """Whether the seed shapes the scores."""
         return False
 
+    @property
+    def default_limit(self) -> int | None:
+        """How many in-distribution samples are used where the user gives no limit; None for all."""
+        return None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the memory that is computed with can be bounded."""
+        return False
+
+    @property
+    def trains(self) -> bool:
+        """Whether scores are learned, in shuffled epochs over the data."""
+        return False
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether the model's weights change with them."""
+        return False
+
     def options(self) -> dict[str, Option]:
         """Return what a scores file records of them."""
         return {k: v for k, v in asdict(self).items() if k != "objective" and v is not None}
@@ -66,15 +95,39 @@ class CircuitSettings(Settings):
     """Of `circuit`.
 
     Attributes:
-        objective: What the kept heads should be good at.
+        objective: What the kept heads should be good at; see `hydractl.scoring.objective`.
+        ood_score: What tells OOD samples: a name of `OOD_SCORES`.
+        search: How the best head to remove is looked for: a name of `SEARCHES`.
+        recheck: At each `recheck`-th removal `lazy` and `racing` value every head on all data; None for `RECHECK`.
+        first_share: Of the data that the first round of `racing` sees; None for `FIRST_SHARE`.
     """
 
     objective: str = "avg"
+    ood_score: str = "msp"
+    search: str = "exact"
+    recheck: int | None = None
+    first_share: float | None = None
 
     def __post_init__(self) -> None:
-        from hydractl.scoring.objective import OBJECTIVES  # noqa: PLC0415 - loads torch
-
-        one_of("objective", self.objective, OBJECTIVES)
+        objective = parse_objective(self.objective)
+        object.__setattr__(self, "objective", objective.text)
+        one_of("ood_score", self.ood_score, OOD_SCORES)
+        one_of("search", self.search, SEARCHES)
+        if self.ood_score != "msp" and not objective.needs_ood:
+            raise UsageError(f"`--ood-score` has no effect with `--objective {objective.text}`")
+        for name, default, searches in (
+            ("recheck", RECHECK, ("lazy", "racing")),
+            ("first_share", FIRST_SHARE, ("racing",)),
+        ):
+            if self.search in searches and getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+            elif self.search not in searches and getattr(self, name) is not None:
+                asked = " or ".join(f"`--search {search}`" for search in searches)
+                raise UsageError(f"`{spelled(name)}` has no effect without {asked}")
+        if self.first_share is not None:
+            within("first_share", self.first_share, low=MIN_SHARE, high=1)
+        if self.recheck is not None:
+            within("recheck", self.recheck, low=1)
 
     @property
     def amount(self) -> Amount:
@@ -84,33 +137,23 @@ class CircuitSettings(Settings):
     @property
     def needs_ood(self) -> bool:
         """As the objective says."""
-        from hydractl.scoring.objective import OBJECTIVES  # noqa: PLC0415 - loads torch
-
-        return OBJECTIVES[self.objective].needs_ood
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaylorSettings(Settings):
-    """Of `taylor`.
-
-    Attributes:
-        scope: `layer`: each layer is scored without what went before it; `global`: all are scored at once.
-    """
-
-    scope: str = "layer"
-
-    def __post_init__(self) -> None:
-        one_of("scope", self.scope, ("layer", "global"))
-
-    @property
-    def amount(self) -> Amount:
-        """What each layer keeps, if layers are scored one by one."""
-        return Amount.KEEP if self.scope == "layer" else Amount.NOTHING
+        return parse_objective(self.objective).needs_ood
 
     @property
     def seeded(self) -> bool:
-        """Yes: of the samples drawn."""
+        """Whether samples are drawn."""
+        return self.search == "racing"
+
+    @property
+    def bounded(self) -> bool:
+        """Yes."""
         return True
+
+    def options(self) -> dict[str, Option]:
+        """See `Settings.options`; the usual way to search and to tell OOD samples goes without saying."""
+        usual = {"ood_score": "msp", "search": "exact"}
+        found = Settings.options(self)
+        return {name: value for name, value in found.items() if usual.get(name) != value}
 
 
 def spelled(setting: str) -> str:
@@ -137,6 +180,16 @@ def within(option: str, value: float, *, low: float, high: float = float("inf"))
     if not low <= value <= high:
         bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
         raise UsageError(f"`{spelled(option)} {value:g}`: must be {bounds}")
+
+
+def positive(option: str, value: float) -> None:
+    """Refuse a number that is not finite and above 0.
+
+    Raises:
+        UsageError: If it is not.
+    """
+    if not 0 < value < float("inf"):
+        raise UsageError(f"`{spelled(option)} {value:g}`: must be above 0 and finite")
 
 
 def names_of(settings: type[Settings]) -> tuple[str, ...]:

@@ -1,106 +1,93 @@
-"""First-order Taylor scores of heads (Hydra Ensembles, appendix D.1.1)."""
+"""First-order Taylor scores of heads (Hydra Ensembles, appendix D.1.1; Molchanov et al. 2019)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.errors import DataError
-from hydractl.families.base import HeadTensor, Role, locate
+from hydractl.scoring.gradient_settings import TaylorSettings
+from hydractl.scoring.gradients import (
+    Block,
+    Layer,
+    batch_gradients,
+    input_blocks,
+    mean_gradient,
+    not_finite,
+)
 from hydractl.scoring.job import Ranking, ScoreJob
-from hydractl.scoring.settings import TaylorSettings
+from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
+from hydractl.scoring.surgery import heads_left, keep_heads
 
 if TYPE_CHECKING:
-    from hydractl.families.tower import Tower
+    from collections.abc import Callable, Iterator, Sequence
+
     from hydractl.progress import Progress
+
+_Rows: TypeAlias = "dict[Layer, list[float]]"
 
 
 def score_taylor(job: ScoreJob, progress: Progress) -> Ranking:
     """Score heads by |weight × gradient| of their q, k and v rows; the output projection and biases do not count.
 
-    s_h = mean over q, k, v of 1/(K D) Σ |W ∘ G|, where G is the gradient of the cross-entropy, averaged over the
-    calibration data, with respect to W. With `scope` `layer`, layers are taken from the first to the last: the
-    layer's lowest-scored heads but `keep` are removed, and the next layer's gradients are computed without them.
-    With `global` all layers are scored at once on the whole model. Of equal scores the lower head goes first.
+    With `variant` `l1` s_h = mean over q, k, v of 1/(K D) Σ |W ∘ G|, where G is the gradient of the cross-entropy,
+    averaged over the calibration data, with respect to W. With `molchanov` s_h = mean over batches of (Σ W ∘ G_b)², the
+    sum over all of q, k and v, G_b the gradient of the batch's mean cross-entropy: it depends on the size of batches.
+
+    With `scope` `layer`, layers are taken from the first to the last: the layer's lowest-scored heads but `keep` are
+    removed, and the next layer's gradients are computed without them. With `global` all layers are scored at once on the
+    whole model. Of equal scores the lower head goes first. At the end scores are normalised as the settings say.
     """
+    settings = job.set_for(TaylorSettings)
+    scored: Callable[[ScoreJob, Sequence[Layer]], _Rows] = _l1 if settings.variant == "l1" else _molchanov
     tables = {name: [[0.0] * t.num_heads for _ in range(t.layers)] for name, t in job.scored.items()}
     places = [(tower, layer) for tower, t in job.scored.items() for layer in range(t.layers)]
-    if job.set_for(TaylorSettings).scope == "global":
-        for (tower, layer), scores in _scored(job, places).items():
+    if settings.scope == "global":
+        warn_of_unlike_towers(job, settings.normalize, progress)
+        for (tower, layer), scores in scored(job, places).items():
             tables[tower][layer] = scores
-        return Ranking(scores=tables)
+        return Ranking(scores=normalized(tables, settings.normalize))
     for place in progress.track(places, label="Scoring layers", total=len(places)):
         tower, layer = place
-        scores = _scored(job, [place])[place]
+        scores = scored(job, [place])[place]
         tables[tower][layer] = scores
         order = sorted(range(len(scores)), key=lambda head: (scores[head], head))
-        _keep_heads(job.model.tower(tower), layer, sorted(order[len(order) - job.keep :] if job.keep else []))
-    return Ranking(scores=tables)
+        keep_heads(job.model.tower(tower), layer, order[max(0, len(order) - job.keep) :])
+    return Ranking(scores=normalized(tables, settings.normalize))
 
 
-def _scored(job: ScoreJob, places: list[tuple[str, int]]) -> dict[tuple[str, int], list[float]]:
-    """Return the scores of the heads of some layers."""
-    weights = _input_weights(job, places)
-    for parameter in job.model.parameters():
-        parameter.requires_grad = False
-    for parameter, _ in (pair for pairs in weights.values() for pair in pairs):
-        parameter.requires_grad_()
-        parameter.grad = None
-    _accumulate(job)
-    scores = {}
-    for place, pairs in weights.items():
-        tower = job.architecture.towers[place[0]]
-        per_matrix = [
-            (p.detach().double() * _gradient(p))
-            .abs()
-            .movedim(h.axis, 0)
-            .reshape(h.copies, tower.num_heads, -1)
-            .mean(dim=-1)
-            for p, h in pairs
-        ]
-        scores[place] = torch.cat(per_matrix).mean(dim=0).tolist()
-    return scores
+def _l1(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
+    """Return the paper's scores of the heads of some layers."""
+    found = mean_gradient(job, input_blocks(job, layers)).blocks
+    return {
+        layer: torch.cat([_products(job, layer, b, g).abs().mean(dim=-1) for b, g in own])
+        .mean(dim=0)
+        .tolist()
+        for layer, own in found.items()
+    }
 
 
-def _gradient(parameter: nn.Parameter) -> torch.Tensor:
-    if parameter.grad is None or not parameter.grad.isfinite().all():
-        raise DataError("the gradients are not finite; is the model trained, and is its input normalised?")
-    return parameter.grad.double()
+def _molchanov(job: ScoreJob, layers: Sequence[Layer]) -> _Rows:
+    """Return Molchanov's scores of the heads of some layers."""
+    blocks = input_blocks(job, layers)
+    weights = [block.weight for own in blocks.values() for block in own]
+
+    def own_batches() -> Iterator[list[torch.Tensor]]:
+        for gradients, losses in batch_gradients(job, weights):
+            each = iter(gradients)
+            sums = [
+                torch.stack([_products(job, layer, b, next(each)).sum(dim=(0, 2)) for b in own]).sum(dim=0)
+                for layer, own in blocks.items()
+            ]
+            yield [*((x / len(losses)) ** 2 for x in sums), torch.ones((), device=losses.device)]
+
+    *sums, batches = job.team.added(own_batches())
+    if not all(x.isfinite().all() for x in sums):
+        raise not_finite("gradients")
+    return {layer: (x / batches).tolist() for layer, x in zip(blocks, sums, strict=True)}
 
 
-def _accumulate(job: ScoreJob) -> None:
-    """Add up the gradient of the summed cross-entropy, then divide by the number of samples."""
-    count = 0
-    with torch.enable_grad():
-        for inputs, labels in job.id_data:
-            if labels is None:
-                raise DataError("scoring by gradients needs labelled data")
-            logits = job.model(inputs)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            loss = F.cross_entropy(logits, labels, reduction="sum")
-            loss.backward()
-            count += len(labels)
-    for parameter in job.model.parameters():
-        if parameter.grad is not None:
-            parameter.grad /= count
-
-
-def _input_weights(
-    job: ScoreJob, places: list[tuple[str, int]]
-) -> dict[tuple[str, int], list[tuple[nn.Parameter, HeadTensor]]]:
-    found: dict[tuple[str, int], list[tuple[nn.Parameter, HeadTensor]]] = {place: [] for place in places}
-    for name, tensor in job.model.library_state().items():
-        place = locate(job.family, name)
-        if place.heads is None or place.layer is None or place.heads.role != Role.INPUT:
-            continue
-        if (key := (place.tower, place.layer)) in found:
-            found[key].append((cast("nn.Parameter", tensor), place.heads))
-    return found
-
-
-def _keep_heads(tower: Tower, layer: int, kept: list[int]) -> None:
-    attention = tower.layers()[layer].attn
-    attention.members[0] = attention.groups()[0].select(kept)
+def _products(job: ScoreJob, layer: Layer, block: Block, gradient: torch.Tensor) -> torch.Tensor:
+    """Return weight times gradient of each head (copies, H, n)."""
+    heads = len(heads_left(job.model.tower(layer[0]), layer[1]))
+    return block.by_head(block.weight.detach().double() * gradient, heads)

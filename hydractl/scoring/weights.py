@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.families.base import Role, locate
+from hydractl.scoring.gradient_settings import MagnitudeSettings
 from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
 
 if TYPE_CHECKING:
     from hydractl.progress import Progress
@@ -26,11 +28,13 @@ def score_random(job: ScoreJob, _: Progress) -> Ranking:
     )
 
 
-def score_magnitude(job: ScoreJob, _: Progress) -> Ranking:
+def score_magnitude(job: ScoreJob, progress: Progress) -> Ranking:
     """Return the mean of |w| over each head's rows of q, k and v and its columns of the output projection.
 
-    The four matrices weigh the same whatever their sizes.
+    The four matrices weigh the same whatever their sizes. Then scores are normalised as the settings say.
     """
+    normalize = job.set_for(MagnitudeSettings).normalize
+    warn_of_unlike_towers(job, normalize, progress)
     scores = {name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()}
     weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
     for name, tensor in job.model.library_state().items():
@@ -48,4 +52,5 @@ def score_magnitude(job: ScoreJob, _: Progress) -> Ranking:
         )
         scores[place.tower][place.layer] += heads.abs().mean(dim=-1).sum(dim=0).cpu()
         weight[place.tower][place.layer] += place.heads.copies
-    return Ranking(scores={name: (table / weight[name]).tolist() for name, table in scores.items()})
+    tables = {name: (table / weight[name]).tolist() for name, table in scores.items()}
+    return Ranking(scores=normalized(tables, normalize))

@@ -1,17 +1,15 @@
-"""Which classes a zero-shot model tells apart: their names, and the prompts made of them.
-
-A class's embedding is the mean of its prompts' embeddings over the templates (Radford et al. 2021, section 3.1.4).
-"""
+"""Which classes a user, a checkpoint or the data name for a zero-shot model, and how the model is told."""
 
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
-from hydractl.errors import CheckpointError, UsageError
+from hydractl.errors import UsageError
+from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, prompts_of, settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,53 +17,22 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.opening import OpenModel
-    from hydractl.families.tower import Model, Towers
-    from hydractl.manifest import Tokenization
+    from hydractl.families.tower import Model
 
-DEFAULT_TEMPLATE = "A photo of a {label}."
+__all__ = ["DEFAULT_TEMPLATE", "NOTHING_NAMED", "Classes", "Naming", "ask", "settle", "with_classes"]
+
 LEAST = 2
 """As many classes as can be told apart."""
 SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Classes:
-    """Names of classes, in the order of the logits, and templates for prompts.
-
-    Raises:
-        UsageError: If a name is empty or stands twice, or a template does not hold `{label}`.
-    """
-
-    names: tuple[str, ...]
-    templates: tuple[str, ...] = (DEFAULT_TEMPLATE,)
-
-    def __post_init__(self) -> None:
-        if not self.names or not all(self.names):
-            raise UsageError(
-                "a class has no name", hint="`--classes cat,dog`, or a file with one name a line"
-            )
-        if len(set(self.names)) != len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise UsageError(f"the class `{twice}` is named twice")
-        for template in self.templates:
-            if "{label}" not in template:
-                raise UsageError(
-                    f"the template `{template}` does not hold {{label}}",
-                    hint=f'`--template "{DEFAULT_TEMPLATE}"`',
-                )
-
-    @property
-    def texts(self) -> list[str]:
-        """Every prompt: class after class, each with all templates."""
-        return [template.replace("{label}", name) for name in self.names for template in self.templates]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """What a user says of classes: their names, templates, both, or nothing."""
+    """What a user says of classes: their names, templates, both, or nothing; `file` is where names were read."""
 
     names: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
+    file: Path | None = field(default=None, compare=False)
 
     @classmethod
     def parse(cls, names: str | None, templates: Sequence[str] | None) -> Self:
@@ -75,14 +42,14 @@ class Naming:
             UsageError: If the file cannot be read, there are fewer than two names, one is empty or stands twice, or a template
                 has no `{label}`.
         """
-        found = () if names is None else _listed(names)
+        found, file = ((), None) if names is None else _listed(names)
         checked = Classes(names=found or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
         if names is not None and len(checked.names) < LEAST:
             raise UsageError(
                 f"`--classes {_short(names)}`: names one class only, and is no file with several",
                 hint="`--classes cat,dog`, or a file with one name a line",
             )
-        return cls(names=found, templates=tuple(templates or ()))
+        return cls(names=found, templates=tuple(templates or ()), file=file)
 
     def classes(self, opened: OpenModel, *, data: Sequence[str] = ()) -> Classes | None:
         """Return the classes that a zero-shot model shall tell apart, or None if nothing names any.
@@ -132,25 +99,25 @@ def _check_own(model: OpenModel, classes: Classes) -> None:
 NOTHING_NAMED = Naming()
 
 
-def _listed(names: str) -> tuple[str, ...]:
-    """Return names between commas, or the lines of a file that are not empty."""
+def _listed(names: str) -> tuple[tuple[str, ...], Path | None]:
+    """Return names between commas, or the lines of a file that are not empty, and the file."""
     path = Path(names)
     try:
         if not path.is_file():
-            return tuple(name.strip() for name in names.split(","))
+            return tuple(name.strip() for name in names.split(",")), None
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: cannot be read as a list of class names: it is not UTF-8 text") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # many names look like one very long path
-            return tuple(name.strip() for name in names.split(","))
+            return tuple(name.strip() for name in names.split(",")), None
         raise UsageError(
             f"{_short(names)}: cannot be read as a list of class names: {error.strerror}"
         ) from error
     found = tuple(line.strip() for line in lines if line.strip())
     if not found:
         raise UsageError(f"{path}: holds no class names", hint="one name a line")
-    return found
+    return found, path
 
 
 def _short(text: str) -> str:
@@ -163,23 +130,7 @@ def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
 
     answer = model.answer
     if classes is not None and isinstance(answer, Contrast):
-        answer.ask(_prompts(opened, classes), templates=len(classes.templates))
-
-
-def settle(model: Towers, opened: OpenModel, classes: Classes | None) -> None:
-    """Run the text towers once, so that a base, member or hydra answers about classes with its vision side alone.
-
-    A checkpoint that stores these classes has done so already, and a classifier beside it has classes of its own.
-    """
-    stored = opened.header.prompting
-    same = (
-        stored and classes and (opened.header.labels, stored.templates) == (classes.names, classes.templates)
-    )
-    if classes is None or stored is None or same:
-        return
-    from hydractl.families.zero_shot import settle_classes  # noqa: PLC0415 - as above
-
-    settle_classes(model, _prompts(opened, classes), templates=len(classes.templates))
+        answer.ask(prompts_of(opened, classes), templates=len(classes.templates))
 
 
 def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
@@ -191,7 +142,7 @@ def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
     if prompting is None:
         raise UsageError(f"{opened.reference}: has classes of its own; `--classes` is for zero-shot models")
     model = load_model(opened)
-    settle_classes(model, _prompts(opened, classes), templates=len(classes.templates))
+    settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
     found: torch.Tensor = model.library_state()[CLASS_EMBEDDINGS]
     folder = ScratchFolder()
     path = folder.path / "classes.st"
@@ -205,13 +156,3 @@ def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
     )
     checkpoint = opened.checkpoint.joined(Checkpoint.open(path), scratch=folder)
     return replace(opened, checkpoint=checkpoint, header=header)
-
-
-def _prompts(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
-    from hydractl.data.tokenize import encode_texts  # noqa: PLC0415 - as above
-
-    prompting = opened.header.prompting
-    if prompting is None:
-        raise CheckpointError(f"{opened.reference}: has no text tower")
-    how: Tokenization = prompting.tokenization
-    return encode_texts(classes.texts, how)

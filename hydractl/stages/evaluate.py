@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from hydractl import __version__
 from hydractl.data.inputs import content_of
-from hydractl.data.reference import SourceKind
 from hydractl.errors import CheckFailed, InputError
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest import Fingerprint, Report, Row
 from hydractl.metrics.table import METRICS
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import check_output, publish, publish_text
+from hydractl.publish import publish, publish_text
 from hydractl.runtime import pick_device, require_one_process, torch_dtype, versions
 from hydractl.stages.classes import settle
 from hydractl.stages.evaluate_config import EvalConfig
@@ -27,12 +25,14 @@ from hydractl.stages.evaluate_refs import ID_NAME
 from hydractl.stages.evaluate_task import Task
 from hydractl.stages.evaluate_temperature import Scaling
 from hydractl.stages.measures import measure
+from hydractl.stages.outputs import check_outputs
 from hydractl.stages.predictions import SavedPredictions, predict
 from hydractl.stages.reading import open_reader
 from hydractl.stages.resampling import Resampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -107,12 +107,15 @@ def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
 
 
 def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
-    inputs = [path for row in opened for m in row for path in m.checkpoint.paths]
-    refs = [config.data, *(d.ref for d in config.ood), *filter(None, [config.heldout])]
-    inputs += [Path(ref.source) for ref in refs if ref.kind is SourceKind.FILE]
-    for path in (config.out, config.save_predictions):
-        if path is not None:
-            check_output(path, force=config.force, inputs=inputs)
+    for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
+        check_outputs(
+            [] if path is None else [path],
+            force=config.force,
+            models=[m for row in opened for m in row],
+            data=[config.data, *(d.ref for d in config.ood), config.heldout],
+            files=[config.naming.file],
+            option=option,
+        )
 
 
 def _check_alike(models: Sequence[OpenModel], *, renamed: bool) -> None:

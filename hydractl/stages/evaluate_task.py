@@ -9,7 +9,7 @@ import torch
 
 from hydractl.data.batches import CACHE_BYTES
 from hydractl.data.inputs import open_items
-from hydractl.data.labels import align_labels, are_numerals
+from hydractl.data.labels import align_labels, are_numerals, class_table
 from hydractl.errors import DataError
 from hydractl.manifest import Fingerprint
 from hydractl.stages.evaluate_metrics import TEMPERATURE
@@ -104,9 +104,8 @@ def _labels(
     names = asked.names if asked else next((m.header.labels for m in models if m.header.labels), ())
     count = len(names) if asked else models[0].header.num_classes
     labels = _require_labels(tested, "--data", hint="unlabelled data can be an OOD set: `--near NAME=DATA`")
-    classes = align_labels(
-        tested.class_names, range(len(tested.class_names)), names, num_classes=count, progress=progress
-    )
+    by_text = asked is not None
+    classes = class_table(tested, names, num_classes=count, by_text=by_text, progress=progress)
     aligned = torch.tensor([classes[label] for label in labels])
     if heldout is None:
         return aligned, None
@@ -123,7 +122,7 @@ def _labels(
             hint="choose the classes of `--data` with `::classes=`, or name them alike",
         )
     try:
-        found = align_labels(heldout.class_names, labels, names, num_classes=count, progress=progress)
+        found = align_labels(heldout, names, num_classes=count, by_text=by_text, progress=progress)
     except DataError as error:
         raise DataError(f"`--temperature {heldout.name}`: {error.message}", hint=error.hint) from error
     return aligned, torch.tensor(found)

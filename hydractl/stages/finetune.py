@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.checkpoint import TORCH_NAMES, write_tensors
+from hydractl.checkpoint import write_tensors
 from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, DataError
 from hydractl.families.opening import build_checked
@@ -17,7 +17,9 @@ from hydractl.manifest import Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
 from hydractl.stages.finetune_work import FinetuneConfig, Work, fingerprint_of, prepare
+from hydractl.stages.interrupted import resumable
 from hydractl.stages.lineage import make_step
+from hydractl.stages.trained import stored_tensors
 from hydractl.training.candidate import Job
 from hydractl.training.engine import start_engine
 from hydractl.training.evaluate import classifier_metrics
@@ -93,7 +95,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
     if resumes:
         progress.step(f"Going on at step {start.position.step}, from {config.state}")
     try:
-        with start_engine(config.device, precision=config.recipe.precision) as engine:
+        with resumable(config.out), start_engine(config.device, precision=config.recipe.precision) as engine:
             report = _train(work, engine, folder, start, progress)
     except (CheckFailed, DataError):
         # the same would happen again, so there is nothing to go on with
@@ -197,17 +199,12 @@ def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         for name, tensor in trained.weights.items():
             parameters[name].copy_(tensor)
-    found = model.library_state()
-    checkpoint = work.opened.checkpoint
-    tensors = {}
-    for name, spec in checkpoint.specs.items():
-        tensors[name] = found[name].detach().to(getattr(torch, TORCH_NAMES[spec.dtype]))
-        if name in work.names and not tensors[name].isfinite().all():
-            raise CheckFailed(
-                f"tensor `{name}` is not finite as {spec.dtype} after training; nothing was written",
-                hint="lower `--lr`, or add `--clip 1.0`",
-            )
-    return tensors
+    return stored_tensors(
+        work.opened.checkpoint,
+        model.library_state(),
+        trained=work.names,
+        hint="lower `--lr`, or add `--clip 1.0`",
+    )
 
 
 def _finished(work: Work, report: FinetuneReport) -> Header:

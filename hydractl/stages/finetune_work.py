@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from hydractl import __version__
 from hydractl.data.inputs import check_augment, check_reads, limited, open_items
-from hydractl.data.labels import align_labels
+from hydractl.data.labels import LABELS_HINT, align_labels
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.opening import check_tensors, expected_specs, open_model
 from hydractl.manifest import InputFile, Kind
-from hydractl.publish import check_output, is_stream
+from hydractl.publish import is_stream
 from hydractl.runtime import digest_text, pick_device, versions, world_size
+from hydractl.stages.outputs import check_outputs
 from hydractl.training.parts import trainable
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
             f"{config.model}: is a hydra, whose members are fused already",
             hint="fine-tune the members, then fuse them again",
         )
-    check_output(config.out, force=config.force, inputs=opened.checkpoint.paths)
+    check_outputs([config.out], force=config.force, models=[opened], data=[config.data, config.val])
     check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, header))
     check_reads(header.preprocess, model=config.model)
     how = limited(header.preprocess, config.max_length, model=config.model)
@@ -166,15 +167,10 @@ def _labelled(reference: DataRef, header: Header, progress: Progress) -> Labelle
     if items.labels is None:
         raise DataError(
             f"{reference}: has no labels",
-            hint="training and validation data need a class for each item: a folder has one sub-folder a class, "
-            "a table a column of labels",
+            hint=LABELS_HINT,
         )
     labels = align_labels(
-        items.class_names,
-        items.labels,
-        header.labels,
-        num_classes=header.architecture.num_classes,
-        progress=progress,
+        items, header.labels, num_classes=header.architecture.num_classes, progress=progress
     )
     return Labelled(items=items, labels=labels)
 

@@ -14,10 +14,11 @@ from hydractl.fusion.plan import trunk_length
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest import Fate, FusePlan, Header, Kind
 from hydractl.progress import SILENT, Progress, counted
-from hydractl.publish import check_output, is_stream, publish
+from hydractl.publish import is_stream, publish
 from hydractl.runtime import require_one_process
 from hydractl.stages.classes import NOTHING_NAMED, Naming, with_classes
 from hydractl.stages.lineage import make_step
+from hydractl.stages.outputs import check_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     """
     require_one_process("fuse")
     members = [open_model(m) for m in config.models]
-    check_output(config.out, force=config.force, inputs=[p for m in members for p in m.checkpoint.paths])
+    check_outputs([config.out], force=config.force, models=members, files=[config.naming.file])
     _check_compatible(config, members)
     classes = config.naming.classes(members[0])
     if classes is not None:
@@ -148,6 +149,11 @@ def _check_compatible(config: FuseConfig, members: Sequence[OpenModel]) -> None:
         if header.kind == Kind.HYDRA:
             raise CheckpointError(f"{where}: is a hydra already", hint="fuse its members instead")
         ours, theirs = header.architecture, first.header.architecture
+        if (ours.library, ours.name) != (theirs.library, theirs.name):
+            raise CheckpointError(
+                f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
+                hint="members must be of one architecture",
+            )
         if ours.num_classes != theirs.num_classes:
             raise CheckpointError(
                 f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}"

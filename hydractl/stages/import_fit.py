@@ -26,6 +26,14 @@ SHOWN = 3
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
+class OtherClassesError(CheckpointError):
+    """Weights whose classifier tells apart another number of classes than was thought."""
+
+    def __init__(self, where: str, number: int, reason: str) -> None:
+        super().__init__(f"{where}: has {number} classes, {reason}", hint=f"add `--num-classes {number}`")
+        self.number = number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
     """Tensors under the names of an architecture.
@@ -153,10 +161,7 @@ def _refuse_shapes(
     first = names[0]
     theirs, ours = found[first].shape, expected[first].shape
     if all(name.startswith(heads) for name in names) and theirs[1:] == ours[1:]:
-        raise CheckpointError(
-            f"{where}: has {theirs[0]} classes, not {architecture.num_classes} (`{first}` is {theirs})",
-            hint=f"add `--num-classes {theirs[0]}`",
-        )
+        raise OtherClassesError(where, theirs[0], f"not {architecture.num_classes} (`{first}` is {theirs})")
     position = all("pos" in name for name in names)
     raise CheckpointError(
         f"{where}: {len(names)} {'tensor has' if len(names) == 1 else 'tensors have'} another shape than "

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import write_tensors
-from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.opening import expected_specs
-from hydractl.families.table import FAMILIES, family_for_config, family_for_name
+from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
+from hydractl.families.opening import expected_specs, folder_files
+from hydractl.families.table import FAMILIES, family_for_config, family_for_name, is_architecture
 from hydractl.manifest import Header, InputFile, Kind, Tokenization, full_mask
 from hydractl.progress import SILENT, Progress, counted
-from hydractl.publish import check_output, publish
+from hydractl.publish import publish
 from hydractl.runtime import digest_file, digest_text, require_one_process
 from hydractl.source import folder_config, parse_arch
-from hydractl.stages.import_fit import Fitted, fit
+from hydractl.stages.import_fit import Fitted, OtherClassesError, fit
+from hydractl.stages.import_labels import are_names, labelled, read_labels
 from hydractl.stages.import_read import Weights, files_of, read_weights
 from hydractl.stages.lineage import make_step
+from hydractl.stages.outputs import check_outputs
 
 if TYPE_CHECKING:
     from hydractl.families.base import Described, Family
@@ -62,8 +63,16 @@ class ImportConfig:
         ]
         if self.folder is not None and given:
             raise UsageError(
-                f"`{given[0]}` goes with an architecture's name; the folder `{self.folder}` has its own"
+                f"`{given[0]}` goes with an architecture's name; the folder `{self.folder}` has its own",
+                hint=self.way_out or f"leave `{given[0]}` out",
             )
+
+    @property
+    def way_out(self) -> str | None:
+        """What to type where `--arch` may mean a folder or an architecture of that name."""
+        if self.folder is None or not is_architecture(self.arch):
+            return None
+        return f"`{self.arch}` is a folder here: write `./{self.arch}` for it, `{self.arch}::` for the architecture"
 
     @property
     def folder(self) -> Path | None:
@@ -109,19 +118,23 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     """
     require_one_process("import")
     files = files_of(config.source)
-    check_output(config.out, force=config.force, inputs=[Path(config.source), *files])
-    labels = _labels(config.labels)
+    check_outputs([config.out], force=config.force, files=[*files, *_beside(config)])
+    labels = read_labels(config.labels)
     described = _described(config, len(labels) or None)
     family = FAMILIES[described.architecture.family]
     header = _header(described)
     expected = expected_specs(family, header)
     if labels:
-        header = _labelled(header, labels)
+        header = labelled(header, labels)
     progress.step(f"Reading {config.source}")
     weights = read_weights(files, ema=config.ema)
-    fitted = fit(
-        weights.tensors, expected, family=family, architecture=header.architecture, where=config.source
-    )
+    try:
+        fitted = fit(
+            weights.tensors, expected, family=family, architecture=header.architecture, where=config.source
+        )
+    except OtherClassesError as error:
+        raise CheckpointError(error.message, hint=_classes_hint(config, error)) from error
+    _check_finite(config.source, fitted)
     _tell(progress, config, weights, fitted, header)
     step = _step(config, files, family, header, weights, fitted)
     progress.step(f"Writing {config.out}")
@@ -130,11 +143,31 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     return _report(config, header, weights, fitted)
 
 
+def _beside(config: ImportConfig) -> list[Path]:
+    """Return the files that are read besides weights: an index, those that say the architecture, labels, a tokenizer."""
+    folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
+    labels = [] if config.labels is None or are_names(config.labels) else [Path(config.labels)]
+    tokenizer = [] if config.tokenizer is None else [config.tokenizer]
+    return [
+        Path(config.source),
+        *labels,
+        *tokenizer,
+        *(path for folder in folders for path in folder_files(folder)),
+    ]
+
+
 def _described(config: ImportConfig, labels: int | None) -> Described:
     """Describe the architecture; as many classes as `labels` where nothing else says how many."""
     if config.folder is not None:
-        found = folder_config(config.folder)
-        return family_for_config(found, where=str(config.folder)).read_config(found, config.folder)
+        try:
+            found = folder_config(config.folder)
+            return family_for_config(found, where=str(config.folder)).read_config(found, config.folder)
+        except (CheckpointError, UnsupportedModelError) as error:
+            if config.way_out is None:
+                raise
+            raise type(error)(
+                error.message, hint="; ".join(filter(None, (error.hint, config.way_out)))
+            ) from error
     name, options = parse_arch(config.arch)
     family = family_for_name(name)
     key = CLASSES[family.library]
@@ -157,33 +190,30 @@ def _described(config: ImportConfig, labels: int | None) -> Described:
     return family.describe(name, options | {"tokenizer": str(config.tokenizer)})
 
 
-def _labels(given: str | None) -> tuple[str, ...]:
-    """Return the names of the classes, from a file or as they are.
+def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
+    """Return what to type where the weights' classifier is of another size."""
+    if config.folder is not None:
+        return f"correct `id2label` or the number of classes in {config.folder}/config.json"
+    if config.labels is not None and config.num_classes is None:
+        return f"give {counted(error.number, 'label')}: `--labels` has one name a class"
+    return error.hint
+
+
+def _check_finite(source: str, fitted: Fitted) -> None:
+    """Refuse weights that are not numbers: whatever is made of them answers with none.
 
     Raises:
-        CheckpointError: If a file cannot be read as names.
-        UsageError: If a name is empty.
+        CheckpointError: Naming the first tensor.
     """
-    if given is None:
-        return ()
-    path = Path(given)
-    if "," in given and not path.is_file():
-        names: object = given.split(",")
-    else:
-        try:
-            text = path.read_text(encoding="utf-8")
-            names = json.loads(text) if path.suffix == ".json" else text.splitlines()
-        except FileNotFoundError as error:
-            hint = "a file with a name a line, a JSON list, or the names: `--labels cat,dog`"
-            raise CheckpointError(f"{given}: no such file of labels", hint=hint) from error
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{given}: cannot be read as labels: {error}") from error
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n.strip() for n in names):
-        raise UsageError(
-            f"`--labels {given}`: labels are names, none of them empty",
-            hint="a file with a name a line, a JSON list, or `a,b,c`",
-        )
-    return tuple(str(name).strip() for name in names)
+    for name, tensor in fitted.tensors.items():
+        finite = tensor.isfinite() if tensor.is_floating_point() else None
+        if finite is not None and not finite.all():
+            count = finite.numel() - int(finite.sum())
+            raise CheckpointError(
+                f"{source}: tensor `{name}` holds {counted(count, 'number')} of {finite.numel()} that "
+                f"{'is' if count == 1 else 'are'} not finite",
+                hint="did the training diverge? take an earlier checkpoint of it",
+            )
 
 
 def _header(described: Described) -> Header:
@@ -195,13 +225,6 @@ def _header(described: Described) -> Header:
         labels=described.labels,
         prompting=described.prompting,
     )
-
-
-def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
-    number = header.architecture.num_classes
-    if len(labels) != number:
-        raise UsageError(f"`--labels`: {counted(len(labels), 'name')} for {number} classes")
-    return header.model_copy(update={"labels": labels})
 
 
 def _tell(progress: Progress, config: ImportConfig, weights: Weights, fitted: Fitted, header: Header) -> None:

@@ -1,24 +1,23 @@
-"""inspect: say what a file is, from its header alone. Neither tensors nor model libraries are loaded."""
+"""inspect: say what a file is, from its header alone, or from what stands beside the weights in a library's folder.
+
+No tensors are read, and of files no model library is loaded; a folder is read by the library that it is of.
+"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pydantic import ValidationError
 
 from hydractl.checkpoint import METADATA_KEY, Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import locate as locate_tensor
+from hydractl.families.base import name_in_memory
 from hydractl.families.table import FAMILIES
-from hydractl.families.transformers_refused import REFUSED
-from hydractl.manifest import Fate, Preprocess, Tokenization
+from hydractl.manifest import Fate
 from hydractl.progress import SILENT, Progress
-from hydractl.runtime import digest_text
-from hydractl.source import HUB_ID, locate
+from hydractl.stages.inspect_identity import of_folder, stated
+from hydractl.stages.inspect_open import check_local, member_names, open_local
 from hydractl.stages.inspect_report import (
     Amount,
     CheckpointReport,
@@ -29,7 +28,6 @@ from hydractl.stages.inspect_report import (
     Predictions,
     TensorLine,
 )
-from hydractl.stages.sniff import open_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from hydractl.checkpoint import TensorSpec
     from hydractl.families.base import Family
     from hydractl.manifest import Header, HeadScores
+    from hydractl.source import Located
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
 PARTS = ("embed", "attention", "mlp", "norm", "readout", "head")
@@ -55,11 +54,7 @@ class InspectConfig:
     tensors: bool = False
 
     def __post_init__(self) -> None:
-        if self.file.startswith(("arch:", "hf-hub:")):
-            raise UsageError(
-                f"{self.file}: `inspect` reads local files",
-                hint="fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
-            )
+        check_local(self.file)
 
 
 def run_inspect(
@@ -74,20 +69,9 @@ def run_inspect(
         InputError: If it is neither, or cannot be read.
         UsageError: If `--tensors` is asked of a JSON file.
     """
-    path = Path(config.file.removeprefix("local-dir:"))
-    is_id = HUB_ID.match(config.file) and path.suffix not in {".st", ".safetensors", ".json"}
-    if is_id and not path.exists():
-        raise CheckpointError(
-            f"{config.file}: no such file or folder",
-            hint="if it is a Hub id: `hf download ID --local-dir FOLDER`, then inspect the folder",
-        )
-    located = locate(config.file)
-    if located.path.is_dir():
-        opened = Checkpoint.open(located.path, shards=located.weights)
-        return _described(config, opened, located.config or {})
-    found = open_any(located.path)
+    found, located = open_local(config.file)
     if isinstance(found, Checkpoint):
-        return _described(config, found, {})
+        return _described(config, found, located)
     if config.tensors:
         raise UsageError(f"{config.file}: is a {found.kind_of_file} file; `--tensors` is for checkpoints")
     return DocumentReport(file=config.file, kind=found.kind_of_file, document=found)
@@ -117,11 +101,11 @@ def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int | None, ...], ...]]:
     }
 
 
-def _described(
-    config: InspectConfig, checkpoint: Checkpoint, folder: Mapping[str, object]
-) -> CheckpointReport:
+def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) -> CheckpointReport:
+    folder = located.config or {}
     header = checkpoint.header
-    family = FAMILIES.get(header.architecture.family) if header else _family_of_folder(folder)
+    found = None if header else of_folder(config.file, folder, located.path)
+    family = FAMILIES.get(header.architecture.family) if header else found.family if found else None
     fates = header.plan.fates if header and header.plan else {}
     if header and header.plan and (astray := checkpoint.specs.keys() ^ fates.keys()):
         raise CheckpointError(
@@ -134,7 +118,7 @@ def _described(
             dtype=spec.dtype,
             shape=spec.shape,
             size_bytes=spec.size_bytes,
-            part=locate_tensor(family, name).part if family else _stem(name),
+            part=_part(family, name, ours=header is not None),
             fate=fates[name].value if fates else None,
         )
         for name, spec in sorted(checkpoint.specs.items())
@@ -143,7 +127,7 @@ def _described(
     return CheckpointReport(
         file=config.file,
         kind=header.kind.value if header else PREDICTIONS if predictions else FOREIGN,
-        model=_stated(header) if header else _guessed(folder),
+        model=stated(header) if header else found.identity if found else Identity(),
         total=_amount(lines),
         dtypes=_by(lines, lambda line: line.dtype),
         parts=_by(sorted(lines, key=_place), lambda line: line.part),
@@ -152,7 +136,7 @@ def _described(
         lineage=header.made_by if header else None,
         metadata={k: v for k, v in sorted(checkpoint.metadata.items()) if k not in {METADATA_KEY, "format"}},
         listing=lines if config.tensors else None,
-        hint=None if header or predictions else _hint(config.file, family, folder),
+        hint=None if predictions or found is None else found.hint,
     )
 
 
@@ -172,61 +156,11 @@ def _predictions(specs: Mapping[str, TensorSpec]) -> Predictions | None:
     return Predictions(log_probs=tuple(log_probs), labels=labels) if log_probs else None
 
 
-def _stated(header: Header) -> Identity:
-    return Identity(
-        name=header.architecture.name,
-        num_classes=header.architecture.num_classes,
-        labels=header.labels,
-        architecture=header.architecture,
-        preprocess=_shown(header.preprocess),
-        masks=header.masks,
-        heads_kept=tuple(sum(len(k) for t in mask.values() for k in t.keep) for mask in header.masks),
-        heads_total=sum(t.layers * t.num_heads for t in header.architecture.towers.values()),
-    )
-
-
-def _shown(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
-    """Return how an item becomes an input, with a tokenizer's digest in the place of its text, which nobody wants to read."""
-    if not isinstance(how, Tokenization) or how.tokenizer is None:
-        return how
-    return how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
-
-
-def _guessed(folder: Mapping[str, object]) -> Identity:
-    """Read what a library's `config.json` says without the library."""
-    classes = folder.get("architectures")
-    name = folder.get("architecture") or (classes[0] if isinstance(classes, list) and classes else None)
-    num_classes = folder.get("num_classes")
-    labels = folder.get("label_names")
-    wanted = folder.get("pretrained_cfg")
-    given = (
-        {k: v for k, v in wanted.items() if k in Preprocess.model_fields} if isinstance(wanted, dict) else {}
-    )
-    try:
-        preprocess = Preprocess.model_validate_json(json.dumps(given))
-    except ValidationError:
-        preprocess = None
-    return Identity(
-        name=str(name) if name else None,
-        num_classes=num_classes if isinstance(num_classes, int) else None,
-        labels=tuple(str(label) for label in labels) if isinstance(labels, list) else (),
-        preprocess=preprocess,
-    )
-
-
-def _family_of_folder(folder: Mapping[str, object]) -> Family | None:
-    return next((family for family in FAMILIES.values() if family.matches(folder)), None)
-
-
-def _hint(file: str, family: Family | None, folder: Mapping[str, object]) -> str | None:
-    if family is not None:
-        return None
-    kind = str(folder.get("model_type"))
-    if kind in REFUSED:
-        return f"models of type `{kind}` are not supported: {REFUSED[kind]}"
-    if folder:
-        return f"its `config.json` is of no family that this version knows ({', '.join(FAMILIES)})"
-    return f"it does not say which architecture it is; say so: `hydractl score {file} --arch NAME ...`"
+def _part(family: Family | None, name: str, *, ours: bool) -> str:
+    """Return what a tensor belongs to; in files that are not ours it has the name that its library gives it on disk."""
+    if family is None:
+        return _stem(name)
+    return locate_tensor(family, name if ours else name_in_memory(family, name)).part
 
 
 def _stem(name: str) -> str:
@@ -239,15 +173,13 @@ def _fused(header: Header, lines: tuple[TensorLine, ...]) -> Fused | None:
     plan, count = header.plan, len(header.masks)
     if plan is None:
         return None
-    inputs = header.made_by.inputs if header.made_by else ()
-    names = tuple(i.name for i in inputs) if len(inputs) == count else ()
     by_part: dict[str, list[TensorLine]] = {}
     for line in sorted(lines, key=_place):
         by_part.setdefault(line.part, []).append(line)
     grouped = sum(line.size_bytes for line in lines if line.fate == Fate.GROUPED)
     stored = sum(line.size_bytes for line in lines)
     return Fused(
-        members=names or tuple(f"member {i}" for i in range(count)),
+        members=member_names(header),
         trunk=plan.trunk,
         mlp=plan.mlp,
         amounts={part: _by(found, lambda line: line.fate or "") for part, found in by_part.items()},

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hydractl.manifest import Architecture, Document, Preprocess, Step, Tokenization, TowerKeep
+    from hydractl.manifest import (
+        Architecture,
+        Document,
+        Preprocess,
+        Prompting,
+        Step,
+        Tokenization,
+        TowerKeep,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,8 @@ class Identity:
         labels: Their names.
         architecture: The whole description; None for a foreign file.
         preprocess: How an image or a text becomes an input; of a tokenizer only the digest.
+        prompting: Of a zero-shot model, how its classes become texts; likewise.
+        tokenizer_size: How many tokens its tokenizer knows, added ones included; the model may know more.
         masks: For each member the kept heads of each tower; empty for a foreign file.
         heads_kept: For each member, over all towers.
         heads_total: Heads of the base.
@@ -71,6 +81,8 @@ class Identity:
     labels: tuple[str, ...] = ()
     architecture: Architecture | None = None
     preprocess: Preprocess | Tokenization | None = None
+    prompting: Prompting | None = None
+    tokenizer_size: int | None = None
     masks: tuple[dict[str, TowerKeep], ...] = ()
     heads_kept: tuple[int, ...] = ()
     heads_total: int = 0

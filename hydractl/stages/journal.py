@@ -1,34 +1,47 @@
 """A journal beside an output: what an interrupted greedy run has done so far, one JSON line a removal.
 
-The first line fingerprints the run. A line that was cut off by a kill is dropped; everything before it counts.
+The first line fingerprints the run. A removal's line also holds what the search remembers then; the last one's counts. A line that was cut off by a kill is dropped; everything before it counts.
+Of several processes one writes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from hydractl.errors import ManifestError
 from hydractl.manifest import Removal
 from hydractl.publish import is_stream, publish_text
+from hydractl.scoring.job import NOTHING_LEARNT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hydractl.scoring.job import Memory
+    from hydractl.scoring.team import Team
+
+MEMORY = "memory"
+_MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])
+
+
+class _Found(NamedTuple):
+    """What a journal says."""
+
+    fingerprint: str = ""
+    baseline: float | None = None
+    done: tuple[Removal, ...] = ()
+    memory: Memory = NOTHING_LEARNT
 
 
 class Journal:
     """Removals on disk, each there before the next begins."""
 
-    def __init__(
-        self, path: Path | None, fingerprint: str, done: tuple[Removal, ...], baseline: float | None
-    ) -> None:
+    def __init__(self, path: Path | None, found: _Found) -> None:
         self.path = path
-        self.fingerprint = fingerprint
-        self.done = done
-        self.baseline = baseline
+        self.fingerprint, self.baseline, self.done, self.memory = found
 
     @classmethod
     def open(cls, out: Path, fingerprint: str, *, anew: bool) -> Self:
@@ -43,34 +56,44 @@ class Journal:
             ManifestError: If another run's journal is there.
         """
         if is_stream(out):
-            return cls(None, fingerprint, (), None)
+            return cls(None, _Found(fingerprint))
         path = out.with_name(f"{out.name}.journal")
         if anew:
             path.unlink(missing_ok=True)
         if not path.exists():
-            return cls(path, fingerprint, (), None)
-        found, baseline, done = _read(path)
-        if found != fingerprint:
+            return cls(path, _Found(fingerprint))
+        found = _read(path)
+        if found.fingerprint != fingerprint:
             raise ManifestError(
                 f"{path}: belongs to a run with other inputs or options",
                 hint="add `--force` to drop it and start anew, or choose another name with `-o`",
             )
-        return cls(path, fingerprint, done, baseline)
+        return cls(path, found)
+
+    @classmethod
+    def following(cls, text: str) -> Self:
+        """Return what another process's journal holds, as its `text` says; it writes nothing."""
+        return cls(None, _parsed(text))
+
+    def text(self) -> str:
+        """Return what the journal says, whole lines."""
+        first = json.dumps({"fingerprint": self.fingerprint, "baseline": self.baseline})
+        lines = [_line(r, NOTHING_LEARNT) for r in self.done[:-1]] + [
+            _line(r, self.memory) for r in self.done[-1:]
+        ]
+        return "".join(f"{line}\n" for line in (first, *lines))
 
     def begin(self, baseline: float) -> None:
         """Write the first line of a new journal, or cut an old one back to its whole lines."""
         self.baseline = baseline
         if self.path is not None:
-            first = json.dumps({"fingerprint": self.fingerprint, "baseline": baseline})
-            publish_text(
-                self.path, "".join(f"{line}\n" for line in (first, *(r.model_dump_json() for r in self.done)))
-            )
+            publish_text(self.path, self.text())
 
-    def record(self, removal: Removal) -> None:
-        """Add one removal."""
+    def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
+        """Add one removal, and what the search remembers after it."""
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(removal.model_dump_json() + "\n")
+                file.write(_line(removal, memory) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -80,12 +103,41 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> tuple[str, float | None, tuple[Removal, ...]]:
-    """Return fingerprint, baseline and removals; a last line without its newline does not count."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+def _line(removal: Removal, memory: Memory) -> str:
+    document = removal.model_dump()
+    return json.dumps({**document, MEMORY: dict(memory)}) if memory else removal.model_dump_json()
+
+
+def open_journal(out: Path, fingerprint: str, *, anew: bool, team: Team) -> Journal:
+    """Open an output's journal in the process that leads; the others are told what it holds, and write none.
+
+    Arguments and errors are those of `Journal.open`.
+    """
+    if not team.leads:
+        return Journal.following(team.told(""))
+    journal = Journal.open(out, fingerprint, anew=anew)
+    team.told(journal.text())
+    return journal
+
+
+def _read(path: Path) -> _Found:
+    """Return what a journal says."""
     try:
-        first = json.loads(lines[0]) if lines else {}
-        done = tuple(Removal.model_validate_json(line) for line in lines[1:])
-        return str(first.get("fingerprint")), first.get("baseline"), done
+        return _parsed(path.read_text(encoding="utf-8"))
     except (ValueError, ValidationError, AttributeError) as error:
         raise ManifestError(f"{path}: is damaged", hint="add `--force` to drop it and start anew") from error
+
+
+def _parsed(text: str) -> _Found:
+    """Return what a journal says; a last line without its newline does not count."""
+    lines = text.split("\n")[:-1]
+    first = json.loads(lines[0]) if lines else {}
+    documents = [json.loads(line) for line in lines[1:]]
+    memories = [_MEMORY.validate_python(d.pop(MEMORY, {})) for d in documents]
+    done = tuple(Removal.model_validate_json(json.dumps(d)) for d in documents)
+    return _Found(
+        str(first.get("fingerprint")),
+        first.get("baseline"),
+        done,
+        memories[-1] if memories else NOTHING_LEARNT,
+    )

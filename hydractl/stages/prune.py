@@ -17,11 +17,12 @@ from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.manifest import Header, HeadMask, Kind, TowerKeep
 from hydractl.metrics.cost import count_macs
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import check_output, is_stream, publish
+from hydractl.publish import is_stream, publish
 from hydractl.runtime import require_one_process, torch_dtype
 from hydractl.stages.lineage import make_step
-from hydractl.stages.prune_config import PruneConfig, PrunedMember, PruneReport, Size
+from hydractl.stages.outputs import check_outputs
 from hydractl.stages.prune_masks import choose_masks
+from hydractl.stages.prune_report import PrunedMember, PruneReport, Size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from hydractl.checkpoint import Chunks
     from hydractl.manifest import InputFile
+    from hydractl.stages.prune_config import PruneConfig
 
 
 def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
@@ -47,18 +49,23 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
             hint="prune the base it came from",
         )
     specs = _specs(opened, config)
-    masks, inputs = choose_masks(config, opened, progress)
     outputs = config.outputs()
-    for path in (*outputs, *(m for m in map(mask_path, outputs) if m)):
-        check_output(
-            path, force=config.force, inputs=[*opened.checkpoint.paths, *config.scores, *config.masks]
-        )
+    asked = config.diverse
+    check_outputs(
+        [*outputs, *(m for m in map(mask_path, outputs) if m)],
+        force=config.force,
+        models=[opened],
+        data=[] if asked is None else [asked.data, asked.ood],
+        files=[*config.scores, *config.masks, asked.naming.file if asked else None],
+    )
+    chosen = choose_masks(config, opened, progress)
+    masks = chosen.masks
     differences = _verify(opened, masks, progress) if config.verify else [None] * len(masks)
     members = []
     # what is written is published when all of it is written: all members, or none
     with contextlib.ExitStack() as stack:
-        for i, (mask, path, source, difference) in enumerate(
-            zip(masks, outputs, inputs, differences, strict=True)
+        for i, (mask, path, sources, difference) in enumerate(
+            zip(masks, outputs, chosen.sources, differences, strict=True)
         ):
             progress.step(f"Writing {path}")
             member_specs = {
@@ -66,7 +73,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
                 for n, s in specs.items()
             }
             members.append(_described(opened, mask, member_specs, path=path, difference=difference))
-            header = _member_header(config, opened, mask, source, member=i)
+            header = _member_header(config, opened, mask, sources, member=i)
             write_checkpoint(
                 stack.enter_context(publish(path)),
                 member_specs,
@@ -80,6 +87,8 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         heads=sum(t.layers * t.num_heads for t in opened.header.architecture.towers.values()),
         base=_size(opened, opened.header.masks[0], specs),
         members=tuple(members),
+        found=chosen.found,
+        diverse=chosen.diverse,
     )
 
 
@@ -129,7 +138,7 @@ def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) ->
 
 
 def _member_header(
-    config: PruneConfig, opened: OpenModel, mask: HeadMask, source: InputFile, *, member: int
+    config: PruneConfig, opened: OpenModel, mask: HeadMask, sources: Sequence[InputFile], *, member: int
 ) -> Header:
     origin = mask.origin
     step = make_step(
@@ -141,7 +150,7 @@ def _member_header(
             **(dict(origin.budget.items()) if origin else {}),
             "member": member,
         },
-        inputs=[opened.as_input(), source],
+        inputs=[opened.as_input(), *sources],
         seed=origin.seed if origin else None,
         results={"verified": config.verify, "tolerance": TOLERANCE} if config.verify else {},
     )

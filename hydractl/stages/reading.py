@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING
+
+import torch
 
 from hydractl.data.inputs import check_reads, limited
 from hydractl.families.inputs import inputs_like
@@ -13,10 +16,10 @@ from hydractl.scoring.job import Samples
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import torch
-
     from hydractl.data.batches import Batch
+    from hydractl.data.items import Items
     from hydractl.families.inputs import Inputs
+    from hydractl.scoring.team import Team
 
 
 def open_reader(
@@ -59,3 +62,17 @@ class Again:
         for batch in self.cached:
             labels = None if self.labels is None else self.labels[batch.indices].to(self.like.device)
             yield Samples(inputs_like(batch.inputs, self.like), labels)
+
+
+def digests(items: Items, team: Team) -> Iterator[bytes]:
+    """Yield the digest of every item in order; each process reads its share of them.
+
+    Raises:
+        DataError: If an item cannot be read.
+    """
+    read = b"".join(map(items.item_digest, range(team.rank, len(items), team.world)))
+    shares = [own.numpy().tobytes() for own in team.in_order([torch.tensor(list(read), dtype=torch.uint8)])]
+    size = sha256().digest_size
+    for i in range(len(items)):
+        place, share = divmod(i, team.world)
+        yield shares[share][place * size : (place + 1) * size]

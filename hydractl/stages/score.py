@@ -3,51 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from hydractl.data.batches import epoch_order
+from hydractl.data.batches import Deal, epoch_order
 from hydractl.data.inputs import encoded, open_items
-from hydractl.data.labels import align_labels
-from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.data.labels import LABELS_HINT, align_labels
+from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.masks import TowerShape
 from hydractl.heads.select import Budget
-from hydractl.manifest import Fingerprint, HeadScores, Kind, TowerScores
+from hydractl.manifest import Fingerprint, HeadScores, InputFile, Kind, TowerScores
 from hydractl.progress import SILENT, Progress, counted
-from hydractl.publish import check_output, publish_text
-from hydractl.runtime import digest_text, pick_device, require_one_process, torch_dtype
+from hydractl.runtime import digest_text, own_device, torch_dtype
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.settings import Amount
+from hydractl.scoring.team import start_team
 from hydractl.stages.classes import ask
-from hydractl.stages.journal import Journal
+from hydractl.stages.interrupted import resumable
+from hydractl.stages.journal import open_journal
 from hydractl.stages.lineage import TOOL
-from hydractl.stages.reading import Again, open_reader
+from hydractl.stages.outputs import check_outputs
+from hydractl.stages.reading import Again, digests, open_reader
 from hydractl.stages.score_config import ScoreConfig, ScoreReport
+from hydractl.stages.score_training import check_training, offered, open_state, publish_scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hydractl.data.items import Items
     from hydractl.manifest import Architecture, Option, TowerHeads
-    from hydractl.scoring.job import Samples
+    from hydractl.scoring.job import Ranking, Samples
+    from hydractl.scoring.team import Team
     from hydractl.stages.classes import Classes
+    from hydractl.stages.score_training import State
 
 DEFAULT_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
+
+
+class _Run(NamedTuple):
+    """Who scores, from where on, and who hears of it."""
+
+    team: Team
+    state: State
+    progress: Progress
 
 
 def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     """Score every head of a base and write the scores file.
 
     A greedy run keeps a journal beside the output: interrupted and started again, it goes on where it was and
-    ends with the same bytes.
+    ends with the same bytes. Several processes that a launcher started share the batches; they end with the same
+    bytes too, and the first of them writes.
 
     Raises:
         InputError: If the model or the data cannot be used.
         OutputExists: If the output is there already.
+        Interrupted: If another process of the run ended before its time.
     """
-    require_one_process("score")
+    with resumable(config.out, force=config.force), start_team(own_device(config.device)) as team:
+        return _run(config, team, progress)
+
+
+def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
     opened = open_reader(
         config.model,
         arch=config.arch,
@@ -60,7 +79,15 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
             f"{config.model}: is a {opened.header.kind}, but heads are scored in a base",
             hint="score the base it came from",
         )
-    check_output(config.out, force=config.force, inputs=opened.checkpoint.paths)
+    if team.leads:  # once: another process may come here when the first one has written
+        check_outputs(
+            [config.out],
+            force=config.force,
+            models=[opened],
+            data=[config.data if config.entry.needs_data else None, config.ood],
+            files=[config.naming.file],
+        )
+        check_training(config, opened)
     architecture = opened.header.architecture
     scored = _scored(config, architecture)
     keep, removals = _amounts(config, scored)
@@ -70,19 +97,21 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     if classes is not None:
         options |= {"classes": classes.names, "templates": classes.templates}
     data = {
-        role: Fingerprint(reference=ref, sha256=found.fingerprint(), count=len(found))
+        role: Fingerprint(reference=ref, sha256=found.fingerprint(digests(found, team)), count=len(found))
         for role, (ref, found) in sets.items()
     }
     document = _document(config, opened, options, data)
-    journal = Journal.open(config.out, digest_text(document.to_json()), anew=config.force)
+    journal = open_journal(config.out, digest_text(document.to_json()), anew=config.force, team=team)
     if journal.done:
         progress.step(f"Going on after {counted(len(journal.done), 'removal')} of an interrupted run")
-    job = _job(config, opened, classes, sets, progress)
+    state = open_state(config, opened, document, progress)
+    team.in_order(())  # all have read the state before one writes it
+    job = _job(config, opened, classes, sets, _Run(team, state, progress))
     job = replace(
         job, towers=tuple(scored), keep=keep, budget=removals, free=config.budget is None, log=journal
     )
     progress.step(f"Scoring {counted(_count_heads(scored), 'head')} by {config.method}")
-    ranking = config.entry.run(job, progress)
+    ranking = _ranking(config, job, state, progress)
     scores = document.model_copy(
         update={
             "towers": {
@@ -95,10 +124,33 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
             "results": dict(ranking.results),
         }
     )
-    publish_text(config.out, scores.to_json())
-    journal.discard()
-    unasked = config.budget is None and config.settings.amount in {Amount.REMOVALS, Amount.KEEP}
-    return ScoreReport(path=config.out, scores=scores, resumed_from=len(journal.done), default_budget=unasked)
+    inputs = tuple(InputFile(name=sets[role][1].name, sha256=found.sha256) for role, found in data.items())
+    if team.leads:
+        scores = publish_scores(config, opened, scores, ranking, inputs=inputs)
+        journal.discard()
+        state.clear()
+    unasked = config.budget is None and config.settings.amount in {
+        Amount.REMOVALS,
+        Amount.KEEP,
+        Amount.KEPT,
+    }
+    return ScoreReport(
+        path=config.out,
+        scores=scores,
+        resumed_from=len(journal.done),
+        default_budget=unasked,
+        trained=config.trained,
+    )
+
+
+def _ranking(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:
+    """Run the method; a training that failed would fail again, so it leaves nothing to go on with."""
+    try:
+        return config.entry.run(job, progress)
+    except (CheckFailed, DataError):
+        if job.team.leads:
+            state.clear()
+        raise
 
 
 def _count_heads(towers: Mapping[str, TowerHeads]) -> int:
@@ -137,12 +189,12 @@ def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> di
         options["removals"] = removals
     if settings.amount == Amount.KEEP:
         options["keep"] = keep
-    if settings.amount == Amount.CHOICE and config.budget is not None:
+    if settings.amount == Amount.KEPT or (settings.amount == Amount.CHOICE and config.budget is not None):
         options["kept"] = total - removals
-    if settings.seeded or config.limit is not None:
+    if settings.seeded or config.drawn is not None:
         options["seed"] = config.seed
     if config.entry.needs_data:
-        options |= {"batch_size": config.batch_size, "limit": config.limit, "dtype": config.dtype}
+        options |= {"batch_size": config.batch_size, "limit": config.drawn, "dtype": config.dtype}
         options |= {"max_length": config.max_length}
     if config.towers:
         options["towers"] = config.towers
@@ -179,17 +231,21 @@ def _job(
     opened: OpenModel,
     classes: Classes | None,
     sets: Mapping[str, tuple[str, Items]],
-    progress: Progress,
+    run: _Run,
 ) -> ScoreJob:
-    device = pick_device(config.device)
+    device = own_device(config.device)
     dtype = torch_dtype(config.dtype) if config.dtype else None
     model = load_model(opened, dtype=dtype).to(device)
     ask(model, opened, classes)
     like = torch.empty(0, device=device, dtype=model.dtype)
     loaded = {}
+    training = None
     for role, (_, found) in sets.items():
-        labels = _labels(opened, classes, found, progress) if role == "id" else None
-        loaded[role] = _samples(config, opened, found, labels=labels, like=like)
+        labels = _labels(opened, classes, found, run.progress) if role == "id" else None
+        loaded[role] = _samples(config, opened, found, labels=labels, like=like, team=run.team)
+        if labels is not None and config.settings.trains:
+            chosen = _chosen(config, found)
+            training = offered(config, opened, found, labels, indices=chosen, state=run.state)
     return ScoreJob(
         model=model,
         family=opened.family,
@@ -198,6 +254,9 @@ def _job(
         ood_data=loaded.get("ood", ()),
         settings=config.settings,
         seed=config.seed,
+        max_memory=config.max_memory,
+        team=run.team,
+        training=training,
     )
 
 
@@ -206,12 +265,14 @@ def _labels(opened: OpenModel, classes: Classes | None, found: Items, progress: 
     if found.labels is None:
         raise DataError(
             f"{found.name}: has no labels; scoring needs them",
-            hint="use a folder with one sub-folder a class",
+            hint=LABELS_HINT,
         )
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     return torch.tensor(
-        align_labels(found.class_names, found.labels, names, num_classes=count, progress=progress)
+        align_labels(
+            found, names, num_classes=count, by_text=opened.header.prompting is not None, progress=progress
+        )
     )
 
 
@@ -222,10 +283,17 @@ def _samples(
     *,
     labels: torch.Tensor | None,
     like: torch.Tensor,
+    team: Team,
 ) -> Iterable[Samples]:
-    """Return batches on the device and in the dtype of `like`; held in memory where they fit."""
-    indices = None
-    if labels is not None and config.limit is not None and config.limit < len(found):
-        indices = epoch_order(len(found), seed=config.seed, epoch=0)[: config.limit].sort().values
-    cached = encoded(found, opened.header.preprocess, batch_size=config.batch_size, indices=indices)
+    """Return this process's batches on the device and in the dtype of `like`; held in memory where they fit."""
+    indices = None if labels is None else _chosen(config, found)
+    how, size = opened.header.preprocess, config.batch_size
+    cached = encoded(found, how, batch_size=size, indices=indices, deal=Deal(team.rank, team.world))
     return Again(cached, labels, like)
+
+
+def _chosen(config: ScoreConfig, found: Items) -> torch.Tensor | None:
+    """Return the positions of the samples that a limit draws, None without one."""
+    if config.drawn is None or config.drawn >= len(found):
+        return None
+    return epoch_order(len(found), seed=config.seed, epoch=0)[: config.drawn].sort().values

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.runtime import world_size
+from hydractl.scoring.settings import names_of
 from hydractl.scoring.table import METHODS, settings_for
 from hydractl.stages.classes import NOTHING_NAMED, Naming
 
@@ -31,7 +33,7 @@ class ScoreConfig:
         ood: Out-of-distribution validation data, for objectives that need it.
         given: The method's own settings as far as they are not its defaults; see `hydractl.scoring.settings`.
         budget: What the settings' `amount` says.
-        limit: Use only so many in-distribution samples, drawn with the seed.
+        limit: Use only so many in-distribution samples, drawn with the seed; None for the method's own default.
         max_length: Tokens of a text at most, no more than the model reads; None for as many.
         towers: Those whose heads are scored; empty for all. The others keep all of theirs when pruned.
         naming: What a zero-shot model tells apart; without it, the data's classes.
@@ -40,6 +42,8 @@ class ScoreConfig:
         batch_size: Samples in one forward pass.
         device: Where to compute.
         dtype: What to compute in; None is the checkpoint's own.
+        max_memory: Bytes for what is computed with, beside the model and the data; None for what suits the device.
+        trained: Where the weights go that train together with the scores; None drops them.
         force: Replace an existing output, drop another run's journal.
     """
 
@@ -59,6 +63,8 @@ class ScoreConfig:
     batch_size: int = 64
     device: str = "auto"
     dtype: str | None = None
+    max_memory: int | None = None
+    trained: Path | None = None
     force: bool = False
 
     settings: Settings = field(init=False, compare=False)
@@ -67,15 +73,37 @@ class ScoreConfig:
         object.__setattr__(self, "settings", settings_for(self.method, self.given))
         if self.settings.needs_ood and self.ood is None:
             raise UsageError(
-                f"objective `{self.given.get('objective', 'avg')}` needs out-of-distribution data",
+                f"objective `{getattr(self.settings, 'objective', None)}` needs out-of-distribution data",
                 hint="add `--ood DATA`, or `--objective acc`",
             )
         if self.ood is not None and not self.settings.needs_ood:
-            raise UsageError("`--ood` is read only by `--method circuit` with objective `ood` or `avg`")
+            raise UsageError(
+                "`--ood` is read only by `--method circuit` with objective `ood`, `avg` or `fpr95`"
+            )
+        if self.max_memory is not None and not self.settings.bounded:
+            raise UsageError(f"`--max-memory` has no effect with `--method {self.method}`")
+        if self.model == "-" and world_size() > 1:
+            raise UsageError(
+                "several processes cannot share standard input", hint="write the model to a file first"
+            )
         if self.max_length is not None and not self.entry.needs_data:
             raise UsageError(
                 f"`--max-length` has no effect with `--method {self.method}`, which reads no data"
             )
+        if self.trained is not None and not self.settings.trains_weights:
+            learns = "training" in names_of(self.entry.settings)
+            raise UsageError(
+                f"`--trained {self.trained}`: no weights train with `--method {self.method}`"
+                + (" and `--training pipelined`" if learns else ""),
+                hint="add `--training joint`" if learns else "it is for `--method l0` and `--method dsp`",
+            )
+
+    @property
+    def drawn(self) -> int | None:
+        """How many in-distribution samples are used at most; None for all."""
+        if not self.entry.needs_data or self.limit is not None:
+            return self.limit
+        return self.settings.default_limit
 
     @property
     def entry(self) -> Method:
@@ -91,8 +119,9 @@ class ScoreReport:
     scores: HeadScores
     resumed_from: int
     default_budget: bool
+    trained: Path | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files written."""
-        return (self.path,)
+        return (self.path,) if self.trained is None else (self.path, self.trained)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from hydractl.families.inputs import map_inputs
 from hydractl.training.noise import set_dropout
-from hydractl.training.optimizers import make_optimizer, optimizer_tensors, restore_optimizer
+from hydractl.training.optimizers import PEAK, make_optimizer, optimizer_tensors, restore_optimizer
+from hydractl.training.ordered import OrderedGradients
 from hydractl.training.schedule import lr_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -37,6 +38,14 @@ class Job:
         recipe: How.
         seed: Of dropout; the feed has its own.
         save_every: Steps between saves of the state; None for every half minute, and for epochs.
+        rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay.
+        begin_step: Is given the model and the number of the step, from 0, before each step: for what changes with the steps.
+            A function of these alone, so that a resumed run finds it as it was.
+        penalty: What a step adds to the mean loss of its batch, from the model alone: a number that requires gradients.
+        pieces: Into how many pieces each batch is cut, whatever the number of processes, their gradients added in the order
+            of the data: the weights then have the same bits for any number. None for the recipe's `accumulate` pieces a
+            process, averaged as DDP does.
+        measured_on: What progress calls the data of `evaluate`.
     """
 
     build: Callable[[], nn.Module]
@@ -47,6 +56,11 @@ class Job:
     recipe: Recipe
     seed: int
     save_every: int | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+    begin_step: Callable[[nn.Module, int], None] | None = None
+    penalty: Callable[[nn.Module], torch.Tensor] | None = None
+    pieces: int | None = None
+    measured_on: str = "validation"
 
     @property
     def total(self) -> int:
@@ -78,10 +92,11 @@ class Run:
                 self.parameters[name].copy_(tensor)
         self.noise = set_dropout(model, job.recipe.dropout)
         self.model = model.to(engine.device)
-        self.optimizer = make_optimizer(self.parameters, job.recipe)
+        self.optimizer = make_optimizer(self.parameters, job.recipe, rates=job.rates)
         if snapshot.optimizer:
             restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
-        self.prepared = engine.prepare(self.model)
+        self.prepared = engine.prepare(self.model, ordered=job.pieces is not None)
+        self.share = engine.share(job.recipe.accumulate) if job.pieces is None else engine.cut(job.pieces)
 
     def step(self, pieces: Sequence[Piece]) -> None:
         """Take one optimiser step on this process's pieces of the batch."""
@@ -95,23 +110,39 @@ class Run:
             floor=recipe.floor,
         )
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * factor
+            group["lr"] = group.get(PEAK, self.lr) * factor
+        if job.begin_step is not None:
+            job.begin_step(self.model, done)
         self.prepared.train()
         self.loss = torch.zeros_like(self.loss)
         device = self.engine.device
+        ordered = None if job.pieces is None else OrderedGradients(self.engine, self.parameters, job.pieces)
         for i, piece in enumerate(pieces):
             with self.noise.at(seed=job.seed, step=done, first=piece.first, total=piece.total, device=device):
-                outputs = self.prepared(map_inputs(lambda x: x.to(device), piece.inputs))
-                loss = job.loss(outputs, piece.labels.to(device)).mean() * piece.weight
-                # DDP averages over processes, and the weights are shares of the sum
-                self.engine.backward(loss * self.engine.world, self.prepared, sync=i == len(pieces) - 1)
+                loss = self._loss(piece)
+                if ordered is not None:
+                    ordered.add(loss)
+                else:
+                    # DDP averages over processes, and the weights are shares of the sum
+                    self.engine.backward(loss * self.engine.world, self.prepared, sync=i == len(pieces) - 1)
             self.loss += loss.detach()
+        if ordered is not None:
+            ordered.finish()
         if recipe.clip is not None:
             self.engine.clip(list(self.parameters.values()), recipe.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.position = self.position.model_copy(update={"step": done + 1})
         self.whole = True
+
+    def _loss(self, piece: Piece) -> torch.Tensor:
+        """Return a piece's part of the batch's loss."""
+        device = self.engine.device
+        outputs = self.prepared(map_inputs(lambda x: x.to(device), piece.inputs))
+        loss = self.job.loss(outputs, piece.labels.to(device)).mean()
+        if self.job.penalty is not None:
+            loss = loss + self.job.penalty(self.model)
+        return loss * piece.weight
 
     @property
     def evaluation_due(self) -> bool:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hydractl.errors import UsageError
-from hydractl.runtime import pick_device, world_size
+from hydractl.runtime import meeting, pick_device, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,8 +64,33 @@ class Engine:
         """Return this process's part of every batch."""
         return Share(first=self.rank * accumulate, pieces=accumulate, total=self.world * accumulate)
 
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """Wrap a model that is on the device, for autocast and for several processes."""
+    def cut(self, pieces: int) -> Share:
+        """Return this process's part of every batch where all processes share `pieces` equal pieces.
+
+        Every process has at least one; where there are more processes than pieces, one of them counts for a piece: see `owner`.
+        """
+        first, last = (pieces * rank // self.world for rank in (self.rank, self.rank + 1))
+        return Share(first=min(first, pieces - 1), pieces=max(last - first, 1), total=pieces)
+
+    def owner(self, piece: int, pieces: int) -> int:
+        """Return the process whose result counts for one of the pieces that `cut` deals out."""
+        return next(r for r in range(self.world) if pieces * (r + 1) // self.world > piece)
+
+    def sent(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Return process `source`'s contiguous tensor in every process; the others give one like it."""
+        from accelerate.utils import broadcast  # noqa: PLC0415 - as in `start_engine`
+
+        return cast("torch.Tensor", broadcast(tensor, from_process=source))
+
+    def prepare(self, model: nn.Module, *, ordered: bool = False) -> nn.Module:
+        """Wrap a model that is on the device, for autocast and for several processes.
+
+        Args:
+            model: What trains.
+            ordered: Whether gradients are added by `OrderedGradients` and not by DDP.
+        """
+        if ordered:
+            return cast("nn.Module", self._accelerator.prepare_model(model, evaluation_mode=True))
         if self.world > 1:
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -125,6 +151,12 @@ def start_engine(device: str, *, precision: str) -> Iterator[Engine]:
     if numbered and world_size() > 1:
         raise UsageError(
             f"`--device {device}` is one device for {world_size()} processes", hint="use `--device cuda`"
+        )
+    if world_size() > 1 and chosen.type in {"cpu", "cuda"}:
+        # accelerate would start the group at a place where an earlier stage of this process may have left its notes
+        store, rank, world = meeting("train")
+        dist.init_process_group(
+            "gloo" if chosen.type == "cpu" else "nccl", store=store, rank=rank, world_size=world
         )
     mixed = "bf16" if precision == "bf16" else "no"
     on_one = torch.cuda.device(chosen) if numbered else contextlib.nullcontext()

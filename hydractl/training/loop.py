@@ -154,11 +154,10 @@ def _steps(run: Run, saver: _Saver, progress: Progress) -> None:
     if run.evaluation_due:  # it was interrupted
         run.evaluate()
         progress.step(_line(run, loss=None, left_s=0.0))
-    share = run.engine.share(job.recipe.accumulate)
     # of several processes one cannot finish a step that another has left
     guard = held if run.engine.world == 1 else contextlib.nullcontext
     begins = first < job.total and not run.position.ended
-    for pieces in job.feed.steps(first, job.total, share) if begins else ():
+    for pieces in job.feed.steps(first, job.total, run.share) if begins else ():
         with guard():
             run.step(pieces)
         done = run.position.step
@@ -189,4 +188,4 @@ def _line(run: Run, *, loss: float | None, left_s: float) -> str:
         return f"{grid}{where}: outputs are not finite"
     ahead = " · stopping early" if position.ended else f" · {left_s:.0f} s left" if left_s else ""
     trained = "" if loss is None else f"loss {loss:.4f} · "
-    return f"{grid}{where}: {trained}validation accuracy {found.accuracy:.4f}, nll {found.nll:.4f}{ahead}"
+    return f"{grid}{where}: {trained}{run.job.measured_on} accuracy {found.accuracy:.4f}, nll {found.nll:.4f}{ahead}"

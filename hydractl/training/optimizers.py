@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,19 +14,38 @@ if TYPE_CHECKING:
 
     from hydractl.training.recipes import Recipe
 
+PEAK = "peak"
+"""Where a group of parameters holds a peak learning rate of its own."""
 
-def make_optimizer(parameters: Mapping[str, nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter],
+    recipe: Recipe,
+    *,
+    rates: Mapping[str, float] = MappingProxyType({}),
+) -> torch.optim.Optimizer:
     """Return the recipe's optimiser over named parameters; only weight matrices decay.
 
     Args:
         parameters: What trains, by name; at least one.
         recipe: Says which optimiser.
+        rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay. Those of
+            one rate are a group, which holds it as `PEAK`.
     """
-    decayed = [p for n, p in parameters.items() if decays(n, p)]
-    others = [p for n, p in parameters.items() if not decays(n, p)]
+    usual = {n: p for n, p in parameters.items() if n not in rates}
+    decayed = [p for n, p in usual.items() if decays(n, p)]
+    others = [p for n, p in usual.items() if not decays(n, p)]
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": recipe.weight_decay},
         {"params": others, "weight_decay": 0.0},
+    ]
+    groups += [
+        {
+            "params": [p for n, p in parameters.items() if rates.get(n) == rate],
+            "weight_decay": 0.0,
+            PEAK: rate,
+        }
+        for rate in sorted(set(rates.values()))
     ]
     groups = [group for group in groups if group["params"]]
     # a fused update of many small tensors takes half the time; there is none on mps

@@ -50,6 +50,7 @@ def test_exit_codes_are_those_of_the_contract():
     assert found == {
         "HydraError": 1, "UsageError": 2, "InputError": 3, "ManifestError": 3, "CheckpointError": 3,
         "UnsupportedModelError": 3, "DataError": 3, "OutputError": 3, "HubError": 4, "CheckFailed": 5, "OutputExists": 6,
+        "Interrupted": 130,
     }  # fmt: skip
 
 
@@ -90,13 +91,13 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
     [
         (["prun"], "No such command 'prun'. Did you mean 'prune'?"),
         (["prune", "base.st", "-o", "x.st", "--kep", "3"], "No such option: --kep"),
-        (["prune", "base.st", "-o", "x.st", "--keep", "few"], "Invalid value for '--keep'"),
-        (["prune", "base.st", "-o", "x.st", "--keep", "-1"], "greater than or equal to 0"),
+        (["prune", "base.st", "-o", "x.st", "--remove", "few"], "Invalid value for '--remove'"),
+        (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "greater than or equal to 0"),
         (["prune", "base.st", "--keep", "3"], "Missing option '-o' / '--out'"),
         (["prune", "-o", "x.st"], "Missing argument"),
         (["fuse", "a.st", "-o", "x.st", "--mlp", "mean"], "'mean' is not one of"),
         (["schema", "mask"], "'mask' is not one of"),
-        (["inspect", "a", "b"], "unexpected extra argument"),
+        (["schema", "scores", "b"], "unexpected extra argument"),
     ],
 )
 def test_a_usage_error_is_2_and_says_what_was_meant(call, argv, text):

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from hydractl.heads.select import Budget
-from hydractl.stages import fuse, inspect, prune
+from hydractl.stages import fuse, inspect, inspect_compare, prune
 from hydractl.stages.fuse import FuseConfig
 from hydractl.stages.inspect import InspectConfig
+from hydractl.stages.inspect_compare import CompareConfig
 from hydractl.stages.prune_config import PruneConfig
 
 
@@ -25,7 +26,8 @@ def config(monkeypatch, call):
     def catch(config: object, _progress: object = None) -> None:
         raise Caught(config)
 
-    for module, name in ((prune, "run_prune"), (fuse, "run_fuse"), (inspect, "run_inspect")):
+    stages = {prune: "run_prune", fuse: "run_fuse", inspect: "run_inspect", inspect_compare: "run_compare"}
+    for module, name in stages.items():
         monkeypatch.setattr(module, name, catch)
 
     def run(line: str) -> object:
@@ -69,6 +71,10 @@ TABLE = [
     ("inspect a.st", InspectConfig(file="a.st")),
     ("inspect -q a.st", InspectConfig(file="a.st")),
     ("inspect - --tensors --json", InspectConfig(file="-", tensors=True)),
+    ("inspect a.json b.json", CompareConfig(files=("a.json", "b.json"))),
+    ("inspect - b.st --keep 8 --json", CompareConfig(files=("-", "b.st"), budget=EIGHT)),
+    ("inspect a.json --remove 3 --plot p.SVG --force -q",
+     CompareConfig(files=("a.json",), budget=Budget(remove=3), plot=Path("p.SVG"), force=True)),
 ]  # fmt: skip
 
 
@@ -104,6 +110,18 @@ def test_arguments_become_a_configuration(config, line, expected):
         ("fuse - - -o h.st", "only one member can come from standard input"),
         ("fuse a.st --json -o -", "both want standard output"),
         ("inspect hf-hub:org/name", "reads local files"),
+        ("inspect a.json arch:vit", "reads local files"),
+        ("inspect - - a.json", "only one file can come from standard input"),
+        ("inspect a.json b.json --tensors", "`--tensors` lists those of one checkpoint"),
+        ("inspect a.json --keep 3", "`--keep 3`: makes masks of scores that are compared or drawn"),
+        ("inspect a.json --force", "`--force` replaces the figure of `--plot`"),
+        ("inspect a.json b.json --force", "`--force` replaces the figure of `--plot`"),
+        ("inspect a.json b.json --keep 3 --remove 2", "`--keep` and `--remove` exclude each other"),
+        (
+            "inspect a.json b.json --plot heads.pdf",
+            "`--plot heads.pdf`: a figure is a file that ends in .png or .svg",
+        ),
+        ("inspect a.json --plot -", "`--plot -`: a figure is a file that ends in .png or .svg"),
     ],
 )
 def test_contradicting_options_are_refused_before_any_work(call, line, text):

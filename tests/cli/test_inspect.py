@@ -227,11 +227,15 @@ def test_many_labels_are_shortened():
 
 @pytest.mark.parametrize(
     ("tokenizer", "text"),
-    [(None, "text, no tokenizer yet, 90 tokens"), ("{}", "text, its own tokenizer, 90 tokens")],
+    [
+        (None, "text, no tokenizer yet"),
+        ("{}", "text, its own tokenizer of 5 tokens (the model knows 90)"),
+    ],
 )
 def test_what_a_text_model_takes(tokenizer, text):
     from hydractl.cli.inspect import _preprocess
 
-    found = _preprocess(Tokenization(tokenizer=tokenizer, max_length=16, pad_id=0, vocab_size=90))
+    how = Tokenization(tokenizer=tokenizer, max_length=16, pad_id=0, vocab_size=90)
+    found = _preprocess(how, 5 if tokenizer else None)
 
-    assert found == f"{text}, at most 16 a text; input_ids, attention_mask"
+    assert found == f"{text}, at most 16 tokens a text; input_ids, attention_mask"

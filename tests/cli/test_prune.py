@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from hydractl.cli.output import model_cell
@@ -53,3 +55,83 @@ def test_messages_about_budgets_speak_of_options(call, work, options):
     assert (seen.code, seen.out) == (2, "")
     assert "`--" in seen.err
     assert "_" not in seen.err
+
+
+MODEL = ("prune", "base.st", "--scores", "scores.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--keep", "few"), "`--keep few`: must be a number of heads or `auto`"),
+        (("--keep", "-1"), "`--keep -1`: must be"),
+        (("--keep", "²"), "must be a number of heads"),
+        (("--keep", "auto", "--remove", "3"), "`--keep auto` and `--remove` exclude each other"),
+        (("--keep", "auto", "--keep-fraction", "0.5"), "`--keep auto` and `--keep-fraction` exclude each other"),
+        (("--keep", "auto", "--per-layer"), "`--per-layer` goes with `--keep N`"),
+        (("--keep", "2", "--data", "digits"), "`--data`: only `--strategy diverse` looks at data"),
+        (("--keep", "2", "--candidates", "4", "--device", "cpu"), "`--candidates` and `--device`: only"),
+        (("--keep", "2", "--classes", "a,b"), "`--classes`: only `--strategy diverse`"),
+        (("--keep", "2", "--pool", "6", "--strategy", "diverse"), "add `--data DATA`"),
+        (("--keep", "2", "--strategy", "clusters"), "has no effect"),
+        (("--keep", "2", "--strategy", "random"), "looks at no scores"),
+        (("--strategy", "worst", "--keep", "2"), "worst"),
+    ],
+)  # fmt: skip
+def test_options_of_strategies_that_make_no_sense(call, work, options, text):
+    before = sorted(p.name for p in work.iterdir())
+
+    seen = call(*MODEL, *options, "-o", "new-{i}.st")
+
+    assert (seen.code, seen.out) == (2, "")
+    assert text in " ".join(seen.err.split())
+    assert sorted(p.name for p in work.iterdir()) == before
+
+
+def test_what_was_chosen_is_printed_and_in_the_json(call, work):
+    """The scores of the folder fall by the same amount each step but for the first, so they have no knee."""
+    seen = call(*MODEL, "--keep", "auto", "-o", "new.st")
+    assert seen.code == 2
+    assert "`--remove 0` is where it is highest, 0.9500" in seen.err
+
+    raw = json.loads((work / "scores.json").read_text())
+    for i, step in enumerate(raw["removals"]):
+        step["objective"] = 0.97 if i < 4 else 0.9 - i / 10
+    (work / "knee.json").write_text(json.dumps(raw))
+    argv = ("prune", "base.st", "--scores", "knee.json", "--keep", "auto", "-o", "new.st")
+
+    assert "knee.json: 4 heads of 8 stay: `avg` falls off after 4 removals" in call(*argv).out
+    assert json.loads(call(*argv, "--force", "--json").out)["found"] == [
+        "knee.json: 4 heads of 8 stay: `avg` falls off after 4 removals"
+    ]
+
+
+def test_a_table_says_how_diverse_the_choice_is(call, work):
+    argv = (
+        *MODEL, "--keep", "2", "--pool", "7", "--members", "2", "--strategy", "diverse", "--data",
+        "digits::classes=0-6,limit=30", "--ood", "digits::classes=9,limit=10", "--candidates", "6", "-o", "new-{i}.st",
+    )  # fmt: skip
+
+    seen = call(*argv)
+
+    lines = [line.split() for line in seen.out.splitlines()]
+    assert ["set", "mask", "avg", "MI", "disagreement"] in lines
+    assert [line[0] for line in lines if line[:1] in (["member"], ["chosen"], ["sample"], ["mean"])] == [
+        "member", "member", "chosen", "sample", "mean",
+    ]  # fmt: skip
+    assert max(map(len, seen.out.splitlines())) < 120
+    diverse = json.loads(call(*argv, "--force", "--json").out)["diverse"]
+    assert len(diverse["chosen"]) == 2
+    assert {s["name"] for s in diverse["sets"]} == {"chosen", "sample", "mean of 3 samples"}
+    assert all(f"draw {c['draw']}" in seen.out for c in diverse["chosen"])
+
+
+def test_a_control_without_scores(call, work):
+    seen = call(
+        "prune", "base.st", "--strategy", "random", "--keep", "2", "--members", "2", "-o", "new-{i}.st", "-q"
+    )
+    assert (seen.code, seen.out.split()) == (
+        0,
+        ["new-0.st", "new-0.mask.json", "new-1.st", "new-1.mask.json"],
+    )
+    assert "random" in call("inspect", "new-0.mask.json").out

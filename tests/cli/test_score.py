@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+
+from hydractl.cli.score_options import OodScore, Search
+from hydractl.errors import DataError
+from hydractl.metrics.ood import LOGIT_SCORES
+from hydractl.scoring import circuit
+from hydractl.scoring.settings import OOD_SCORES, SEARCHES
 
 DATA = "digits::classes=0-6,limit=8"
 
@@ -43,3 +51,70 @@ def test_one_removal_is_one_removal(call, work):
     seen = call("score", "base.st", "--objective", "acc", "--data", DATA, "--remove", "1", "-o", "new.json")
 
     assert "1 removals" not in seen.out
+
+
+def test_groups_of_heads_are_told(call, work):
+    options = ("--embedding", "none", "--signature-size", "4", "--salience-share", "1", "--degree", "2")
+    seen = call(
+        "score", "base.st", "--method", "cahp", "--data", DATA, "--remove", "2", *options, "-o", "new.json"
+    )
+
+    assert "8 heads in 6 groups: one of each stays, and one at least in each layer" in seen.out
+    assert "No budget given" not in seen.out
+
+
+CIRCUIT = ("--data", DATA, "--remove", "3")
+
+
+def test_what_a_search_took_is_told(call, work):
+    seen = call(
+        "score", "base.st", "--objective", "acc-0.1*nll", "--search", "lazy", *CIRCUIT, "-o", "new.json"
+    )
+
+    assert "acc-0.1*nll after" in seen.out
+    assert re.search(
+        r"Valued \d+ of 21 candidates on all data: [\d.]+% of the work of `--search exact`", seen.out
+    )
+
+
+def test_an_exact_search_has_nothing_to_tell(call, work):
+    assert "Valued" not in call("score", "base.st", "--objective", "acc", *CIRCUIT, "-o", "new.json").out
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "bound"),
+    [
+        ((), {}, None),
+        (("--objective", "nll", "--search", "racing", "--first-share", ".5"),
+         {"objective": "nll", "search": "racing", "first_share": 0.5}, None),
+        (("--objective=-nll", "--search", "lazy", "--recheck", "4"),
+         {"objective": "-nll", "search": "lazy", "recheck": 4}, None),
+        (("--ood-score", "max-logit", "--max-memory", "1.5GiB"), {"ood_score": "max-logit"}, 3 << 29),
+    ],
+)  # fmt: skip
+def test_options_reach_the_stage(monkeypatch, call, work, options, given, bound):
+    seen = []
+
+    def stop(config, progress):
+        seen.append(config)
+        raise DataError("far enough")
+
+    monkeypatch.setattr("hydractl.stages.score.run_score", stop)
+    ood = () if "nll" in "".join(options) else ("--ood", "noise::limit=8")
+    call("score", "base.st", *ood, *options, "-o", "new.json")
+
+    assert dict(seen[0].given) == given
+    assert seen[0].max_memory == bound
+
+
+def test_the_choices_are_those_of_the_settings():
+    assert tuple(OodScore) == OOD_SCORES == tuple(LOGIT_SCORES)
+    assert tuple(Search) == SEARCHES == tuple(circuit.SEARCHES)
+
+
+@pytest.mark.parametrize("size", ["", "much", "2 GiB extra", "-1GB", "0.5B", "2QB"])
+def test_bad_sizes(call, work, size):
+    seen = call("score", "base.st", "--objective", "acc", *CIRCUIT, f"--max-memory={size}", "-o", "new.json")
+
+    assert (seen.code, "is not a size" in seen.err) == (2, True)
+    assert not (work / "new.json").exists()

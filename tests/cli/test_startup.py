@@ -18,6 +18,8 @@ HEAVY = (
     "huggingface_hub",
     "sklearn",
     "PIL",
+    "scipy",
+    "matplotlib",
 )
 PROBE = """
 import sys

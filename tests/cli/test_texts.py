@@ -161,7 +161,7 @@ def test_pieces_of_a_batch_change_nothing(call, here):
 def test_inspect_tells_the_tokenizer_but_does_not_dump_it(call, here):
     seen, told = call("inspect", "base.st"), call("inspect", "base.st", "--json")
 
-    assert "at most 24 a text" in " ".join(seen.out.split())
+    assert "at most 24 tokens a text" in " ".join(seen.out.split())
     assert "token_type_ids" in seen.out
     preprocess = json.loads(told.out)["model"]["preprocess"]
     assert preprocess["tokenizer"].startswith("sha256:")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hydractl.data.batches import Deal
 from hydractl.data.inputs import (
     as_images,
     as_texts,
@@ -55,6 +56,31 @@ def test_some_items_only(tmp_path):
         encoded(texts, tokenization(), batch_size=3, indices=[20])
     with pytest.raises(ValueError, match="batch_size is 0"):
         encoded(texts, tokenization(), batch_size=0)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("chosen", [None, [7, 2, 9, 2, 11, 0, 4]])
+@pytest.mark.parametrize("texts", [True, False])
+def test_what_is_dealt_out_is_each_batch_once_as_it_was(tmp_path, world, chosen, texts):
+    how = tokenization() if texts else GREY
+    items = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)) if texts else "digits::limit=20", how)
+    whole = list(encoded(items, how, batch_size=3, indices=chosen))
+
+    dealt = [
+        list(encoded(items, how, batch_size=3, indices=chosen, deal=Deal(rank, world)))
+        for rank in range(world)
+    ]
+
+    assert sum(map(len, dealt)) == len(whole)
+    for i, batch in enumerate(whole):
+        found = dealt[i % world][i // world]
+        assert torch.equal(found.indices, batch.indices)
+        for a, b in zip(_tensors(found.inputs), _tensors(batch.inputs), strict=True):
+            assert torch.equal(a, b)
+
+
+def _tensors(inputs):
+    return [inputs] if isinstance(inputs, torch.Tensor) else [inputs[name] for name in sorted(inputs)]
 
 
 def test_texts_can_be_cut_shorter_but_not_longer():

@@ -4,8 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hydractl.data.dataset import open_data
+from hydractl.data.items import Content
 from hydractl.data.labels import align_labels, select_classes
+from hydractl.data.texts import TextSet
 from hydractl.errors import DataError, UsageError
+
+
+def data(names, labels, *, numbered=False):
+    texts = ("a",) * len(labels)
+    return TextSet(
+        texts=texts, name="the set", class_names=tuple(names), labels=tuple(labels), numbered=numbered
+    )
 
 
 @settings(deadline=None)
@@ -13,19 +23,19 @@ from hydractl.errors import DataError, UsageError
 def test_names_decide_whatever_the_order(model_labels, labels):
     names = "fcab"
 
-    aligned = align_labels(names, labels, model_labels, num_classes=6)
+    aligned = align_labels(data(names, labels), model_labels, num_classes=6)
 
     assert [model_labels[place] for place in aligned] == [names[label] for label in labels]
 
 
 def test_a_match_by_name_is_silent(heard):
-    align_labels(("b", "a"), (0, 1), ("a", "b", "c"), num_classes=3, progress=heard)
+    align_labels(data(("b", "a"), (0, 1)), ("a", "b", "c"), num_classes=3, progress=heard)
 
     assert heard.warnings == []
 
 
 def test_equal_counts_go_in_order_and_say_so(heard):
-    aligned = align_labels(("n01", "n02"), (1, 0), ("cat", "dog"), num_classes=2, progress=heard)
+    aligned = align_labels(data(("n01", "n02"), (1, 0)), ("cat", "dog"), num_classes=2, progress=heard)
 
     assert aligned == (1, 0)
     (warning,) = heard.warnings
@@ -37,7 +47,7 @@ def test_equal_counts_go_in_order_and_say_so(heard):
 
 def test_numbers_are_the_models_indices(heard):
     # sorted as text, "10" comes before "2": order would be wrong
-    aligned = align_labels(("10", "2"), (0, 1), tuple("abcdefghijkl"), num_classes=12, progress=heard)
+    aligned = align_labels(data(("10", "2"), (0, 1)), tuple("abcdefghijkl"), num_classes=12, progress=heard)
 
     assert aligned == (10, 2)
     assert heard.warnings == [
@@ -46,15 +56,15 @@ def test_numbers_are_the_models_indices(heard):
 
 
 def test_a_model_without_names(heard):
-    assert align_labels(("7", "8"), (0, 1), (), num_classes=10, progress=heard) == (7, 8)
+    assert align_labels(data(("7", "8"), (0, 1)), (), num_classes=10, progress=heard) == (7, 8)
     assert heard.warnings == []
-    assert align_labels(("a", "b"), (0, 1), (), num_classes=3, progress=heard) == (0, 1)
+    assert align_labels(data(("a", "b"), (0, 1)), (), num_classes=3, progress=heard) == (0, 1)
     assert "the model's classes have no names" in heard.warnings[0]
 
 
 def test_a_name_that_two_model_classes_share_decides_nothing(heard):
     aligned = align_labels(
-        ("crane", "dog", "owl"), (2,), ("crane", "crane", "dog"), num_classes=3, progress=heard
+        data(("crane", "dog", "owl"), (2,)), ("crane", "crane", "dog"), num_classes=3, progress=heard
     )
 
     assert aligned == (2,)
@@ -77,10 +87,59 @@ def test_a_name_that_two_model_classes_share_decides_nothing(heard):
 )
 def test_classes_that_do_not_fit(names, model_labels, num_classes, message):
     with pytest.raises(DataError) as caught:
-        align_labels(names, (0,), model_labels, num_classes=num_classes)
+        align_labels(data(names, (0,)), model_labels, num_classes=num_classes)
 
     assert message in caught.value.message
     assert "::classes=" in caught.value.hint
+
+
+@given(st.sets(st.integers(0, 9), min_size=1), st.integers(1, 8))
+@settings(deadline=None)
+def test_labels_that_are_numbers_are_the_models_classes_or_refused(numbers, num_classes):
+    """Never another class than the number says, whatever the count."""
+    names = tuple(str(number) for number in sorted(numbers))
+    items = data(names, range(len(names)), numbered=True)
+
+    if max(numbers) < num_classes:
+        assert align_labels(items, (), num_classes=num_classes) == tuple(sorted(numbers))
+        return
+    with pytest.raises(DataError, match=f"the model has {num_classes} classes, 0 to {num_classes - 1}"):
+        align_labels(items, (), num_classes=num_classes)
+
+
+def test_a_number_that_is_no_class_is_named_and_a_folder_of_that_name_is_not(heard):
+    names, labels = ("0", "7"), (0, 1)
+    with pytest.raises(DataError, match="label 7 is out of range") as caught:
+        align_labels(data(names, labels, numbered=True), ("bad", "good"), num_classes=2)
+    assert "count the labels from 0, or give names: the model's are `bad`, `good`" in caught.value.hint
+
+    assert align_labels(data(names, labels), (), num_classes=2, progress=heard) == (0, 1)
+    assert "taken in order" in heard.warnings[0]
+    assert align_labels(data(names, labels, numbered=True), ("7", "0"), num_classes=2) == (1, 0)
+
+
+def test_capitals_do_not_tell_classes_apart_but_are_mentioned(heard):
+    assert align_labels(data(("DOG", "cat"), (0, 1)), ("Cat", "dog"), num_classes=2, progress=heard) == (1, 0)
+    assert heard.warnings == ["the data's class names are the model's but for capitals: taken for the same"]
+
+
+@pytest.mark.parametrize("names", [("A", "a"), ("a", "b")])
+def test_capitals_that_do_tell_classes_apart(names, heard):
+    assert align_labels(data(names, (0, 1)), ("a", "A"), num_classes=2, progress=heard) == (
+        (1, 0) if "A" in names else (0, 1)
+    )
+    assert len(heard.warnings) == (0 if "A" in names else 1)
+
+
+def test_classes_that_texts_name_are_never_taken_in_order():
+    items = data(("circle", "square"), (0, 1))
+    with pytest.raises(DataError) as caught:
+        align_labels(items, ("dog", "cat"), num_classes=2, by_text=True)
+    assert str(caught.value) == (
+        "the set: its classes are `circle`, `square`, but the model is asked about `dog`, `cat`"
+    )
+    assert "`--classes`" in caught.value.hint
+    assert align_labels(items, ("Square", "dog", "circle"), num_classes=3, by_text=True) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +165,30 @@ def test_backward_range():
 def test_a_huge_range_is_not_walked():
     with pytest.raises(DataError, match="have no class `999999999999`"):
         select_classes(("a", "b"), ("0-999999999999",))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "numbered"),
+    [
+        ("t.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "label": 7}\n', True),
+        ("t.jsonl", '{"text": "a", "label": "0"}\n{"text": "b", "label": "bad"}\n', False),
+        ("t.csv", "text,label\na,0\nb,7\n", True),
+        ("t.csv", "text,label\na,bad\nb,good\n", False),
+        ("t.csv", "text\na\nb\n", False),
+    ],
+)
+def test_labels_of_a_table_are_numbers_or_names_however_it_is_cut(tmp_path, name, content, numbered):
+    path = tmp_path / name
+    path.write_text(content)
+    whole = open_data(str(path), wants=Content.TEXTS)
+    assert whole.numbered is numbered
+    if whole.labels is not None:
+        assert open_data(f"{path}::classes={whole.class_names[1]}", wants=Content.TEXTS).numbered is numbered
+
+
+def test_classes_that_a_folder_or_a_data_set_calls_by_a_number_have_names(tmp_path):
+    for name in ("0", "7"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("a")
+    assert not open_data(str(tmp_path), wants=Content.TEXTS).numbered
+    assert not open_data("digits::classes=7-9,limit=3").numbered

@@ -129,7 +129,7 @@ def test_a_byte_order_mark_and_blank_lines(here):
         ("t.csv", "image,label\nimg/0.png\n", "", "line 2 has 1 cells under 2 columns"),
         ("t.csv", "image,image\na,b\n", "", "two columns share a name: image, image"),
         ("t.csv", 'image\n"a', "", "cannot be read as CSV: unexpected end of data"),
-        ("t.csv", b"image\n\xff\n", "", "cannot be read as CSV"),
+        ("t.csv", b"image\n\xff\n", "", "is not UTF-8 text: invalid start byte at byte 6"),
         ("t.csv", "picture\nx\n", "", "none of its columns (`picture`) is called `image`, `img`"),
         (
             "t.csv",
@@ -154,7 +154,7 @@ def test_a_byte_order_mark_and_blank_lines(here):
         ),
         ("t.jsonl", '{"image": "a"},\n', "", "line 1 is not JSON: a comma stands after the end at column 15"),
         ("t.jsonl", "[]", "", "line 1 is not a JSON object"),
-        ("t.jsonl", b"\xff", "", "cannot be read as UTF-8 text"),
+        ("t.jsonl", b"\xff", "", "is not UTF-8 text: invalid start byte at byte 0"),
         ("t.jsonl", '{"image": "a"}\n{"img": "a"}', "", "line 2 and the first row differ in the key `image`"),
         ("t.jsonl", '{"image": 3}', "", "row 0 names no image file: 3"),
         ("t.jsonl", '{"image": "img/0.png", "label": -2}', "", "row 0 has label -2, out of range 0.."),

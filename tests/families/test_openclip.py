@@ -254,7 +254,7 @@ def test_a_name_with_options_opens_with_random_weights(variant):
         ("ViT-B-32", {"text.scale_attn_inner": True}, "scale_attn_inner of the text tower: a norm over all"),
         ("ViT-B-32", {"vision.width": 200}, "open_clip cannot build `openclip:ViT-B-32`: embed_dim must be"),
         ("ViT-B-32", {"vision.layers": 0}, "open_clip cannot build `openclip:ViT-B-32`"),
-        ("ViT-B-32", {"depth": 3}, "unexpected keyword argument 'depth'"),
+        ("ViT-B-32", {"depth": 3}, "`openclip:ViT-B-32` has no option `depth`"),
         ("ViT-B-32", {"text.context_length": 0}, "its texts are not supported: max_length"),
         ("ViT-B-32", {"text.tokenizer_kwargs": 3}, "its tokenizer_kwargs are not an object"),
         ("ViT-B-32", {"text.tokenizer_kwargs": {"clean": "no"}}, "texts cleaned by `no` are not supported"),
@@ -301,9 +301,7 @@ def test_a_folder_whose_weights_are_another_model_s(tmp_path):
     with pytest.raises(CheckpointError, match="has 12 tensors that its architecture does not"):
         open_model(str(folder))
     edit(folder, text__layers=3, custom_text=True, init_logit_bias=-10)
-    with pytest.raises(
-        CheckpointError, match="lacks 1 tensors of its architecture, for example `logit_bias`"
-    ):
+    with pytest.raises(CheckpointError, match="lacks 1 tensor of its architecture, for example `logit_bias`"):
         open_model(str(folder))
 
 
@@ -438,7 +436,7 @@ def test_a_folder_s_own_tokenizer_is_used_where_the_configuration_names_one(tmp_
 def test_a_folder_without_the_tokenizer_that_it_names(tmp_path):
     folder = save(base(PLAIN), tmp_path / "m")
     edit(folder, text__hf_tokenizer_name="bert-base-uncased")
-    with pytest.raises(CheckpointError, match="its tokenizer cannot be read"):
+    with pytest.raises(CheckpointError, match="has no tokenizer"):
         open_model(str(folder))
 
 

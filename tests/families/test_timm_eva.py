@@ -81,7 +81,7 @@ def test_described_is_what_was_asked_for():
             {"embed_dim": 24, "num_heads": 4, "num_classes": 7},
             "its rotary embedding does not fit heads of width 6",
         ),
-        ("vit_small_patch16_rope_224", {"wings": 2}, "timm cannot build `vit_small_patch16_rope_224` with"),
+        ("vit_small_patch16_rope_224", {"wings": 2}, "`vit_small_patch16_rope_224` has no option `wings`"),
         ("vit_small_patch16_rope_224", {"use_naflex": True}, "class NaFlexVit: not timm's Eva"),
     ],
 )

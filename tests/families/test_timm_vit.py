@@ -45,7 +45,8 @@ def test_random_weights_are_a_function_of_the_seed_and_leave_the_generator_alone
         (PLAIN.arch, {"scale_attn_norm": True}, "sub-LN attention: a norm over all heads together"),
         (PLAIN.arch, {"num_classes": 0}, "it has no classifier; give `num_classes` and a pooling"),
         (PLAIN.arch, {"global_pool": ""}, "it has no classifier; give `num_classes` and a pooling"),
-        (PLAIN.arch, {"wings": 2}, "timm cannot build `vit_tiny_patch16_224` with {'wings': 2}: "),
+        (PLAIN.arch, {"wings": 2}, "`vit_tiny_patch16_224` has no option `wings`"),
+        (PLAIN.arch, {"embed_dim": 65}, "timm cannot build `vit_tiny_patch16_224` with {'embed_dim': 65}: "),
     ],
 )
 def test_what_cannot_be_covered_is_refused_with_the_reason(name, options, reason):

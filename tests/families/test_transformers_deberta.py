@@ -11,8 +11,8 @@ from hydractl.families.probe import largest_difference
 from hydractl.families.table import family_for_name
 from hydractl.families.transformers_deberta import DEBERTA
 from hydractl.progress import SILENT
+from hydractl.scoring.gradient_settings import TaylorSettings
 from hydractl.scoring.job import Samples, ScoreJob
-from hydractl.scoring.settings import TaylorSettings
 from hydractl.scoring.taylor import score_taylor
 from support.builders import base, perturbed
 from support.variants import VARIANTS, Variant

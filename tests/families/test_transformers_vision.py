@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -67,18 +68,18 @@ def test_images_are_what_the_library_makes_of_them(tmp_path, settings, size, res
         assert difference(preprocess, picture(width, height), library).max() <= tolerance + 1e-6
 
 
-def test_a_crop_that_cannot_be_centred_is_a_pixel_off_at_most(tmp_path):
-    """Of a resized width of 51 and a crop of 24, timm leaves out 14 pixels on the left and the library 13."""
+@pytest.mark.parametrize("settings", [SHORTEST, BOTH], ids=["shortest", "both"])
+def test_crops_of_odd_margins_are_the_librarys(tmp_path, settings):
+    """Of a margin of 3 pixels the library leaves out 1 on the left, where torchvision leaves out 2."""
     from transformers import AutoImageProcessor
 
-    folder = folder_of(tmp_path, SHORTEST | {"resample": 3})
+    folder = folder_of(tmp_path, settings | {"resample": 3})
     library = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    preprocess, image = read_image_processor(folder, (3, 24, 24)), picture(64, 40)
-
-    found = eval_transform(preprocess)(image)
-
-    expected = torch.as_tensor(np.asarray(library(image).pixel_values[0]))
-    assert torch.allclose(found[..., :-1], expected[..., 1:], atol=1e-5)
+    size = library.crop_size
+    preprocess = read_image_processor(folder, (3, size.height, size.width))
+    assert preprocess.crop_offset == "before"
+    for width, height in itertools.product((29, 40, 51, 64), (28, 36, 45)):
+        assert difference(preprocess, picture(width, height), library).max() <= 1e-6
 
 
 def test_grey_images_and_what_is_left_out(tmp_path):

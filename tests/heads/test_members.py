@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from hydractl.heads.masks import HeadId, TowerMask, TowerShape, all_heads, dropped, shape_of
-from hydractl.heads.members import Sampling, check_agree_before, sample_masks, share_before
+from hydractl.heads.members import (
+    Sampling,
+    check_agree_before,
+    random_masks,
+    random_masks_per_layer,
+    sample_masks,
+    share_before,
+)
 from hydractl.heads.select import best_mask
 
 
@@ -142,7 +149,7 @@ def test_heads_are_drawn_evenly():
         (
             4,
             Sampling(pool=5, members=3, seed=0, diverge_from=1),
-            "3 members need as many different masks, but removing 0 of the 1 pool heads in layers from 1 on gives 1",
+            "3 different masks are wanted, but removing 0 of the 1 pool heads in layers from 1 on gives 1",
         ),
     ],
 )
@@ -212,3 +219,78 @@ def test_refuses_masks_that_cannot_be_compared(function):
         function([one_tower((0,)), one_tower((0,), (1,))], 1)
     with pytest.raises(ValueError, match="layer must be at least 0, got -1"):
         function([one_tower((0,))], -1)
+
+
+@st.composite
+def shapes(draw):
+    shape = {"vision": TowerShape(draw(st.integers(1, 4)), draw(st.integers(1, 4)))}
+    if draw(st.booleans()):
+        shape["text"] = TowerShape(draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    return shape
+
+
+@given(shapes(), st.data())
+def test_random_masks_remove_their_count_differ_and_agree_where_they_must(shape, data):
+    removals = data.draw(st.integers(0, len(all_heads(shape))))
+    members, start = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 4))
+    options = {"removals": removals, "members": members, "seed": 3, "diverge_from": start}
+
+    try:
+        masks = random_masks(shape, **options)
+    except ValueError:
+        reject()
+
+    assert masks == random_masks(shape, **options)
+    assert all(len(dropped(mask)) == removals and shape_of(mask) == shape for mask in masks)
+    assert len({dropped(mask) for mask in masks}) == members
+    check_agree_before(masks, start)
+
+
+@given(shapes(), st.data())
+def test_random_masks_by_layer_keep_their_count_in_each(shape, data):
+    keep = data.draw(st.integers(0, min(size.num_heads for size in shape.values())))
+    members, start = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 4))
+    options = {"keep": keep, "members": members, "seed": 3, "diverge_from": start}
+
+    try:
+        masks = random_masks_per_layer(shape, **options)
+    except ValueError:
+        reject()
+
+    assert masks == random_masks_per_layer(shape, **options)
+    assert all(len(heads) == keep for mask in masks for part in mask.values() for heads in part.keep)
+    assert len({dropped(mask) for mask in masks}) == members
+    check_agree_before(masks, start)
+
+
+def test_random_masks_are_drawn_as_evenly_as_random_scores_would():
+    shape = {"t": TowerShape(2, 3)}
+    counts = dict.fromkeys(all_heads(shape), 0)
+
+    for seed in range(400):
+        (mask,) = random_masks(shape, removals=2, members=1, seed=seed)
+        for head in dropped(mask):
+            counts[head] += 1
+
+    # Each head goes in 2 of 6 draws: 133 of 400, with a standard deviation of 9.4.
+    assert all(abs(count - 400 / 3) < 38 for count in counts.values())
+
+
+def test_random_trunks_are_drawn_too():
+    shape = {"t": TowerShape(2, 4)}
+
+    trunks = {
+        random_masks(shape, removals=4, members=2, seed=seed, diverge_from=1)[0]["t"].keep[0]
+        for seed in range(20)
+    }
+
+    assert len(trunks) > 5
+
+
+def test_refuses_more_heads_than_there_are():
+    shape = {"t": TowerShape(1, 2)}
+
+    with pytest.raises(ValueError, match="cannot remove 3 heads out of a pool of 2"):
+        random_masks(shape, removals=3, members=1, seed=0)
+    with pytest.raises(ValueError, match="keeping 3 heads of each layer from 0 on gives 0"):
+        random_masks_per_layer(shape, keep=3, members=1, seed=0)

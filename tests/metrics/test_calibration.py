@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from hydractl.metrics.calibration import adaptive_ece, ece
+from hydractl.metrics.calibration import adaptive_ece, ece, ece_many
 
 
 def predictions(seed: int, samples: int = 100, scale: float = 3.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,3 +104,28 @@ def test_the_order_of_samples_does_not_matter(seed):
 def test_refuses_no_bins(metric):
     with pytest.raises(ValueError, match="at least one bin, got 0"):
         metric(torch.eye(2), torch.tensor([0, 1]), bins=0)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.5, 3.0, 40.0]))
+def test_candidates_at_once_have_the_ece_of_each(seed, scale):
+    each = [predictions(seed + i, scale=scale) for i in range(4)]
+    confidence = torch.stack([probs.amax(1) for probs, _ in each])
+    correct = torch.stack([probs.argmax(1) == labels for probs, labels in each])
+
+    together = ece_many(confidence.clamp(max=1.0), correct)
+
+    assert together.tolist() == pytest.approx([ece(*one) for one in each], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "correct", "message"),
+    [
+        (torch.ones(3), torch.ones(3), "one matrix each"),
+        (torch.ones(2, 3), torch.ones(2, 4), "one matrix each"),
+        (torch.ones(2, 0), torch.ones(2, 0), "one matrix each"),
+        (torch.full((1, 2), 1.5), torch.ones(1, 2), r"must lie in \[0, 1\]"),
+    ],
+)
+def test_bad_confidences(confidence, correct, message):
+    with pytest.raises(ValueError, match=message):
+        ece_many(confidence, correct)

@@ -12,6 +12,7 @@ from sklearn import metrics as sk
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from hydractl.metrics.ood import (
+    LOGIT_SCORES,
     aupr_in,
     aupr_in_trapezoid,
     aupr_out,
@@ -19,6 +20,7 @@ from hydractl.metrics.ood import (
     auroc,
     auroc_many,
     fpr_at_tpr,
+    fpr_many,
     msp_score,
 )
 
@@ -179,3 +181,45 @@ def test_refuses_candidates_that_do_not_pair():
 def test_refuses_an_impossible_rate(tpr):
     with pytest.raises(ValueError, match=rf"\(0, 1\], got {tpr}"):
         fpr_at_tpr(torch.zeros(1), torch.zeros(1), tpr=tpr)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.05, 0.5, 0.95, 1.0]))
+def test_candidates_at_once_have_the_fpr_of_each(seed, tpr):
+    source = torch.Generator().manual_seed(seed)
+    inside, outside = (torch.randint(-8, 8, (5, n), generator=source).double() / 8 for n in (23, 41))
+
+    together = fpr_many(inside, outside, tpr=tpr)
+
+    assert together.tolist() == [fpr_at_tpr(*pair, tpr=tpr) for pair in zip(inside, outside, strict=True)]
+
+
+@pytest.mark.parametrize("tpr", [0.0, 1.5])
+def test_fpr_of_candidates_refuses_a_share_out_of_range(tpr):
+    with pytest.raises(ValueError, match="tpr must lie"):
+        fpr_many(torch.zeros(1, 2), torch.zeros(1, 2), tpr=tpr)
+
+
+def test_fpr_of_candidates_refuses_scores_of_others():
+    with pytest.raises(ValueError, match="2 candidates, but OOD scores have 1"):
+        fpr_many(torch.zeros(2, 2), torch.zeros(1, 2))
+
+
+@given(st.integers(0, 10_000))
+def test_scores_of_logits(seed):
+    logits = 4 * torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    probs = logits.softmax(-1)
+
+    found = {name: score(logits) for name, score in LOGIT_SCORES.items()}
+
+    assert torch.equal(found["msp"].flatten(), msp_score(probs.flatten(0, 1)))
+    torch.testing.assert_close(found["energy"], -logits.exp().sum(-1).log())
+    torch.testing.assert_close(found["entropy"], -(probs * probs.log()).sum(-1))
+    assert torch.equal(found["max-logit"], -logits.max(-1).values)
+    assert all(score.shape == (3, 6) for score in found.values())
+
+
+@pytest.mark.parametrize("name", LOGIT_SCORES)
+def test_scores_grow_with_strangeness(name):
+    sure, unsure = torch.tensor([9.0, 0.0, 0.0]), torch.tensor([1.0, 0.9, 0.8])
+
+    assert LOGIT_SCORES[name](unsure) > LOGIT_SCORES[name](sure)

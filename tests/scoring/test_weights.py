@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hydractl.errors import UsageError
 from hydractl.progress import SILENT
+from hydractl.scoring.gradient_settings import MagnitudeSettings
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.weights import score_magnitude, score_random
 from support.builders import base
@@ -48,3 +50,20 @@ def test_magnitude_scales_with_the_weights():
     one, two = (torch.tensor(score_magnitude(job_for(s), SILENT).scores["vision"]) for s in (sample, doubled))
 
     assert torch.allclose(two, 2 * one)
+
+
+def test_magnitude_is_normalised_as_asked():
+    sample = base(variant("class-token"))
+    plain, layer, tower = (
+        torch.tensor(
+            score_magnitude(job_for(sample, settings=MagnitudeSettings(normalize=how)), SILENT).scores[
+                "vision"
+            ]
+        )
+        for how in ("none", "layer", "tower")
+    )
+
+    assert torch.allclose(layer, plain / plain.norm(dim=1, keepdim=True))
+    assert torch.allclose(tower, plain / plain.square().mean().sqrt())
+    with pytest.raises(UsageError, match="unknown normalize"):
+        MagnitudeSettings(normalize="x")

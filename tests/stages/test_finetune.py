@@ -192,7 +192,9 @@ def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path):
         while "(epoch 1)" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.stderr.read().endswith("interrupted\n")
+        assert process.stderr.read().endswith(
+            f"interrupted; what was done is kept in {out}.state; the same command goes on from there\n"
+        )
 
     assert process.returncode == 130
     assert (tmp_path / "out.st.state" / "state.json").is_file()

@@ -485,6 +485,67 @@ def test_usage(tmp_path, state, options, message):
     assert not (tmp_path / "base.st").exists()
 
 
+def test_as_many_labels_as_classes_are_asked_for(tmp_path, state):
+    """Whoever gave labels is told how many, not to give a number that the labels would then contradict."""
+    path = saved(tmp_path, state)
+    with pytest.raises(CheckpointError, match="has 7 classes, not 3") as caught:
+        bring(path, tmp_path / "base.st", num_classes=None, labels="a,b,c")
+    assert caught.value.hint == "give 7 labels: `--labels` has one name a class"
+
+    with pytest.raises(UsageError, match="3 names for 7 classes") as caught:
+        bring(path, tmp_path / "base.st", num_classes=7, labels="a,b,c")
+    assert caught.value.hint == "give 7 labels, one a class"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, state, value):
+    state["blocks.1.mlp.fc1.weight"] = state["blocks.1.mlp.fc1.weight"].clone()
+    state["blocks.1.mlp.fc1.weight"][0, :2] = value
+    with pytest.raises(
+        CheckpointError, match=r"tensor `blocks\.1\.mlp\.fc1\.weight` holds 2 numbers of "
+    ) as caught:
+        bring(saved(tmp_path, state), tmp_path / "base.st")
+    assert caught.value.hint.startswith("did the training diverge?")
+    assert not (tmp_path / "base.st").exists()
+
+
+def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
+    """Says how to mean the one or the other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert").mkdir()
+    hint = "`bert` is a folder here: write `./bert` for it, `bert::` for the architecture"
+    with pytest.raises(UsageError) as caught:
+        bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", num_classes=2)
+    assert caught.value.hint == hint
+    with pytest.raises(CheckpointError, match=r"bert: has no config\.json") as caught:
+        bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", num_classes=None)
+    assert caught.value.hint.endswith(hint)
+
+    (tmp_path / "bert" / "config.json").write_text("{}")
+    for arch, message, hint in (
+        ("bert/config.json", "is a file, not the name of an architecture", "give its folder: `bert`"),
+        ("./nothing/here", "timm has no architecture", ""),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message) as caught:
+            bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch)
+        assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arch", "message", "hint"),
+    [
+        (f"{NAME}::imgsize=8", f"`{NAME}` has no option `imgsize`", "did you mean `img_size`?"),
+        (f"{NAME}::nothing_like_it=8", f"`{NAME}` has no option `nothing_like_it`", None),
+        ("eva02_tiny_patch14_224::imgsize=8", "has no option `imgsize`", "did you mean `img_size`?"),
+        ("openclip:ViT-B-32::vision.layer=2", "has no option `layer`", "did you mean `layers`?"),
+    ],
+)
+def test_an_option_that_there_is_not_is_said_in_words(tmp_path, state, arch, message, hint):
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch, num_classes=None)
+    assert caught.value.hint == hint
+
+
 def test_ours_is_ours_already(tmp_path, state):
     bring(saved(tmp_path, state), tmp_path / "base.st")
 

@@ -380,7 +380,7 @@ ERRORS = {
     "fewer-ordered-than-the-pool": (with_scores(stopped=5, pool=8), UsageError, "s.json: orders 5 heads only, but `--pool 8` draws from 8"),
     "fewer-ordered-in-a-layer": (with_scores(stopped=3, budget=Budget(keep_per_layer=2), per_layer=True), UsageError, "`--per-layer`: layer 0 of tower `vision` must lose 2 heads"),
     "other-architecture": (bad_mask(lambda r: r.update(architecture="vit_other")), ManifestError, "mask.json: architecture is `vit_other`, but"),
-    "too-few-masks": (with_scores(pool=4, members=3, out="m-{i}.st"), UsageError, "3 members need as many different masks"),
+    "too-few-masks": (with_scores(pool=4, members=3, out="m-{i}.st"), UsageError, "3 different masks are wanted"),
     "unknown-dtype": (with_scores(dtype="fp8"), UsageError, "unknown dtype `fp8`"),
     "missing-model": (with_model(lambda _: None), CheckpointError, "base.st: no such file or folder"),
     "truncated-model": (with_model(truncate), CheckpointError, "is it cut off?"),

@@ -57,8 +57,11 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
     whole = tmp_path / "whole.json"
     run_score(circuit(model, whole))
     out = tmp_path / "s.json"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         run_score(circuit(model, out), Stopped(after))
+    assert caught.value.__notes__ == [
+        f"what was done is kept in {out}.journal; the same command goes on from there"
+    ]
     assert not out.exists()
     assert len((tmp_path / "s.json.journal").read_text().splitlines()) == 1 + after
 
@@ -67,6 +70,56 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
     assert report.resumed_from == after
     assert out.read_bytes() == whole.read_bytes()
     assert not (tmp_path / "s.json.journal").exists()
+
+
+@pytest.mark.parametrize("given", [{"search": "lazy"}, {"search": "racing", "objective": "acc-0.1*nll"}])
+def test_an_interrupted_search_ends_with_the_same_bytes(model, tmp_path, given):
+    settings = {"given": {"recheck": 3, **given}} | ({"ood": None} if "objective" in given else {})
+    whole = tmp_path / "whole.json"
+    run_score(circuit(model, whole, **settings))
+    out = tmp_path / "s.json"
+    for after in (
+        2,
+        4,
+        1,
+    ):  # steps since the last check of all heads: the third ends before it is where the second was
+        with pytest.raises(KeyboardInterrupt):
+            run_score(circuit(model, out, **settings), Stopped(after))
+
+    report = run_score(circuit(model, out, **settings))
+
+    assert report.resumed_from == 4
+    assert out.read_bytes() == whole.read_bytes()
+    assert report.scores.results["exact_evaluations"] == 12 + 11 + 10 + 9 + 8
+
+
+def test_a_search_is_recorded_unless_it_is_the_usual_one(model, tmp_path):
+    usual = run_score(circuit(model, tmp_path / "a.json")).scores
+    other = run_score(
+        circuit(
+            model,
+            tmp_path / "b.json",
+            given={"search": "racing", "ood_score": "energy", "objective": "fpr95"},
+        )
+    ).scores
+
+    assert not {"search", "ood_score", "recheck", "first_share", "seed"} & set(usual.options)
+    assert usual.results == {}
+    assert {
+        "search": "racing",
+        "ood_score": "energy",
+        "recheck": 24,
+        "seed": 0,
+    }.items() <= other.options.items()
+    assert other.objective == "-fpr95"
+    assert set(other.results) == {"evaluations", "exact_evaluations", "work"}
+
+
+def test_a_bound_on_memory_changes_no_byte(model, tmp_path):
+    for name, bound in (("a.json", None), ("b.json", 1 << 24)):
+        run_score(circuit(model, tmp_path / name, max_memory=bound))
+
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
 def test_a_line_cut_off_by_a_kill_does_not_count(model, tmp_path):
@@ -168,6 +221,37 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ({"given": {"objective": "auc"}}, UsageError, "unknown objective `auc`"),
         ({"ood": None}, UsageError, "needs out-of-distribution data"),
         ({"given": {"objective": "acc"}}, UsageError, "`--ood` is read only by"),
+        ({"given": {"objective": "ood+"}}, UsageError, "expected a metric, found the end at character 5"),
+        (
+            {"given": {"objective": "-fpr95"}, "ood": None},
+            UsageError,
+            "`-fpr95` needs out-of-distribution data",
+        ),
+        (
+            {"given": {"objective": "acc", "ood_score": "energy"}, "ood": None},
+            UsageError,
+            "`--ood-score` has no effect with `--objective acc`",
+        ),
+        ({"given": {"ood_score": "odin"}}, UsageError, "unknown ood_score `odin`"),
+        ({"given": {"search": "fast"}}, UsageError, "unknown search `fast`"),
+        (
+            {"given": {"recheck": 4}},
+            UsageError,
+            "`--recheck` has no effect without `--search lazy` or `--search racing`",
+        ),
+        (
+            {"given": {"search": "lazy", "first_share": 0.5}},
+            UsageError,
+            "`--first-share` has no effect without",
+        ),
+        ({"given": {"search": "lazy", "recheck": 0}}, UsageError, "`--recheck 0`: must be at least 1"),
+        (
+            {"given": {"search": "racing", "first_share": 1.5}},
+            UsageError,
+            "`--first-share 1.5`: must be between",
+        ),
+        ({"max_memory": 1000}, UsageError, "one batch and one head's removal need"),
+        ({"method": "random", "ood": None, "max_memory": 1}, UsageError, "`--max-memory` has no effect with"),
         ({"method": "random"}, UsageError, "`--ood` is read only by"),
         (
             {"budget": Budget(remove=13)},

@@ -22,7 +22,7 @@ from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.select import Budget
 from hydractl.manifest import Fate, Kind, Prompting, TowerKeep
 from hydractl.progress import Silent
-from hydractl.scoring import circuit
+from hydractl.scoring import circuit_streams
 from hydractl.stages.classes import DEFAULT_TEMPLATE, Classes, Naming, ask, settle, with_classes
 from hydractl.stages.evaluate import EvalConfig, run_eval
 from hydractl.stages.evaluate_refs import NamedData, NamedModels
@@ -315,15 +315,16 @@ def test_classes_are_the_datas_where_nothing_else_names_them(work, tmp_path):
     assert (found.options["classes"], found.options["templates"]) == (NAMES, (DEFAULT_TEMPLATE,))
 
 
-def test_a_step_asks_each_scored_tower_about_its_candidates_and_the_text_tower_once(
-    work, tmp_path, monkeypatch
-):
-    seen, own = [], circuit.tower_without_each
-    monkeypatch.setattr(
-        circuit, "tower_without_each", lambda tower, x: seen.append(isinstance(x, dict)) or own(tower, x)
-    )
+def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(work, tmp_path, monkeypatch):
+    seen, own = [], circuit_streams.entering
+
+    def entering(tower, inputs, *known):
+        seen.append(isinstance(inputs, dict))
+        return own(tower, inputs, *known)
+
+    monkeypatch.setattr(circuit_streams, "entering", entering)
     batches = -(-40 // 16) + -(-20 // 16)
-    for towers, texts, images in (((), 2, 2 * batches), (("vision",), 0, 2 * batches), (("text",), 2, 0)):
+    for towers in ((), ("vision",), ("text",)):
         seen.clear()
         score(
             work / "base.st",
@@ -334,7 +335,7 @@ def test_a_step_asks_each_scored_tower_about_its_candidates_and_the_text_tower_o
             force=True,
         )
 
-        assert (seen.count(True), seen.count(False)) == (texts, images)
+        assert (seen.count(True), seen.count(False)) == (2, 2 * batches)
 
 
 # --- prune --------------------------------------------------------------------------------------------------------------
@@ -507,7 +508,9 @@ def test_names_that_are_not_the_datas_are_said(work, tmp_path):
     run_score(config, heard)
 
     assert any("class" in warning for warning in heard.warnings)
-    with pytest.raises(DataError, match="the data have 5 classes and the model 2"):
+    with pytest.raises(
+        DataError, match="its classes are `5`, `6`, `7`, `8`, `9`, but the model is asked about `a`, `an`"
+    ):
         run_score(replace(config, naming=Naming(names=("a", "an")), data="digits::classes=5-9", force=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_auc_score, roc_curve
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import Role
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from hydractl.families.inputs import Inputs
 
-    Data = tuple[Inputs, torch.Tensor, Inputs]
+    Data = tuple[Inputs | list[Inputs], torch.Tensor, Inputs | list[Inputs]]
+    """ID inputs, their labels, OOD inputs; lists are batches already."""
 
 
 WIDTH = 8
@@ -59,17 +60,53 @@ def candidates(library: nn.Module, gone: Sequence[tuple[int, int]]) -> Iterator[
 
 
 def objective(library: nn.Module, name: str, data: Data, *, batch: int = 16) -> float:
-    """Evaluate acc, ood or avg of a model with full forward passes."""
+    """Evaluate an objective of a model with full forward passes; `name` may be followed by `/` and an OOD score."""
     images, labels, others = data
     with torch.inference_mode():
         inside, outside = (
-            torch.cat([library(x) for x in cut_batch(part, batch)]).double().softmax(-1)
+            torch.cat(
+                [library(x) for x in (part if isinstance(part, list) else cut_batch(part, batch))]
+            ).double()
             for part in (images, others)
         )
-    accuracy = (inside.argmax(-1) == labels).double().mean().item()
+    name, _, score = name.partition("/")
+    score_of = OOD_SCORES[score or "msp"]
+    metrics = {
+        "acc": lambda: (inside.argmax(-1) == labels).double().mean().item(),
+        "ood": lambda: _ranking(score_of(inside), score_of(outside))[0],
+        "fpr95": lambda: -_ranking(score_of(inside), score_of(outside))[1],
+        "nll": lambda: -F.cross_entropy(inside, labels).item(),
+        "ece": lambda: -_ece(inside.softmax(-1), labels),
+    }
+    sums = {"avg": {"acc": 0.5, "ood": 0.5}, "acc-0.1*nll": {"acc": 1, "nll": 0.1}}
+    return sum(weight * metrics[term]() for term, weight in sums.get(name, {name: 1}).items())
+
+
+OOD_SCORES = {
+    "msp": lambda z: -z.softmax(-1).max(-1).values,
+    "energy": lambda z: -z.exp().sum(-1).log(),
+    "entropy": lambda z: torch.distributions.Categorical(logits=z).entropy(),
+    "max-logit": lambda z: -z.max(-1).values,
+}
+
+
+def _ranking(inside: torch.Tensor, outside: torch.Tensor) -> tuple[float, float]:
+    """Return AUROC and FPR95 as scikit-learn's curve has them."""
     truth = [0] * len(inside) + [1] * len(outside)
-    auroc = roc_auc_score(truth, torch.cat([-inside.max(-1).values, -outside.max(-1).values]).numpy())
-    return {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[name]
+    scores = torch.cat([inside, outside]).numpy()
+    false, caught, _ = roc_curve(truth, scores, drop_intermediate=False)
+    return float(roc_auc_score(truth, scores)), float(false[caught >= 0.95][0])
+
+
+def _ece(probs: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the calibration error, bin by bin."""
+    confidence, predicted = probs.max(-1)
+    gaps = []
+    for b in range(15):
+        low, high = torch.linspace(0, 1, 16)[b : b + 2]
+        own = (confidence.float() >= low) & (confidence.float() < high)
+        gaps.append((confidence[own] - (predicted[own] == labels[own]).double()).sum().abs().item())
+    return sum(gaps) / len(labels)
 
 
 def without(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hydractl.errors import UsageError
-from hydractl.training.engine import Share, _laid_out, start_engine
+from hydractl.training.engine import Engine, Share, _laid_out, start_engine
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 64])
@@ -48,3 +48,27 @@ def test_a_gradient_gets_its_parameters_strides():
 def test_an_absent_device_is_refused():
     with pytest.raises(UsageError, match="cuda:97"), start_engine("cuda:97", precision="fp32"):
         pass
+
+
+class Peer(Engine):
+    """One of several processes, for what is arithmetic."""
+
+    def __init__(self, rank, world):
+        self._at = rank, world
+
+    rank = property(lambda self: self._at[0])
+    world = property(lambda self: self._at[1])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("pieces", [1, 4, 5])
+def test_each_piece_that_is_cut_counts_once_and_every_process_has_some(world, pieces):
+    counted = [Peer(0, world).owner(piece, pieces) for piece in range(pieces)]
+
+    assert counted == sorted(counted)
+    for rank in range(world):
+        share = Peer(rank, world).cut(pieces)
+        own = [piece for piece, owner in enumerate(counted) if owner == rank]
+        computed = list(range(share.first, share.first + share.pieces))
+        assert share.total == pieces
+        assert computed == own or (not own and len(computed) == 1 and computed[0] < pieces)

@@ -46,7 +46,7 @@ def loss(outputs, labels):
     return (outputs - labels) ** 2
 
 
-def fit(recipe, *, evaluate=None, build=build, progress=SILENT, folder=None):
+def fit(recipe, *, evaluate=None, build=build, progress=SILENT, folder=None, **extra):
     def error(model):
         value = loss(model(X), Y).mean().item()
         return Metrics(accuracy=0.0, nll=value) if value < 1e6 else None
@@ -59,6 +59,7 @@ def fit(recipe, *, evaluate=None, build=build, progress=SILENT, folder=None):
         probe=torch.zeros(1, 3),
         recipe=recipe,
         seed=0,
+        **extra,
     )
     with start_engine("cpu", precision=recipe.precision) as engine:
         start = folder.load() if folder and folder.check(force=False) else Snapshot()
@@ -244,3 +245,60 @@ def test_a_parameter_that_nothing_hangs_on_does_not_train():
 
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["0.weight"]
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 6])
+def test_ordered_pieces_are_the_same_gradient(pieces):
+    whole = fit(sgd(lr=(0.1,)))
+    found = fit(sgd(lr=(0.1,)), pieces=pieces)
+
+    assert torch.allclose(found.weights["0.weight"], whole.weights["0.weight"], atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_penalty_counts_once_a_step_however_the_batch_is_cut(accumulate):
+    found = fit(
+        sgd(lr=(0.1,), steps=1, accumulate=accumulate), penalty=lambda model: 2.0 * model[0].weight.sum()
+    )
+
+    weight = torch.full((1, 3), 0.5, requires_grad=True)
+    (loss((X[0::2] @ weight.T)[:, 0], Y[0::2]).mean() + 2.0 * weight.sum()).backward()
+    assert torch.allclose(found.weights["0.weight"], weight.detach() - 0.1 * weight.grad, atol=1e-6)
+
+
+def test_parameters_train_at_rates_of_their_own():
+    usual = fit(sgd(lr=(0.1,)))
+    found = fit(sgd(lr=(1e-9,)), rates={"0.weight": 0.1})
+
+    assert torch.equal(found.weights["0.weight"], usual.weights["0.weight"])
+
+
+def test_what_changes_with_the_steps_is_told_each_step_also_after_an_interruption(folder):
+    recipe = sgd(lr=(0.1,), steps=6)
+
+    def scaled(model, step):
+        told.append(step)
+        model[0].scale = step + 1.0
+
+    def made(before=build):
+        model = before()
+        model[0].scale = 1.0
+        model[0].register_forward_hook(lambda module, _inputs, out: out * module.scale)
+        return model
+
+    told = []
+    whole = fit(recipe, build=made, begin_step=scaled)
+    assert told == list(range(6))
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe, build=lambda: made(pressed_in_step(3)), begin_step=scaled, folder=folder)
+    told.clear()
+    found = fit(recipe, build=made, begin_step=scaled, folder=folder)
+
+    assert told == [3, 4, 5]
+    assert torch.equal(found.weights["0.weight"], whole.weights["0.weight"])
+
+
+def test_progress_names_what_is_measured(heard):
+    fit(sgd(steps=2), progress=heard, measured_on="training")
+
+    assert "training accuracy" in heard.steps[0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hydractl.training.optimizers import decays, make_optimizer, optimizer_tensors, restore_optimizer
+from hydractl.training.optimizers import PEAK, decays, make_optimizer, optimizer_tensors, restore_optimizer
 from hydractl.training.recipes import Recipe
 
 
@@ -65,3 +65,25 @@ def test_decay_shrinks_matrices_alone(name):
 
     changed = [n for n in found if not torch.equal(found[n], before[n])]
     assert changed == ["fc.weight"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_rate_of_its_own_makes_a_group_that_does_not_decay(name):
+    found = parameters()
+    rates = {"fc.weight": 0.5, "fc.bias": 0.5}
+
+    groups = make_optimizer(found, Recipe(optimizer=name, weight_decay=0.1), rates=rates).param_groups
+
+    (own,) = [group for group in groups if PEAK in group]
+    assert (own[PEAK], own["weight_decay"], len(own["params"])) == (0.5, 0.0, 2)
+    assert sum(len(group["params"]) for group in groups) == len(found)
+
+
+def test_nothing_changes_where_no_rate_is_its_own():
+    recipe = Recipe(weight_decay=0.1)
+    plain, other = parameters(), parameters()
+
+    advance(make_optimizer(plain, recipe), plain, 3)
+    advance(make_optimizer(other, recipe, rates={"elsewhere": 0.5}), other, 3)
+
+    assert all(torch.equal(plain[n], other[n]) for n in plain)

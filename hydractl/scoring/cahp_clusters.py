@@ -1,0 +1,138 @@
+"""Groups of points, how well they are apart, and how many there should be (CAHP, step 5).
+
+Axes: N points, k groups.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import kmedoids
+import torch
+from kneed import KneeLocator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+FLAT = 1e-9
+"""A curve that rises by less has no knee: what a polynomial adds by rounding would decide."""
+
+
+class Grouped(NamedTuple):
+    """k groups of N points.
+
+    Attributes:
+        medoids: The point in the middle of each group, increasing; k of them.
+        group: Of each point (N,), a position in `medoids`; the lower of two medoids that are as near.
+    """
+
+    medoids: tuple[int, ...]
+    group: torch.Tensor
+
+    def members(self) -> list[list[int]]:
+        """Return the points of each group, increasing."""
+        return [(self.group == c).nonzero().flatten().tolist() for c in range(len(self.medoids))]
+
+
+class Knee(NamedTuple):
+    """How many groups.
+
+    Attributes:
+        k: The number.
+        source: How it was found.
+        degree: Of the polynomial that smoothed the curve.
+    """
+
+    k: int
+    source: Source
+    degree: int
+
+
+class Source(StrEnum):
+    """How a knee was found."""
+
+    KNEED = "kneed"
+    CHORD = "chord"
+    """There is none; the highest point above the line from the curve's first to its last."""
+
+
+def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Grouped:
+    """Group points by k-medoids, FasterPAM (Schubert and Rousseeuw 2021) from random medoids.
+
+    On one thread, as the library's results depend on how many there are.
+
+    Args:
+        distances: (N, N), finite.
+        k: 1 to N.
+        seed: Of the first medoids and the order of swaps.
+    """
+    result = kmedoids.fasterpam(distances.numpy(), k, random_state=seed, n_cpu=1)
+    medoids = sorted(int(m) for m in result.medoids)
+    group = distances[:, medoids].argmin(dim=1)
+    group[medoids] = torch.arange(k)  # two medoids may lie on one spot
+    return Grouped(tuple(medoids), group)
+
+
+def mean_simplified_silhouette(distances: torch.Tensor, grouped: Grouped) -> float:
+    """Return MSS (CAHP, step 5; GB-AFS): the mean of (b - a) / max(a, b) over points, in [-1, 1].
+
+    a is a point's distance to its own medoid, b its mean distance to the other medoids: not to the nearest, as in the
+    ordinary simplified silhouette. Points that lie on their medoid do not count; 1 if all do.
+
+    Args:
+        distances: (N, N).
+        grouped: At least two groups.
+    """
+    to_medoids = distances[:, list(grouped.medoids)]
+    a = to_medoids.gather(1, grouped.group[:, None]).squeeze(1)
+    b = (to_medoids.sum(dim=1) - a) / (len(grouped.medoids) - 1)
+    away = a > 0
+    if not away.any():
+        return 1.0
+    a, b = a[away], b[away]
+    return float(((b - a) / torch.maximum(a, b)).mean())
+
+
+def silhouettes(
+    distances: torch.Tensor, *, seed: int, track: Callable[[range], Iterable[int]]
+) -> tuple[list[Grouped], list[float]]:
+    """Return groups and MSS for every k from 2 to N - 1; from the first MSS of 1 on all are 1 and groups are left out."""
+    groups: list[Grouped] = []
+    curve: list[float] = []
+    for k in track(range(2, len(distances))):
+        if curve and curve[-1] == 1.0:
+            curve.append(1.0)
+            continue
+        groups.append(group_points(distances, k, seed=seed))
+        curve.append(mean_simplified_silhouette(distances, groups[-1]))
+    return groups, curve
+
+
+def find_knee(curve: Sequence[float], *, degree: int) -> Knee:
+    """Return where a rising concave curve bends (Kneedle, Satopää et al. 2011, S = 1) after smoothing by a polynomial.
+
+    Args:
+        curve: MSS for k = 2, 3, ...; at least one.
+        degree: Of the polynomial; lowered to one less than there are points.
+
+    Returns:
+        The knee; where there is none, the k whose MSS is highest above the chord, the lowest of several.
+    """
+    degree = min(degree, len(curve) - 1)
+    numbers = list(range(2, 2 + len(curve)))
+    knee = None
+    if len(curve) > 2 and max(curve) - min(curve) > FLAT:
+        knee = KneeLocator(
+            numbers,
+            list(curve),
+            curve="concave",
+            direction="increasing",
+            interp_method="polynomial",
+            polynomial_degree=degree,
+        ).knee
+    if knee is not None:
+        return Knee(int(knee), Source.KNEED, degree)
+    rise = (curve[-1] - curve[0]) / max(1, len(curve) - 1)
+    above = [mss - curve[0] - rise * i for i, mss in enumerate(curve)]
+    return Knee(2 + max(range(len(curve)), key=lambda i: (above[i], -i)), Source.CHORD, degree)

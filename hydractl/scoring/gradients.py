@@ -1,0 +1,152 @@
+"""The gradient of the cross-entropy with respect to heads' weights, over all processes.
+
+Axes: B samples of a batch, H heads that are left in a layer, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.errors import DataError
+from hydractl.families.base import HeadTensor, Role, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from hydractl.families.tower import Model
+    from hydractl.scoring.job import Samples, ScoreJob
+
+Layer: TypeAlias = "tuple[str, int]"
+"""A tower's name and the number of one of its layers."""
+
+
+class Block(NamedTuple):
+    """A weight of a layer with its heads in it: that of q, k or v, or of all three."""
+
+    weight: nn.Parameter
+    layout: HeadTensor
+
+    def by_head(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        """Return x, shaped like the weight, as (copies, H, n) in float64: each head's numbers of each copy."""
+        return x.double().movedim(self.layout.axis, 0).reshape(self.layout.copies, heads, -1)
+
+
+Blocks: TypeAlias = "dict[Layer, list[Block]]"
+
+
+class MeanGradient(NamedTuple):
+    """The gradient of the mean cross-entropy with respect to each block, and the mean cross-entropy itself."""
+
+    blocks: dict[Layer, list[tuple[Block, torch.Tensor]]]
+    loss: float
+
+
+def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
+    """Return the weights of q, k and v of some layers; biases and the output projection are none of them."""
+    found: Blocks = {layer: [] for layer in layers}
+    for name, tensor in job.model.library_state().items():
+        place = locate(job.family, name)
+        if place.heads is None or place.layer is None or place.heads.role != Role.INPUT:
+            continue
+        if (key := (place.tower, place.layer)) in found:
+            found[key].append(Block(cast("nn.Parameter", tensor), place.heads))
+    return found
+
+
+def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
+    """Return each sample's cross-entropy (B,), in single precision at least.
+
+    Raises:
+        DataError: If the samples have no labels.
+    """
+    if samples.labels is None:
+        raise DataError("scoring by gradients needs labelled data")
+    return losses_of(model(samples.inputs).unsqueeze(0), samples.labels).squeeze(0)
+
+
+def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return cross-entropies (k, B) of k variants' logits (k, B, C), in single precision at least."""
+    logits = logits.to(at_least_single(logits.dtype))
+    each = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
+    found: torch.Tensor = each.unflatten(0, (len(logits), -1))
+    return found
+
+
+def mean_loss(job: ScoreJob) -> float:
+    """Return the mean cross-entropy of all samples.
+
+    Raises:
+        DataError: If it is not finite, or samples have no labels.
+    """
+    # not inference mode: what a library keeps for later passes must allow gradients
+    with torch.no_grad():
+        own = [sample_losses(job.model, samples).double() for samples in job.id_data]
+    return checked_loss(torch.cat(job.team.in_order(own)).mean().item())
+
+
+def batch_gradients(
+    job: ScoreJob, weights: Sequence[nn.Parameter]
+) -> Iterator[tuple[tuple[torch.Tensor, ...], torch.Tensor]]:
+    """Yield for each of this process's batches the gradients of its summed cross-entropy, and its losses (B,)."""
+    for parameter in job.model.parameters():
+        parameter.requires_grad = False
+    for weight in weights:
+        weight.requires_grad_()
+    for samples in job.id_data:
+        with torch.enable_grad():
+            losses = sample_losses(job.model, samples)
+            gradients = torch.autograd.grad(losses.sum(), weights)
+        yield gradients, losses.detach()
+
+
+def mean_gradient(job: ScoreJob, blocks: Mapping[Layer, Sequence[Block]]) -> MeanGradient:
+    """Return the gradient of the mean cross-entropy of all samples with respect to some weights.
+
+    A batch's gradient is added to the sum before the next is computed, in single precision at least: in memory are two
+    gradients of these weights, one more than autograd needs to add them up itself. The order of adding is the data's, so
+    the number of processes changes no bit.
+
+    Raises:
+        DataError: If it is not finite, or samples have no labels.
+    """
+    weights = [block.weight for own in blocks.values() for block in own]
+
+    def own_batches() -> Iterator[list[torch.Tensor]]:
+        for gradients, losses in batch_gradients(job, weights):
+            count = torch.tensor(len(losses), device=losses.device)
+            yield [*(g.to(at_least_single(g.dtype)) for g in gradients), losses.double().sum(), count]
+
+    *sums, loss, count = job.team.added(own_batches())
+    if not all(g.isfinite().all() for g in sums):
+        raise not_finite("gradients")
+    means = iter([g / count for g in sums])
+    return MeanGradient(
+        {layer: [(block, next(means)) for block in own] for layer, own in blocks.items()},
+        checked_loss((loss / count).item()),
+    )
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute losses and sums in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def checked_loss(loss: float) -> float:
+    """Return a loss.
+
+    Raises:
+        DataError: If it is not finite.
+    """
+    if not torch.tensor(loss).isfinite():
+        raise not_finite("losses")
+    return loss
+
+
+def not_finite(what: str) -> DataError:
+    """Return the error that something of a pass is not finite."""
+    return DataError(f"the {what} are not finite; is the model trained, and is its input normalised?")

@@ -1,0 +1,158 @@
+"""HeadMap's locating step as a way to prune (Wang et al., ICLR 2025): the heads that hurt most when they are masked.
+
+Axes: K heads of a layer, B samples of a batch, C classes, N inputs of a tower, F features.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from hydractl.families.inputs import map_inputs
+from hydractl.scoring.circuit_memory import Room
+from hydractl.scoring.circuit_tower import Entered, without
+from hydractl.scoring.gradient_settings import HeadmapSettings
+from hydractl.scoring.gradients import losses_of, not_finite, sample_losses
+from hydractl.scoring.job import Ranking, Samples, ScoreJob
+from hydractl.scoring.surgery import heads_left, keep_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hydractl.families.tower import Stream, Tower
+    from hydractl.progress import Progress
+
+
+def score_headmap(job: ScoreJob, progress: Progress) -> Ranking:
+    """Locate in each layer the `keep` heads whose masking raises the loss most, while all located before are masked too.
+
+    On the `samples` samples of the lowest loss under the whole model (of equal ones the first): C = {}; layer by layer from
+    the first, tower by tower, for each head h: loss_h = mean cross-entropy with all of C and h masked; C takes the `keep`
+    heads of largest loss, of equal ones the higher, since the lower go first everywhere.
+
+    A score is loss_h − loss with C alone masked, so in each layer the `keep` highest are those located, and `prune --keep n
+    --per-layer` keeps exactly C. Within a layer scores can be compared; across layers each stands on what was masked before:
+    the deeper, the more of the model is gone.
+
+    Cost: one pass over all data; then for each layer a pass from this layer on over the samples for every head, where a
+    head's own term is subtracted from the attention output. In memory are the samples and the stream that enters the layer.
+
+    Raises:
+        DataError: If a loss is not finite, or there are no labels.
+    """
+    tables: dict[str, list[list[float]]] = {name: [] for name in job.scored}
+    with torch.no_grad():
+        chosen = easiest(job, job.set_for(HeadmapSettings).samples)
+        layers = ((name, row) for name in job.scored for row in _located(job, name, chosen))
+        for name, row in progress.track(
+            layers, label="Scoring layers", total=sum(t.layers for t in job.scored.values())
+        ):
+            tables[name].append(row)
+    return Ranking(scores=tables)
+
+
+def easiest(job: ScoreJob, count: int) -> list[Samples | None]:
+    """Return of each of this process's batches the samples that are among the `count` of the lowest loss of all data.
+
+    A batch is cut, not mixed with others, so the number of processes changes nothing. None where no sample was chosen; all
+    samples if there are no more than `count`. Of equal losses the first in the order of the data.
+    """
+    own = [sample_losses(job.model, samples).double() for samples in job.id_data]
+    losses = job.team.in_order(own)
+    every = torch.cat(losses)
+    if not every.isfinite().all():
+        raise not_finite("losses")
+    chosen = torch.zeros(len(every), dtype=torch.bool)
+    chosen[every.sort(stable=True).indices[:count]] = True
+    masks = chosen.split([len(x) for x in losses])[job.team.rank :: job.team.world]
+    return [_cut(samples, mask) for samples, mask in zip(job.id_data, masks, strict=True)]
+
+
+def _cut(samples: Samples, mask: torch.Tensor) -> Samples | None:
+    if samples.labels is None or not mask.any():
+        return None
+    rows = mask.nonzero().squeeze(1).to(samples.labels.device)
+    return Samples(map_inputs(lambda x: x[rows], samples.inputs), samples.labels[rows])
+
+
+class _Held(NamedTuple):
+    """A batch on its way through a tower: its labels (B,), and the other towers' outputs (1, N, F)."""
+
+    labels: torch.Tensor
+    others: dict[str, torch.Tensor]
+
+
+def _located(job: ScoreJob, name: str, chosen: Sequence[Samples | None]) -> Iterator[list[float]]:
+    """Yield the scores of each layer of a tower, and leave the tower without the heads located."""
+    tower, heads = job.model.tower(name), job.scored[name].num_heads
+    room = Room(job.model.device, job.max_memory, keeps=False)
+    held, streams = _entering(job, name, chosen)
+    for layer in range(job.scored[name].layers):
+        outputs: dict[int, torch.Tensor] = {}
+        losses = []
+        for found, stream in zip(held, streams, strict=True):
+            if found is None or stream is None:
+                losses.append(torch.zeros(1 + heads, 0, dtype=torch.float64))
+                continue
+            if id(stream) not in outputs:  # of a tower that is always asked the same there is one stream
+                outputs = {id(stream): _without_each(tower, layer, stream, room)}
+            logits = job.model.answer(found.others | {name: outputs[id(stream)]})
+            losses.append(losses_of(logits, found.labels).double())
+        means = torch.cat(job.team.in_order(losses), dim=1).mean(dim=1)
+        if not means.isfinite().all():
+            raise not_finite("losses")
+        scores = (means[1:] - means[0]).tolist()
+        yield scores
+        order = sorted(heads_left(tower, layer), key=lambda head: (scores[head], head))
+        keep_heads(tower, layer, order[: max(0, heads - job.keep)])
+        streams = _advanced(tower, layer, streams)
+
+
+def _entering(
+    job: ScoreJob, name: str, chosen: Sequence[Samples | None]
+) -> tuple[list[_Held | None], list[Stream | None]]:
+    """Return each batch's other towers' outputs and the stream that enters the tower's first block."""
+    fixed: dict[str, torch.Tensor] = {}
+    shared: Stream | None = None
+    held: list[_Held | None] = []
+    streams: list[Stream | None] = []
+    for samples in chosen:
+        if samples is None or samples.labels is None:
+            held.append(None)
+            streams.append(None)
+            continue
+        routed = job.model.routed(samples.inputs)
+        others = {}
+        for other, asked in routed.items():
+            if other == name:
+                continue
+            others[other] = fixed[other] if other in fixed else job.model.tower(other)(asked).unsqueeze(0)
+            if other in job.model.answer.fixed:
+                fixed[other] = others[other]
+        if shared is None or name not in job.model.answer.fixed:
+            shared = job.model.tower(name).embed(routed[name])
+        held.append(_Held(samples.labels, others))
+        streams.append(shared)
+    return held, streams
+
+
+def _without_each(tower: Tower, layer: int, stream: Stream, room: Room) -> torch.Tensor:
+    """Return the tower's outputs (1 + K, N, F): as it is, and without each head of a layer."""
+    block, queries = tower.layers()[layer], tower.queries(layer)
+    z = block.heads(stream, queries)
+    y = block.project(z)
+    if queries is not None:
+        stream = stream.with_tokens(stream.tokens[:, queries])
+    whole = tower.resume(block.join(stream, y), layer + 1).unsqueeze(0)
+    heads = range(block.attn.groups()[0].heads)
+    return torch.cat([whole, *without(tower, layer, Entered(block, stream, z, y), heads, room)])
+
+
+def _advanced(tower: Tower, layer: int, streams: Sequence[Stream | None]) -> list[Stream | None]:
+    """Return the streams that leave a layer; equal ones stay one."""
+    block, done = tower.layers()[layer], {}
+    for stream in streams:
+        if stream is not None and id(stream) not in done:
+            done[id(stream)] = block.run(stream, tower.queries(layer))
+    return [None if stream is None else done[id(stream)] for stream in streams]

@@ -1,0 +1,74 @@
+"""Scores of layers and towers made comparable. Pure functions of tables: for each tower rows of scores, one a layer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hydractl.progress import Progress
+    from hydractl.scoring.job import ScoreJob
+
+Tables: TypeAlias = "Mapping[str, Sequence[Sequence[float]]]"
+
+TINY = 1e-20
+"""Added to what scores are divided by, so that a layer whose scores are all zero keeps them (Michel's own code)."""
+
+
+def normalized(tables: Tables, how: str) -> dict[str, list[list[float]]]:
+    """Return scores divided by a positive number, which leaves the order within a layer as it is.
+
+    Args:
+        tables: Scores of any sign, finite; rows may differ in length and may be empty.
+        how: `none`: as they are. `layer`: by the ℓ2 norm of the layer's scores (Michel et al. 2019; Molchanov et al.
+            2017), so that each layer weighs the same. `tower`: by the root mean square of the tower's scores, so that
+            towers whose gradients differ in scale can be compared, and layers as before.
+
+    Raises:
+        ValueError: If `how` is none of these.
+    """
+    if how == "none":
+        return {tower: [list(row) for row in rows] for tower, rows in tables.items()}
+    if how == "layer":
+        return {tower: [_divided(row, math.hypot(*row)) for row in rows] for tower, rows in tables.items()}
+    if how == "tower":
+        return {
+            tower: [
+                _divided(row, math.hypot(*(x for r in rows for x in r)) / _count(rows) ** 0.5) for row in rows
+            ]
+            for tower, rows in tables.items()
+        }
+    raise ValueError(f"no such normalisation: {how}")
+
+
+def min_max(tables: Tables) -> dict[str, list[list[float]]]:
+    """Return scores moved and stretched to [0, 1] over all heads of all towers; equal ones become 0."""
+    scores = [x for rows in tables.values() for row in rows for x in row]
+    low, span = min(scores, default=0.0), max(scores, default=0.0) - min(scores, default=0.0)
+    return {
+        tower: [[(x - low) / span if span else 0.0 for x in row] for row in rows]
+        for tower, rows in tables.items()
+    }
+
+
+def warn_of_unlike_towers(job: ScoreJob, how: str, progress: Progress) -> None:
+    """Say that scores of two towers cannot be compared as they are.
+
+    Gradients and weights of CLIP's two encoders differ in scale by far, which is why the paper prunes the vision encoder
+    only (Hydra Ensembles, Fig. 7).
+    """
+    if len(job.scored) > 1 and how == "none":
+        progress.warn(
+            f"the scores of {' and '.join(job.scored)} differ in scale, and `prune` compares them: add "
+            "`--normalize tower`, or score one with `--towers vision`"
+        )
+
+
+def _divided(row: Sequence[float], by: float) -> list[float]:
+    return [x / (by + TINY) for x in row]
+
+
+def _count(rows: Sequence[Sequence[float]]) -> int:
+    return max(1, sum(map(len, rows)))

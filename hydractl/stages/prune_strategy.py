@@ -1,0 +1,64 @@
+"""How members come about: the strategies by name, and what each of them takes. Importing it loads little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_CANDIDATES = 32
+
+
+class Strategy(StrEnum):
+    """Where several masks of one base come from."""
+
+    BEST = "best"
+    SAMPLE = "sample"
+    OBJECTIVES = "objectives"
+    CLUSTERS = "clusters"
+    RANDOM = "random"
+    DIVERSE = "diverse"
+
+
+class Diversity(StrEnum):
+    """What `diverse` maximises; see `hydractl.metrics.diversity`."""
+
+    MI = "mi"
+    DISAGREEMENT = "disagreement"
+    NONE = "none"
+    """Nothing: a control, in which the best draw is joined by the first ones that are good enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a strategy takes.
+
+    Attributes:
+        scores: How many scores files, at least and at most; None for any number.
+        pool: Whether a pool is needed; without need it has no effect.
+        many: Whether `--members` says how many.
+        per_layer: Whether layers can be given equally many heads.
+        budget: Whether a number of heads can be given.
+    """
+
+    scores: tuple[int, int | None] = (1, 1)
+    pool: bool = False
+    many: bool = True
+    per_layer: bool = False
+    budget: bool = True
+
+
+RULES: Mapping[Strategy, Rules] = MappingProxyType(
+    {
+        Strategy.BEST: Rules(many=False, per_layer=True),
+        Strategy.SAMPLE: Rules(pool=True),
+        Strategy.OBJECTIVES: Rules(scores=(2, None), many=False, per_layer=True),
+        Strategy.CLUSTERS: Rules(budget=False),
+        Strategy.RANDOM: Rules(scores=(0, 0), per_layer=True),
+        Strategy.DIVERSE: Rules(pool=True),
+    }
+)

@@ -1,0 +1,192 @@
+"""`torchrun -m hydractl score`: one voice, and when one process ends all do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hydractl.cli import output
+from hydractl.progress import counted
+from hydractl.runtime import one_thread
+from support.ranks import environment, launcher
+
+DIGITS = ("--data", "digits::classes=0-6", "--objective", "acc", "--device", "cpu", "--batch-size", "16")
+NOISE = ("Traceback", "  File", "RuntimeError", "gloo")
+"""What a process that fails on our account must not show; torchrun's own report comes after ours."""
+
+
+def start(world, *argv):
+    return subprocess.Popen(
+        [*launcher(world), "-m", "hydractl", "score", "base.st", *map(str, argv)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def ended(process):
+    """Return standard output, and what the ranks said of what stands on standard error before torchrun's report."""
+    out, err = process.communicate(timeout=120)
+    lines = [line for line in err.splitlines() if line]
+    report = [i for i, line in enumerate(lines) if line.startswith(("Traceback", "W1", "E1", "W0", "E0"))]
+    own = lines[: report[0]] if report else lines
+    # torchrun reports from the first signal on, and ranks may speak after it
+    own += [
+        line for line in lines[len(own) :] if line.startswith(("rank ", "error:", "interrupted", "hint:"))
+    ]
+    return out, own
+
+
+def rank_of(child):
+    """Return a process's rank, None if it is none of ours."""
+    try:
+        told = Path(f"/proc/{child}/environ").read_text().split("\0")
+    except OSError:
+        return None
+    return next((int(entry[5:]) for entry in told if entry.startswith("RANK=")), None)
+
+
+def ranks(process):
+    """Return the process id of each rank."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return {rank: int(child) for child in listed if (rank := rank_of(child)) is not None}
+
+
+def wait_for_removals(process, journal, count):
+    end = time.monotonic() + 120
+    while not (journal.exists() and len(journal.read_text().splitlines()) > count):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+
+
+def check_one_voice(said, *messages):
+    """Exactly one of the ranks has said why they ended, and how it happened stays inside."""
+    spoken = [line for line in said if line.startswith(("rank ", "error", "interrupted"))]
+    assert len(spoken) == 1
+    assert spoken[0] in messages
+    assert not any(noise in line for line in said for noise in NOISE)
+
+
+@needs_proc
+def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work):
+    options = (*DIGITS, "--remove", "7")
+    journal = Path("new.json.journal")
+    lost = "error: another process of this run has ended"
+
+    def cut_off(world, removals, signalled):
+        """Start, send a signal to a rank or to the launcher, and return what was said."""
+        process = start(world, *options, "-o", "new.json")
+        wait_for_removals(process, journal, removals)
+        alive = ranks(process)
+        number, whom = signalled
+        os.kill(process.pid if whom is None else alive[whom], number)
+        out, said = ended(process)
+        assert process.returncode != 0
+        assert not any(Path(f"/proc/{child}").exists() for child in alive.values())
+        assert out == ""
+        assert [path.name for path in Path().glob("new.json*")] == [journal.name]
+        assert journal.read_text().endswith("}\n")
+        return said
+
+    # one that waits for the dead notices it; one that computes is told to end before
+    check_one_voice(cut_off(2, 1, (signal.SIGKILL, 1)), "interrupted", lost)
+    found = len(journal.read_text().splitlines()) - 1
+    said = cut_off(3, found + 1, (signal.SIGKILL, 0))
+    assert said[0] == f"Going on after {counted(found, 'removal')} of an interrupted run"
+    check_one_voice(said, f"rank 1: {lost}", f"rank 2: {lost}")
+    found = len(journal.read_text().splitlines()) - 1
+    check_one_voice(cut_off(2, found + 1, (signal.SIGINT, None)), "interrupted")
+    with one_thread():
+        call("score", "base.st", *options, "-o", "new.json")
+        call("score", "base.st", *options, "-o", "whole.json")
+
+    assert Path("new.json").read_bytes() == Path("whole.json").read_bytes()
+    assert not journal.exists()
+
+
+def test_an_error_in_one_share_is_said_once_by_its_rank(work):
+    for c in range(7):
+        for i in range(2):
+            path = Path(f"images/{c}/{i}.png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), 30 * c + i).save(path)
+    corrupt = Path("images/3/1.png")  # the eighth: rank 1's
+    corrupt.write_bytes(corrupt.read_bytes()[:50])
+    began = time.monotonic()
+
+    process = start(2, "--data", "images", "--method", "taylor", "--device", "cpu", "-o", "new.json")
+    out, said = ended(process)
+
+    assert time.monotonic() - began < 100
+    assert out == ""
+    assert said == [
+        "rank 1: error: images/3/1.png: is not an image that can be decoded",
+        "hint: replace or remove the file",
+    ]
+    assert not list(Path().glob("new.json*"))
+
+
+def test_one_process_speaks(work):
+    out, said = ended(start(2, "--method", "magnitude", "--json", "-o", "new.json"))
+
+    assert json.loads(out)["path"] == "new.json"
+    assert said == []
+    assert Path("new.json").exists()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("score", "base.st", "--objective", "auc", "-o", "new.json"),
+        ("score", "base.st", "--method", "nope", "-o", "new.json"),
+        ("eval", "base.st", "--data", "digits"),
+    ],
+)
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_usage_error_is_the_leaders_to_say(call, work, monkeypatch, argv, rank):
+    def ended_by_the_launcher(_seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(output.time, "sleep", ended_by_the_launcher)
+
+    seen = call(*argv)
+
+    assert seen.code == 2
+    assert bool(seen.err) == (rank == "0")
+
+
+def test_a_usage_error_of_one_rank_alone_is_said(call, work, monkeypatch):
+    slept = []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(output.time, "sleep", slept.append)
+
+    seen = call("eval", "base.st", "--data", "digits")
+
+    assert seen.err.startswith("rank 1: error: `eval` runs in one process, not in 2")
+    assert "`finetune` and `score` take it" in seen.err
+    assert len(slept) == 1
+
+
+def test_several_processes_cannot_share_standard_input(call, work, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    seen = call("score", "-", "--method", "magnitude", "-o", "new.json")
+
+    assert seen.code == 2
+    assert "several processes cannot share standard input" in seen.err

@@ -1,0 +1,91 @@
+"""Jobs for circuit extraction on tiny models, ours and the library's, in float64."""
+
+from __future__ import annotations
+
+import torch
+
+from hydractl.families.inputs import cut_batch, map_inputs
+from hydractl.scoring.job import Forgetful, Samples, ScoreJob
+from support.variants import VARIANTS
+
+DOUBLE = torch.float64
+
+
+CLASSES = 7
+
+
+def named(name):
+    """Return a variant by what its test is called."""
+    return next(v for v in VARIANTS if str(v) == name)
+
+
+def asked(sample, count, seed):
+    """Return inputs without what names a zero-shot model's classes."""
+    inputs = sample.inputs(batch=count, seed=seed, dtype=DOUBLE)
+    return inputs["pixel_values"] if sample.header.prompting else inputs
+
+
+def prompts(sample):
+    inputs = sample.inputs(batch=CLASSES, seed=5)
+    return {name: x for name, x in inputs.items() if name != "pixel_values"}
+
+
+def library_for(sample):
+    """Return the library's own model; a zero-shot one compares with the same prompts as ours."""
+    library = sample.library(DOUBLE)
+    if sample.header.prompting:
+        library.texts = prompts(sample)
+    return library
+
+
+def model_for(sample):
+    model = sample.model(DOUBLE)
+    if sample.header.prompting:
+        model.answer.ask(prompts(sample), templates=1)
+    return model
+
+
+def data_for(sample, *, count=40, others=30):
+    """Return images, labels and OOD images in float64."""
+    return (
+        asked(sample, count, 1),
+        torch.randint(0, CLASSES, (count,), generator=torch.Generator().manual_seed(2)),
+        map_inputs(lambda x: 2 * x if x.is_floating_point() else x, asked(sample, others, 3)),
+    )
+
+
+def job_for(sample, data, **changes):
+    images, labels, others = data
+    return ScoreJob(
+        model=model_for(sample),
+        family=sample.family,
+        architecture=sample.header.architecture,
+        id_data=[Samples(x, y) for x, y in zip(cut_batch(images, 16), labels.split(16), strict=True)],
+        ood_data=[Samples(x, None) for x in cut_batch(others, 16)],
+        **changes,
+    )
+
+
+def removed(ranking):
+    """Return the heads that went, in order."""
+    return [(r.tower, r.layer, r.head) for r in ranking.removals]
+
+
+class Interrupted(Forgetful):
+    """A log whose owner is interrupted after some removals; `resumed` is the next run's."""
+
+    def __init__(self, done=(), baseline=None, memory=None, *, after=10**9):
+        self.done, self.baseline, self.memory, self.after = tuple(done), baseline, memory or {}, after
+        self.seen = []
+
+    def begin(self, baseline):
+        self.baseline = baseline
+
+    def record(self, removal, memory=None):
+        self.seen.append(removal)
+        self.latest = memory or {}
+        if len(self.seen) == self.after:
+            raise KeyboardInterrupt
+
+    def resumed(self):
+        return Interrupted((*self.done, *self.seen), self.baseline, self.latest)

@@ -1,0 +1,144 @@
+"""Scoring jobs on tiny models: any variant, labelled data, several processes as threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hydractl.families.inputs import cut_batch
+from hydractl.scoring.job import Alone, Samples, ScoreJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from hydractl.families.inputs import Inputs
+    from hydractl.families.tower import Model
+    from hydractl.manifest import Removal
+    from hydractl.scoring.job import Ranking
+    from support.builders import Sample
+
+DOUBLE = torch.float64
+CLASSES = 7
+
+
+def prompts(sample: Sample) -> dict[str, torch.Tensor]:
+    """Return a zero-shot model's texts, one a class."""
+    return {n: x for n, x in sample.inputs(batch=CLASSES, seed=5).items() if n != "pixel_values"}
+
+
+def library_for(sample: Sample) -> nn.Module:
+    """Return the library's own model in float64; a zero-shot one compares with the same prompts as ours."""
+    library = sample.library(DOUBLE)
+    if sample.header.prompting:
+        library.texts = prompts(sample)
+    return library
+
+
+def model_for(sample: Sample) -> Model:
+    """Return our model in float64."""
+    model = sample.model(DOUBLE)
+    if sample.header.prompting:
+        model.answer.ask(prompts(sample), templates=1)
+    return model
+
+
+def labelled(sample: Sample, count: int) -> tuple[Inputs, torch.Tensor]:
+    """Return inputs (without what names a zero-shot model's classes) and labels."""
+    inputs = sample.inputs(batch=count, seed=1, dtype=DOUBLE)
+    labels = torch.randint(0, CLASSES, (count,), generator=torch.Generator().manual_seed(2))
+    return inputs["pixel_values"] if sample.header.prompting else inputs, labels
+
+
+def job_for(
+    sample: Sample,
+    data: tuple[Inputs, torch.Tensor] | None = None,
+    *,
+    batch: int = 4,
+    count: int = 10,
+    **changes: Any,
+) -> ScoreJob:
+    """Return a job on `count` labelled samples, or on the given inputs and labels."""
+    inputs, labels = data or labelled(sample, count)
+    batches = [Samples(x, y) for x, y in zip(cut_batch(inputs, batch), labels.split(batch), strict=True)]
+    team = changes.get("team", Alone())
+    return ScoreJob(
+        model=model_for(sample),
+        family=sample.family,
+        architecture=sample.header.architecture,
+        id_data=batches[team.rank :: team.world],
+        **changes,
+    )
+
+
+def changed(sample: Sample, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Sample:
+    """Return a sample with other tensors."""
+    return type(sample)(sample.header, {name: change(name, x) for name, x in sample.state.items()})
+
+
+class Killed:
+    """A log whose owner is killed after some removals."""
+
+    def __init__(self, done: Sequence[Removal] = (), baseline: float | None = None, *, after: int = 10**9):
+        self.done, self.baseline, self.after = tuple(done), baseline, after
+        self.seen: list[Removal] = list(done)
+
+    def begin(self, baseline: float) -> None:
+        self.baseline = baseline
+
+    def record(self, removal: Removal) -> None:
+        if len(self.seen) == self.after:
+            raise KeyboardInterrupt
+        self.seen.append(removal)
+
+
+def together(world: int, score: Callable[[Any], Ranking]) -> list[Ranking]:
+    """Return what `score` answers to each of several teams, run side by side."""
+    meeting = threading.Barrier(world)
+    table: list[Any] = [None] * world
+    found: list[Any] = [None] * world
+
+    def work(rank: int) -> None:
+        try:
+            found[rank] = score(_Thread(rank, world, table, meeting))
+        except BaseException:
+            meeting.abort()
+            raise
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+class _Thread:
+    """One process's `Team`, a thread here."""
+
+    leads = True
+
+    def __init__(self, rank: int, world: int, table: list[Any], meeting: threading.Barrier) -> None:
+        self.rank, self.world, self._table, self._meeting = rank, world, table, meeting
+
+    def in_order(self, own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self._table[self.rank] = list(own)
+        self._meeting.wait(60)
+        shares = list(self._table)
+        self._meeting.wait(60)
+        count = sum(map(len, shares))
+        return [shares[i % self.world][i // self.world].cpu() for i in range(count)]
+
+    def added(self, own: Any) -> list[torch.Tensor]:
+        self._table[self.rank] = [[x.clone() for x in tensors] for tensors in own]
+        self._meeting.wait(60)
+        shares = list(self._table)
+        self._meeting.wait(60)
+        count = sum(map(len, shares))
+        return Alone().added([shares[i % self.world][i // self.world] for i in range(count)])
+
+    def told(self, text: str) -> str:
+        return text

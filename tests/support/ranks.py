@@ -1,0 +1,54 @@
+"""Several processes that a launcher starts, and one run of several scorings in each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hydractl
+
+ROOT = Path(hydractl.__file__).parents[1]
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """Return what processes see: one thread each, and nothing of the user's settings."""
+    kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR"}}
+    return {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", **settings}
+
+
+def launcher(world: int) -> list[str]:
+    """Return the words that start `world` processes, or one without a launcher."""
+    if world == 1:
+        return [sys.executable]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+
+
+def score_all(world: int, jobs: Path, out: Path) -> None:
+    """Do the scorings that a JSON file lists, each into a file of `out` named as it is; see `main`."""
+    command = [*launcher(world), "-m", "support.ranks", str(jobs), str(out)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def main(jobs: str, out: str) -> None:
+    """Do each scoring, and write down how it was refused if it was."""
+    from hydractl.errors import UsageError
+    from hydractl.heads.select import Budget
+    from hydractl.stages.score import run_score
+    from hydractl.stages.score_config import ScoreConfig
+
+    for name, settings in json.loads(Path(jobs).read_text()).items():
+        budget = Budget(**settings.pop("budget"))
+        try:
+            run_score(ScoreConfig(**settings, budget=budget, out=Path(out) / f"{name}.json"))
+        except UsageError as error:
+            (Path(out) / f"{name}.refused").write_text(error.message)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
