@@ -1,0 +1,156 @@
+"""What a second process brings to circuit scoring, one thread each, and whether the scores stay the same to the last byte.
+
+Interleaved: each repetition scores once with one process and once with several, and figures are medians of the ratios
+within a repetition. Three clocks are read. `command` is what a user waits, with starting Python and torch. `scoring` is
+the stage alone: model, data and every removal. `work` is the processor time of the busiest process: on an idle machine
+it is `scoring`, and on a busy one it still says how the work was shared, while the other two say how much of the machine
+was left for it. That share is printed; ratios of waiting times from a machine that was not idle are no measure of anything.
+
+    python benchmarks/scaling.py [--repeats 5] [--processes 2] [--samples 512] [--remove 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = "arch:vit_tiny_patch16_224::img_size=32,patch_size=4,in_chans=1,embed_dim=96,depth=6,num_heads=6,num_classes=10"
+IDLE = 0.9
+"""From this share of a processor on, a process that computes all the time was left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Seconds of one run.
+
+    Attributes:
+        command: From its start to its end.
+        scoring: Of the stage, in rank 0.
+        work: Processor time of the stage in the process that had most.
+        share: Processor time over time of the stage, of the process that had most.
+        file: What was written.
+    """
+
+    command: float
+    scoring: float
+    work: float
+    share: float
+    file: bytes
+
+
+def main() -> int:
+    """Measure, print both sides, and return 1 if the files differ."""
+    options = parsed()
+    if options.worker:
+        work(options)
+        return 0
+    sides: dict[int, list[Run]] = {1: [], options.processes: []}
+    print(f"{MODEL}\n{options.samples} images in batches of {options.batch_size}, {options.remove} removals")
+    print(
+        f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.2f} before we began, one thread a process\n"
+    )
+    for _ in range(options.repeats):
+        for world, runs in sides.items():
+            runs.append(measured(world, options))
+    for world, runs in sides.items():
+        print(
+            f"{world} process{'es' if world > 1 else '  '}  command {middle([r.command for r in runs]):7.2f} s   "
+            f"scoring {middle([r.scoring for r in runs]):7.2f} s   work {middle([r.work for r in runs]):7.2f} s   "
+            f"share of a processor {middle([r.share for r in runs]):4.2f}"
+        )
+    one, several = sides[1], sides[options.processes]
+    for clock in ("command", "scoring", "work"):
+        ratios = sorted(getattr(a, clock) / getattr(b, clock) for a, b in zip(one, several, strict=True))
+        print(
+            f"{clock:8s} 1 / {options.processes}: {middle(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+    share = min(middle([r.share for r in runs]) for runs in sides.values())
+    if share < IDLE:
+        print(
+            f"The machine was busy: processes got {share:.0%} of a processor. Only `work` says something of the tool"
+        )
+    same = len({run.file for runs in sides.values() for run in runs}) == 1
+    print("The files are the same to the last byte" if same else "THE FILES DIFFER")
+    return 0 if same else 1
+
+
+def parsed() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--remove", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def measured(world: int, options: argparse.Namespace) -> Run:
+    """Score once with so many processes."""
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *launcher, __file__, "--worker", folder]
+        for name in ("samples", "remove", "batch_size"):
+            command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+        began = time.perf_counter()
+        subprocess.run(
+            command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, check=True
+        )
+        took = time.perf_counter() - began
+        ranks = [json.loads((Path(folder) / f"{rank}.times").read_text()) for rank in range(world)]
+        return Run(
+            command=took,
+            scoring=ranks[0]["scoring"],
+            work=max(rank["work"] for rank in ranks),
+            share=max(rank["work"] / rank["scoring"] for rank in ranks),
+            file=(Path(folder) / "scores.json").read_bytes(),
+        )
+
+
+def work(options: argparse.Namespace) -> None:
+    """Be one of the processes: score, and write down how long it took."""
+    from hydractl.heads.select import Budget
+    from hydractl.runtime import rank
+    from hydractl.stages.score import run_score
+    from hydractl.stages.score_config import ScoreConfig
+
+    config = ScoreConfig(
+        model=MODEL,
+        out=options.worker / "scores.json",
+        data=f"digits::limit={options.samples}",
+        given={"objective": "acc"},
+        budget=Budget(remove=options.remove),
+        batch_size=options.batch_size,
+        device="cpu",
+    )
+    began, worked = time.perf_counter(), time.process_time()
+    run_score(config)
+    times = {"scoring": time.perf_counter() - began, "work": time.process_time() - worked}
+    (options.worker / f"{rank()}.times").write_text(json.dumps(times))
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median."""
+    return statistics.median(values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

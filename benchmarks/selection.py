@@ -1,0 +1,371 @@
+"""Every way to choose heads, side by side: the digits demo's base at 75, 50 and 25 % of its heads, without and with fine-tuning.
+
+The counterpart of the paper's Figures 5 and 6 (appendix B.3). Per seed a base is trained as `hydractl demo` does; each method
+scores it on the same data (circuits on the validation split and digit 9, gradients on 256 training images, what trains on the
+training split), the best mask of each budget is pruned, measured on the test split against four OOD sets, fine-tuned as the
+demo does, and measured again. Random choices are the mean of several draws. Seconds are those of `score` alone, for one
+budget, on one thread. Writes a table, every number and a figure.
+
+    python benchmarks/selection.py [--seeds 0 1 2] [--epochs 20] [--out benchmarks/results]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.cli.app import main as hydractl
+from hydractl.cli.demo_digits import DIGITS
+from hydractl.manifest import HeadMask, HeadScores, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+KEPT = (0.75, 0.5, 0.25)
+DRAWS = 5
+METRICS = {"Acc": "accuracy", "NLL": "nll", "ECE": "ece", "AUROC": "auroc"}
+PERCENT = ("Acc", "AUROC")
+DENSE = "all heads"
+CALIBRATION = ("--data", DIGITS.train, "--limit", "256")
+VALIDATION = ("--data", DIGITS.val)
+OOD = ("--ood", DIGITS.ood_val)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to score heads.
+
+    Attributes:
+        name: In tables.
+        options: Of `score`.
+        once: Whether one run, made for the smallest budget, serves all budgets.
+        per_layer: Whether each layer keeps equally many heads, as the method is meant.
+        draws: How many seeds are averaged.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    once: bool = False
+    per_layer: bool = False
+    draws: int = 1
+
+
+def circuit(name: str, objective: str, *more: str) -> Choice:
+    """Return a greedy search."""
+    needs = () if objective in {"acc", "nll", "ece"} else OOD
+    options = ("--method", "circuit", "--objective", objective, *VALIDATION, *needs, *more)
+    return Choice(name=name, options=options, once=True)
+
+
+CHOICES = (
+    circuit("CircAcc", "acc"),
+    circuit("CircOOD", "ood"),
+    circuit("CircAvg", "avg"),
+    circuit("CircAvg lazy", "avg", "--search", "lazy"),
+    circuit("CircAvg racing", "avg", "--search", "racing"),
+    circuit("Circ nll", "nll"),
+    circuit("Circ ece", "ece"),
+    Choice(name="Taylor", options=("--method", "taylor", *CALIBRATION), per_layer=True),
+    Choice(name="Taylor global", options=("--method", "taylor", "--scope", "global", *CALIBRATION), once=True),
+    Choice(name="Michel", options=("--method", "michel", *CALIBRATION), once=True),
+    Choice(name="Michel batch", options=("--method", "michel", "--form", "batch", *CALIBRATION), once=True),
+    Choice(name="Michel 10 % a step", options=("--method", "michel", "--recompute", "5", *CALIBRATION), once=True),
+    Choice(name="HIES", options=("--method", "hies", "--data", DIGITS.train), once=True),
+    Choice(name="Greedy-Gnorm", options=("--method", "gnorm", *CALIBRATION), once=True),
+    Choice(name="HeadMap", options=("--method", "headmap", "--data", DIGITS.train), per_layer=True),
+    Choice(name="CAHP", options=("--method", "cahp", "--data", DIGITS.train)),
+    Choice(name="CAHP medoid", options=("--method", "cahp", "--representative", "medoid", "--data", DIGITS.train)),
+    Choice(name="L0", options=("--method", "l0", "--data", DIGITS.train), once=True),
+    Choice(name="DSP", options=("--method", "dsp", "--data", DIGITS.train)),
+    Choice(name="DSP STE", options=("--method", "dsp", "--estimator", "ste", "--data", DIGITS.train)),
+    Choice(name="Magnitude", options=("--method", "magnitude"), once=True),
+    Choice(name="Random", options=("--method", "random"), once=True, draws=DRAWS),
+)  # fmt: skip
+
+
+def main() -> int:
+    """Run everything, print the tables, and write them with a figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=20, help="of fine-tuning; 0 leaves it out")
+    parser.add_argument("--only", nargs="+", default=[c.name for c in CHOICES], metavar="NAME")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # the demo's matrices are tiny
+    chosen = [choice for choice in CHOICES if choice.name in options.only]
+    runs = []
+    for seed in options.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append(Bench(Path(folder), seed=seed, epochs=options.epochs).measure(chosen))
+    rows = averaged(runs)
+    text = written(rows, seeds=options.seeds, command=f"python {shlex.join(sys.argv)}")
+    print(text)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "selection.md").write_text(
+        text + "\n\n![Quality by heads kept](selection.png)\n", encoding="utf-8"
+    )
+    (options.out / "selection.json").write_text(
+        json.dumps(rows, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
+    draw(rows, options.out / "selection.png")
+    return 0
+
+
+Rows = dict[str, dict[str, dict[str, float]]]
+"""By stage and budget (`without 50 %`), then by choice: metrics, `heads` and `seconds`."""
+
+
+class Bench:
+    """One base and what is made of it."""
+
+    def __init__(self, folder: Path, *, seed: int, epochs: int) -> None:
+        self.folder, self.seed, self.epochs = folder, seed, epochs
+        self.base = folder / "base.st"
+        self.seconds: dict[str, float] = {}
+        run("finetune", DIGITS.architecture, "--data", DIGITS.train, "--val", DIGITS.val, *DIGITS.training,
+            "--seed", seed, "-o", self.base)  # fmt: skip
+        self.heads = HeadMask.model_validate(self._full()).towers
+
+    def _full(self) -> dict[str, object]:
+        run("score", self.base, "--method", "random", "-o", self.folder / "shape.json")
+        towers = HeadScores.read(self.folder / "shape.json").towers
+        return {
+            "towers": {
+                name: {
+                    "num_heads": len(t.scores[0]),
+                    "keep": tuple(tuple(range(len(row))) for row in t.scores),
+                }
+                for name, t in towers.items()
+            }
+        }
+
+    def measure(self, choices: Sequence[Choice]) -> Rows:
+        """Score, prune, measure, fine-tune, measure."""
+        members = {(c.name, kept): self.members(c, kept) for kept in KEPT for c in choices}
+        found: Rows = {}
+        for kept in KEPT:
+            ours = {c.name: members[c.name, kept] for c in choices}
+            found[f"without {kept:.0%}"] = self.evaluate({DENSE: [self.base]} | ours, f"without-{kept}")
+            if self.epochs:
+                tuned = {name: [self.tuned(path) for path in paths] for name, paths in ours.items()}
+                found[f"with {kept:.0%}"] = self.evaluate(
+                    {DENSE: [self.tuned(self.base)]} | tuned, f"with-{kept}"
+                )
+        return found
+
+    def members(self, choice: Choice, kept: float) -> list[Path]:
+        """Return the pruned models of one budget, one a draw."""
+        total = sum(t.num_heads * len(t.keep) for t in self.heads.values())
+        layers = sum(len(t.keep) for t in self.heads.values())
+        paths = []
+        for draw in range(choice.draws):
+            name = f"{CHOICES.index(choice)}-{draw}"
+            scores = self.folder / (f"{name}.json" if choice.once else f"{name}-{kept}.json")
+            if not scores.exists():
+                budget = ("--keep-fraction", min(KEPT) if choice.once else kept)
+                begun = time.perf_counter()
+                run(
+                    "score",
+                    self.base,
+                    *choice.options,
+                    *takes(choice, budget),
+                    "--seed",
+                    self.seed + draw,
+                    "-o",
+                    scores,
+                )
+                self.seconds[str(scores)] = time.perf_counter() - begun
+                print(f"  {choice.name}: scored in {self.seconds[str(scores)]:.1f} s", file=sys.stderr)
+            path = self.folder / f"{name}-{kept}.st"
+            per_layer = ("--keep", round(total * kept / layers), "--per-layer")
+            amount = per_layer if choice.per_layer else ("--keep-fraction", kept)
+            run("prune", self.base, "--scores", scores, *amount, "--no-verify", "-o", path)
+            self.seconds[str(path)] = self.seconds[str(scores)]
+            paths.append(path)
+        return paths
+
+    def tuned(self, path: Path) -> Path:
+        """Return a member after the demo's fine-tuning."""
+        out = path.with_name(f"{path.stem}-tuned.st")
+        if not out.exists():
+            options = [*DIGITS.fine_tuning]
+            options[options.index("--epochs") + 1] = str(self.epochs)
+            run(
+                "finetune",
+                path,
+                "--data",
+                DIGITS.train,
+                "--val",
+                DIGITS.val,
+                *options,
+                "--seed",
+                self.seed,
+                "-o",
+                out,
+            )
+        return out
+
+    def evaluate(self, models: Mapping[str, Sequence[Path]], name: str) -> dict[str, dict[str, float]]:
+        """Return each choice's metrics, averaged over its draws."""
+        flat = {f"{label} {i}": path for label, paths in models.items() for i, path in enumerate(paths)}
+        (first, path), *others = flat.items()
+        report = self.folder / f"{name}.report.json"
+        sets = [
+            w
+            for kind, refs in (("near", DIGITS.near), ("far", DIGITS.far))
+            for ref in refs
+            for w in (f"--{kind}", ref)
+        ]
+        run("eval", path, "--name", first, *(w for n, p in others for w in ("--compare", f"{n}={p}")),
+            "--data", DIGITS.test, *sets, "--no-latency", "--bootstrap", 0,
+            "--metrics", ",".join(METRICS.values()), "-o", report)  # fmt: skip
+        found = {row.name: row for row in Report.read(report).rows}
+        return {
+            label: {
+                column: statistics.mean(
+                    found[f"{label} {i}"].means["all"][metric] if metric == "auroc" else found[f"{label} {i}"].values[metric].value
+                    for i in range(len(paths))
+                )
+                for column, metric in METRICS.items()
+            }
+            | {"seconds": statistics.mean(self.seconds.get(str(p).replace("-tuned", ""), 0.0) for p in paths)}
+            for label, paths in models.items()
+        }  # fmt: skip
+
+
+def takes(choice: Choice, budget: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the budget for methods whose scores hang on it."""
+    free = ("magnitude", "random", "hies", "l0")
+    return () if choice.options[1] in free else budget
+
+
+def run(*arguments: object) -> None:
+    """Run one command line of hydractl quietly; its messages are shown if it fails."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = hydractl([*map(str, arguments), "-q"])
+    if code:
+        raise SystemExit(f"hydractl {shlex.join(map(str, arguments))}\n{said.getvalue()}")
+
+
+def averaged(runs: Sequence[Rows]) -> Rows:
+    """Return means over seeds, and the standard deviation of each as `± ...` where there are several."""
+    result: Rows = {}
+    for stage, choices in runs[0].items():
+        for name, columns in choices.items():
+            row = result.setdefault(stage, {}).setdefault(name, {})
+            for column in columns:
+                values = [run[stage][name][column] for run in runs]
+                row[column] = statistics.mean(values)
+                if len(values) > 1:
+                    row[f"± {column}"] = statistics.stdev(values)
+    return result
+
+
+def written(rows: Rows, *, seeds: Sequence[int], command: str) -> str:
+    """Return the tables as Markdown."""
+    lines = [
+        "# Ways to choose heads",
+        "",
+        f"Made by `{command}` on {platform.machine()}, one thread, torch {torch.__version__}.",
+        "",
+        f"Mean over {len(seeds)} base{'s' if len(seeds) > 1 else ''} (seeds {', '.join(map(str, seeds))})"
+        + ("; after ± the standard deviation between them." if len(seeds) > 1 else "."),
+        "Small-scale: a vision transformer of 0.3 M parameters and 48 heads, 257 test images. AUROC is the mean over two near and two far OOD sets.",
+    ]
+    for stage, choices in rows.items():
+        kind, budget = stage.split(" ", 1)
+        lines += ["", f"## {budget} of the heads kept, {kind} fine-tuning", ""]
+        lines += [f"| choice | {' | '.join(METRICS)} | seconds |", f"|---|{'---:|' * (len(METRICS) + 1)}"]
+        for name, row in choices.items():
+            cells = [cell(row, column) for column in METRICS]
+            lines.append(
+                f"| {name} | {' | '.join(cells)} | {row['seconds']:.1f} |"
+                if name != DENSE
+                else f"| {name} | {' | '.join(cells)} | |"
+            )
+    return "\n".join(lines)
+
+
+def cell(row: Mapping[str, float], column: str) -> str:
+    """Return one number as it is printed."""
+    scale, digits = (100, 1) if column in PERCENT else (1, 3)
+    spread = f" ± {scale * row[f'± {column}']:.{digits}f}" if f"± {column}" in row else ""
+    return f"{scale * row[column]:.{digits}f}{spread}"
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draw each metric by the share of heads kept, without and with fine-tuning."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    kinds = list(dict.fromkeys(stage.split(" ")[0] for stage in rows))
+    names = [name for name in rows[f"{kinds[0]} {KEPT[0]:.0%}"] if name != DENSE]
+    colours = [plt.get_cmap("tab20")(i % 20) for i in range(len(names))]
+    figure, axes = plt.subplots(
+        len(METRICS),
+        len(kinds),
+        figsize=(5.2 * len(kinds) + 2, 3.1 * len(METRICS)),
+        squeeze=False,
+        sharex=True,
+    )
+    for r, column in enumerate(METRICS):
+        for c, kind in enumerate(kinds):
+            axis = axes[r][c]
+            scale = 100 if column in PERCENT else 1
+            axis.axhline(
+                scale * rows[f"{kind} {KEPT[0]:.0%}"][DENSE][column],
+                color="black",
+                linestyle=":",
+                label=DENSE,
+            )
+            for i, name in enumerate(names):
+                values = [scale * rows[f"{kind} {kept:.0%}"][name][column] for kept in KEPT]
+                style = (
+                    {"linestyle": "--", "color": "grey"}
+                    if name in {"Random", "Magnitude"}
+                    else {"color": colours[i]}
+                )
+                marker = "osv^D<>Xp*h"[i % 11]
+                axis.plot(
+                    [100 * kept for kept in KEPT],
+                    values,
+                    marker=marker,
+                    markersize=4,
+                    linewidth=1.2,
+                    label=name,
+                    **style,
+                )
+            axis.set_ylabel(f"{column}, %" if column in PERCENT else column)
+            axis.grid(alpha=0.3)
+            if r == 0:
+                axis.set_title(f"{kind} fine-tuning")
+            if r == len(METRICS) - 1:
+                axis.set_xlabel("heads kept, %")
+                axis.set_xticks([100 * kept for kept in KEPT])
+                axis.invert_xaxis()
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="center right", fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1 - 1.9 / (5.2 * len(kinds) + 2), 1))
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

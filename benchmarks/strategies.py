@@ -1,0 +1,213 @@
+"""Does choosing diverse members beat drawing them? Hydras by each strategy of `prune`, on digits.
+
+For each seed a small vision transformer is trained on digits 0 to 6, its heads are scored by circuits (objectives acc, ood and
+avg; digit 9 is the OOD validation data), and hydras of three members are made by each strategy with equally many heads, each
+`--draws` times with other pruning seeds, whose numbers are averaged. Everything is measured on the TEST split, which no choice
+has seen: the OOD sets are digits 7 and 8, patches of photographs, and noise. `diverse` chooses on the validation split.
+Printed are means over the seeds, and differences of `diverse` and `sample`, paired by seed, with 95 % intervals of Student's t.
+
+Training is the only part that a seed shares among strategies, so seeds are independent and draws within a seed are not.
+
+    python benchmarks/strategies.py [--seeds 5] [--draws 2] [--epochs 40] [--candidates 32] [--finetune 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scipy import stats
+
+from hydractl.data.reference import DataRef
+from hydractl.heads.select import Budget
+from hydractl.stages.evaluate import run_eval
+from hydractl.stages.evaluate_config import EvalConfig
+from hydractl.stages.evaluate_refs import NamedData, NamedModels
+from hydractl.stages.finetune import run_finetune
+from hydractl.stages.finetune_work import FinetuneConfig
+from hydractl.stages.fuse import FuseConfig, run_fuse
+from hydractl.stages.prune import run_prune
+from hydractl.stages.prune_config import DiverseConfig, PruneConfig
+from hydractl.stages.prune_strategy import Diversity, Strategy
+from hydractl.stages.score import run_score
+from hydractl.stages.score_config import ScoreConfig
+from hydractl.training.recipes import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=48,depth=4,num_heads=6,num_classes=7"
+TRAIN, VAL, TEST = (f"digits::classes=0-6,split={split}" for split in ("train", "val", "test"))
+OOD_VAL = "digits::classes=9"
+NEAR = tuple(NamedData.parse(text) for text in ("7=digits::classes=7", "8=digits::classes=8"))
+FAR = tuple(NamedData.parse(text) for text in ("photos=photos::limit=300", "noise=noise::limit=300"))
+MEMBERS, REMOVED, POOL = 3, 8, 16
+OBJECTIVES = ("acc", "ood", "avg")
+SINGLE, SAMPLE = "single", "sample"
+DIVERSE = {f"diverse ({kind})": kind for kind in Diversity}
+COLUMNS = ("accuracy", "nll", "ece", "OOD auroc", "ID MI", "OOD MI")
+
+Numbers = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says."""
+
+    seeds: int
+    draws: int
+    epochs: int
+    candidates: int
+    finetune: int
+
+
+def main() -> None:
+    """Run every seed, and print the table and the differences."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--draws", type=int, default=2, help="pruning seeds for each training seed")
+    parser.add_argument("--epochs", type=int, default=40, help="of training the base")
+    parser.add_argument("--candidates", type=int, default=32)
+    parser.add_argument(
+        "--finetune", type=int, default=0, help="epochs of fine-tuning each member; 0 for none"
+    )
+    options = Options(**vars(parser.parse_args()))
+    found: list[Numbers] = []
+    for seed in range(options.seeds):
+        begun = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(one_seed(Path(folder), seed, options))
+        print(f"seed {seed}: {time.perf_counter() - begun:.0f} s", flush=True)
+    print_means(found, options)
+    if options.seeds > 1:
+        print_differences(found, ("random", "objectives", *DIVERSE), to=SAMPLE)
+        control = f"diverse ({Diversity.NONE})"
+        print_differences(found, [name for name in DIVERSE if name != control], to=control)
+
+
+def one_seed(folder: Path, seed: int, options: Options) -> Numbers:
+    """Train a base, make every hydra of it, and return each row's numbers."""
+    base = folder / "base.st"
+    train(ARCH, base, seed=seed, epochs=options.epochs, lr=1e-3)
+    scores = {name: folder / f"{name}.json" for name in OBJECTIVES}
+    for name, path in scores.items():
+        run_score(
+            ScoreConfig(
+                model=str(base), out=path, data=VAL, ood=None if name == "acc" else OOD_VAL,
+                given={"objective": name}, budget=Budget(remove=POOL),
+            )
+        )  # fmt: skip
+    several = {"scores": tuple(scores.values()), "strategy": Strategy.OBJECTIVES}
+    rows = [row("objectives", 0, hydra(base, folder, "objectives", several, seed, options))]
+    for draw in range(options.draws):
+        for name, given in drawn_strategies(scores["avg"], options).items():
+            made = hydra(base, folder, f"{name} {draw}", given, 1000 * seed + draw, options)
+            rows.append(row(name, draw, made))
+    report = run_eval(
+        EvalConfig(
+            model=str(base), name=f"{SINGLE} 0", data=DataRef.parse(TEST), near=NEAR, far=FAR, compare=tuple(rows), latency=False,
+            bootstrap=0,
+        )
+    )  # fmt: skip
+    measured: dict[str, list[dict[str, float]]] = {}
+    for found in report.document.rows:
+        values = {name: found.values[name].value for name in ("accuracy", "nll", "ece")}
+        values["ID MI"] = found.values["mutual_information"].value
+        values |= {
+            "OOD auroc": found.means["all"]["auroc"],
+            "OOD MI": found.means["all"]["mutual_information"],
+        }
+        measured.setdefault(found.name.rsplit(" ", 1)[0], []).append(values)
+    return {name: averaged(each) for name, each in measured.items()}
+
+
+def row(strategy: str, draw: int, path: str) -> NamedModels:
+    """Return the row of one hydra."""
+    return NamedModels(name=f"{strategy} {draw}", models=(path,))
+
+
+def drawn_strategies(scores: Path, options: Options) -> dict[str, dict[str, object]]:
+    """Return what `prune` is told for each strategy in which chance has a part."""
+    drawn: dict[str, object] = {"scores": (scores,), "members": MEMBERS, "pool": POOL}
+    found: dict[str, dict[str, object]] = {
+        "random": {"strategy": Strategy.RANDOM, "members": MEMBERS},
+        SAMPLE: {**drawn, "strategy": Strategy.SAMPLE},
+    }
+    for name, kind in DIVERSE.items():
+        asked = DiverseConfig(data=VAL, ood=OOD_VAL, candidates=options.candidates, diversity=kind)
+        found[name] = {**drawn, "strategy": Strategy.DIVERSE, "diverse": asked}
+    return found
+
+
+def hydra(
+    base: Path, folder: Path, name: str, given: Mapping[str, object], seed: int, options: Options
+) -> str:
+    """Prune, fine-tune if asked to, and fuse; return the hydra's path."""
+    stem = name.replace(" ", "-")
+    config = PruneConfig(
+        model=str(base),
+        out=folder / f"{stem}-{{i}}.st",
+        budget=Budget(remove=REMOVED),
+        seed=seed,
+        verify=False,
+        **given,  # type: ignore[arg-type]
+    )
+    members = [member.path for member in run_prune(config).members]
+    if options.finetune:
+        tuned = [path.with_suffix(".tuned.st") for path in members]
+        for i, (path, out) in enumerate(zip(members, tuned, strict=True)):
+            train(str(path), out, seed=seed + i, epochs=options.finetune, lr=3e-4)
+        members = tuned
+    out = folder / f"{stem}.st"
+    run_fuse(FuseConfig(models=tuple(map(str, members)), out=out, verify=False))
+    return str(out)
+
+
+def train(model: str, out: Path, *, seed: int, epochs: int, lr: float) -> None:
+    """Train a model on digits 0 to 6."""
+    recipe = Recipe(lr=(lr,), epochs=epochs, batch_size=64, augment=("shift",))
+    data, val = DataRef.parse(TRAIN), DataRef.parse(VAL)
+    run_finetune(FinetuneConfig(model=model, data=data, val=val, out=out, recipe=recipe, seed=seed))
+
+
+def averaged(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number."""
+    return {name: statistics.fmean(values[name] for values in each) for name in COLUMNS}
+
+
+def print_means(found: Sequence[Numbers], options: Options) -> None:
+    """Print each row's means over the seeds."""
+    print(
+        f"\n{options.seeds} seeds, {options.draws} draws each; {MEMBERS} members that lack {REMOVED} of 24 heads, pool {POOL}, "
+        f"{options.candidates} candidates; fine-tuned for {options.finetune} epochs; TEST split, means over seeds\n"
+    )
+    print(f"{'':24}" + "".join(f"{name:>11}" for name in COLUMNS))
+    for name in found[0]:
+        values = averaged([numbers[name] for numbers in found])
+        print(f"{name:24}" + "".join(f"{values[column]:11.4f}" for column in COLUMNS))
+
+
+def print_differences(found: Sequence[Numbers], names: Sequence[str], *, to: str) -> None:
+    """Print the mean differences to another choice, paired by seed, with 95 % intervals."""
+    print(
+        f"\ndifferences to {to}, paired by seed, with 95 % intervals (t, {len(found) - 1} degrees of freedom)\n"
+    )
+    reach = float(stats.t.ppf(0.975, len(found) - 1)) / len(found) ** 0.5
+    for name in names:
+        cells = []
+        for column in COLUMNS:
+            apart = [numbers[name][column] - numbers[to][column] for numbers in found]
+            half = reach * statistics.stdev(apart)
+            cells.append(f"{column} {statistics.fmean(apart):+.4f} ± {half:.4f}")
+        print(f"{name:24}" + "   ".join(cells))
+
+
+if __name__ == "__main__":
+    main()
