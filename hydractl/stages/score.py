@@ -13,7 +13,7 @@ from hydractl.data.labels import LABELS_HINT, align_labels
 from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.masks import TowerShape
-from hydractl.heads.select import Budget
+from hydractl.heads.select import COMMON_KEEP_FRACTION, Budget
 from hydractl.manifest import Fingerprint, HeadScores, InputFile, Kind, TowerScores
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.runtime import digest_text, own_device, torch_dtype
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from hydractl.scoring.team import Team
     from hydractl.stages.classes import Classes
     from hydractl.stages.score_training import State
-
-DEFAULT_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
 
 
 class _Run(NamedTuple):
@@ -171,7 +169,7 @@ def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerH
 def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads]) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
     shape = {name: TowerShape(t.layers, t.num_heads) for name, t in towers.items()}
-    budget = config.budget or Budget(keep_fraction=DEFAULT_KEEP_FRACTION)
+    budget = config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
     try:
         removals = budget.removals(shape)
     except ValueError as error:

@@ -68,8 +68,9 @@ def test_results_fit_eighty_columns(environment, work, file):
 
 
 def interruptible() -> None:
-    """Undo the shell's choice for background jobs, which would make a child deaf to Ctrl-C."""
+    """Undo the shell's choice for background jobs, and nohup's, which would make a child deaf to Ctrl-C and to SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def wait_until(condition, *, seconds: float = 30) -> None:

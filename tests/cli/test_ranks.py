@@ -85,6 +85,7 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work):
     options = (*DIGITS, "--remove", "7")
     journal = Path("new.json.journal")
     lost = "error: another process of this run has ended"
+    stopped = f"interrupted; what was done is kept in {journal}; the same command goes on from there"
 
     def cut_off(world, removals, signalled):
         """Start, send a signal to a rank or to the launcher, and return what was said."""
@@ -102,13 +103,13 @@ def test_however_a_run_is_cut_off_any_number_of_processes_goes_on(call, work):
         return said
 
     # one that waits for the dead notices it; one that computes is told to end before
-    check_one_voice(cut_off(2, 1, (signal.SIGKILL, 1)), "interrupted", lost)
+    check_one_voice(cut_off(2, 1, (signal.SIGKILL, 1)), stopped, lost)
     found = len(journal.read_text().splitlines()) - 1
     said = cut_off(3, found + 1, (signal.SIGKILL, 0))
     assert said[0] == f"Going on after {counted(found, 'removal')} of an interrupted run"
     check_one_voice(said, f"rank 1: {lost}", f"rank 2: {lost}")
     found = len(journal.read_text().splitlines()) - 1
-    check_one_voice(cut_off(2, found + 1, (signal.SIGINT, None)), "interrupted")
+    check_one_voice(cut_off(2, found + 1, (signal.SIGINT, None)), stopped)
     with one_thread():
         call("score", "base.st", *options, "-o", "new.json")
         call("score", "base.st", *options, "-o", "whole.json")
