@@ -77,7 +77,7 @@ complete -c hydractl -n '__hydractl_in score' -k -a '(__fish_complete_suffix .st
 complete -c hydractl -n '__hydractl_in prune' -s o -l out -r -F -d 'Output file; `-` is standard output'
 complete -c hydractl -n '__hydractl_in prune' -l scores -x -k -a '(__fish_complete_suffix .json)' -d 'Scores; several make one member each'
 complete -c hydractl -n '__hydractl_in prune' -l mask -x -k -a '(__fish_complete_suffix .json)' -d 'A head-mask file instead of scores; several make one member each'
-complete -c hydractl -n '__hydractl_in prune' -l keep -x -d 'Keep N heads a layer, on average over the model; `auto`: as many as scores by cahp, circuit or l0 chose'
+complete -c hydractl -n '__hydractl_in prune' -l keep -x -d 'Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy method\'s objective'
 complete -c hydractl -n '__hydractl_in prune' -l remove -x -d 'Remove R heads in all'
 complete -c hydractl -n '__hydractl_in prune' -l keep-fraction -x -d 'Keep this share of all heads'
 complete -c hydractl -n '__hydractl_in prune' -l per-layer -d 'With `--keep N`: exactly N heads in every layer'

@@ -81,7 +81,7 @@ def _budget(choice: Choice) -> str:
 
 
 def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) -> None:
-    from hydractl.cli.tables import SHADES, HeadMaps
+    from hydractl.cli.tables import KEPT_DROPPED, SHADES, HeadMaps
 
     for name, first in choices[0].mask.items():
         out.print()
@@ -97,10 +97,13 @@ def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) ->
             )
         )
     if any(choice.standing for choice in choices):
-        shades = SHADES[out.options.ascii_only]
+        shades, (kept, gone) = SHADES[out.options.ascii_only], KEPT_DROPPED[out.options.ascii_only]
+        masks = (
+            "" if all(choice.standing for choice in choices) else f", of masks {kept} stays and {gone} goes"
+        )
         line(
             out,
-            f"{shades} is from the fifth of heads that score least to the one that scores most; numbers: kept",
+            f"Of scores {shades} is from the fifth of heads that score least to the one that scores most{masks}; numbers: kept",
         )
 
 

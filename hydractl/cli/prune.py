@@ -59,7 +59,7 @@ def prune(
         typer.Option(
             "--keep",
             metavar="N|auto",
-            help="Keep N heads a layer, on average over the model; `auto`: as many as scores by cahp, circuit or l0 chose.",
+            help="Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy method's objective.",
             rich_help_panel=BUDGET_PANEL,
         ),
     ] = None,

@@ -139,6 +139,7 @@ def _cut(
 def _own(scores: HeadScores, shape: Shape, *, ordered: int) -> tuple[Budget, str]:
     """Return what a method found, or else the budget that it was given, or else the common one."""
     found = len(scores.clusters) if scores.clusters is not None else scores.results.get("open")
+    found = scores.options.get("kept", found)
     if _is_count(found) and found <= total_heads(shape):
         return Budget(remove=total_heads(shape) - found), "recorded"
     removals, keep = (scores.options.get(name) for name in ("removals", "keep"))

@@ -77,7 +77,7 @@ def chosen_amount(path: Path, scores: HeadScores, shape: Shape) -> Amount:
     else:
         raise UsageError(
             f"`--keep auto`: {path} is by `{scores.method}`, which does not choose how many heads stay",
-            hint="methods that do: cahp, circuit, l0; or give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+            hint="methods that do: cahp, l0, and circuit and other greedy ones; or give one of `--keep N`, `--remove R`, `--keep-fraction F`",
         )
     return Amount(
         removals=total - kept,

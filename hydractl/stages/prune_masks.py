@@ -62,6 +62,10 @@ def choose_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> 
     task = Task(config=config, opened=opened, scores=scores, shape=shape, amounts=amounts)
     drawn = STRATEGIES[strategy](task, progress)
     found = [a.said for a in amounts if a.said is not None]
+    if any(a.said is not None and a.removals == 0 for a in amounts):
+        progress.warn(
+            "by these scores no head goes: the member is the base; a budget such as `--remove R` removes some"
+        )
     if strategy is Strategy.CLUSTERS:
         found = [chosen_amount(config.scores[0], scores[0], shape).said or ""]
     whole = task.whole()

@@ -88,7 +88,7 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
         check_training(config, opened)
     architecture = opened.header.architecture
     scored = _scored(config, architecture)
-    keep, removals = _amounts(config, scored)
+    keep, removals = _amounts(config, scored, progress)
     options = _options(config, keep=keep, removals=removals, total=_count_heads(scored))
     sets = _open_sets(config, opened, progress)
     classes = config.naming.classes(opened, data=sets["id"][1].class_names if "id" in sets else ())
@@ -166,7 +166,7 @@ def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerH
     return {n: t for n, t in architecture.towers.items() if not config.towers or n in config.towers}
 
 
-def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads]) -> tuple[int, int]:
+def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
     shape = {name: TowerShape(t.layers, t.num_heads) for name, t in towers.items()}
     budget = config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
@@ -176,7 +176,13 @@ def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads]) -> tuple[int
         raise UsageError(f"`{budget.typed}`: {error}") from error
     layers = sum(t.layers for t in towers.values())
     kept = _count_heads(towers) - removals
-    return round(kept / layers), removals
+    keep = round(kept / layers)
+    if config.settings.amount == Amount.KEEP and config.budget is not None and keep * layers != kept:
+        progress.warn(
+            f"`--method {config.method}` scores layers that keep equally many heads: {keep} each, "
+            f"{counted(keep * layers, 'head')} in all; `{config.budget.typed}` keeps {kept}"
+        )
+    return keep, removals
 
 
 def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> dict[str, Option]:

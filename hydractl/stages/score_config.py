@@ -78,7 +78,7 @@ class ScoreConfig:
             )
         if self.ood is not None and not self.settings.needs_ood:
             raise UsageError(
-                "`--ood` is read only by `--method circuit` with objective `ood`, `avg` or `fpr95`"
+                "`--ood` is read only by `--method circuit` whose objective reads it: `ood`, `avg`, `fpr95` or a sum with one"
             )
         if self.max_memory is not None and not self.settings.bounded:
             raise UsageError(f"`--max-memory` has no effect with `--method {self.method}`")

@@ -53,6 +53,7 @@ def masked(path, *keep, name="vision", num_heads=3, **changes) -> str:
     [
         ({}, None, None, "--keep-fraction 0.666667", "default", 2),
         ({"keep": 1}, None, None, "--keep 1", "recorded", 4),
+        ({"kept": 1}, None, None, "--remove 5", "recorded", 5),
         ({"keep": 1}, None, Budget(remove=3), "--remove 3", "asked", 3),
         ({"removals": 3}, 3, None, "--remove 3", "recorded", 3),
         ({"removals": 3}, 3, Budget(keep_per_layer=2), "--keep 2", "asked", 2),

@@ -245,7 +245,7 @@ def test_a_given_number_goes_before_what_the_scores_chose(tmp_path, model):
 
 
 CHOICES = {
-    "does-not-choose": (lambda p: scores_file(p, TABLE), UsageError, "is by `random`, which does not choose", "cahp, circuit, l0"),
+    "does-not-choose": (lambda p: scores_file(p, TABLE), UsageError, "is by `random`, which does not choose", "cahp, l0, and circuit"),
     "stops-too-early": (lambda p: circuit(p, stop=5), UsageError, "stops after 5 removals with `avg` at 0.9200, not below the 0.9000 of the whole model", "score again with `--remove 10`; `--remove 5` is where it is highest, 0.9200"),
     "never-falls": (lambda p: circuit(p, knee=12), UsageError, "never falls below that of the whole model", "`--remove 12` is where"),
     "straight-down": (lambda p: circuit(p, knee=0, rise=0.0), UsageError, "`avg` of", "`--remove 0` is where"),

@@ -280,3 +280,29 @@ def test_a_member_and_an_existing_output_are_refused(model, tmp_path):
     with pytest.raises(OutputExists):
         run_score(circuit(model, tmp_path / "s.json"))
     assert (tmp_path / "s.json").read_text() == "mine"
+
+
+class Ear(Silent):
+    """A progress that remembers its warnings."""
+
+    def __init__(self):
+        self.heard = []
+
+    def warn(self, message):
+        self.heard.append(message)
+
+
+@pytest.mark.parametrize("method", ["headmap", "taylor"])
+@pytest.mark.parametrize(
+    ("budget", "said"), [(Budget(remove=5), True), (Budget(remove=6), False), (None, False)]
+)
+def test_a_budget_that_layers_cannot_share_evenly_is_said(model, tmp_path, method, budget, said):
+    ear = Ear()
+    data = "digits::classes=0-6,limit=8"
+
+    run_score(ScoreConfig(model=model, out=tmp_path / "s.json", method=method, data=data, budget=budget), ear)
+
+    assert [message for message in ear.heard if "equally many heads: 2 each, 6 heads in all" in message] == (
+        ear.heard if said else []
+    )
+    assert bool(ear.heard) == said
