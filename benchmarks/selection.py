@@ -103,7 +103,10 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, default=20, help="of fine-tuning; 0 leaves it out")
-    parser.add_argument("--only", nargs="+", default=[c.name for c in CHOICES], metavar="NAME")
+    parser.add_argument(
+        "--only", nargs="+", default=[c.name for c in CHOICES], metavar="NAME",
+        help="measure these, and keep the other rows of results that are there",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(1)  # the demo's matrices are tiny
@@ -113,6 +116,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             runs.append(Bench(Path(folder), seed=seed, epochs=options.epochs).measure(chosen))
     rows = averaged(runs)
+    if len(chosen) < len(CHOICES):
+        rows = merged(rows, options.out / "selection.json")
     text = written(rows, seeds=options.seeds, command=f"python {shlex.join(sys.argv)}")
     print(text)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -192,8 +197,13 @@ class Bench:
                 self.seconds[str(scores)] = time.perf_counter() - begun
                 print(f"  {choice.name}: scored in {self.seconds[str(scores)]:.1f} s", file=sys.stderr)
             path = self.folder / f"{name}-{kept}.st"
-            per_layer = ("--keep", round(total * kept / layers), "--per-layer")
-            amount = per_layer if choice.per_layer else ("--keep-fraction", kept)
+            amount: tuple[object, ...] = ("--keep-fraction", kept)
+            if choice.per_layer:
+                amount = ("--keep", round(total * kept / layers), "--per-layer")
+            if (
+                choice.options[1] == "cahp"
+            ):  # one head a cluster, and one in each layer: not its salience alone
+                amount = ("--keep", "auto")
             run("prune", self.base, "--scores", scores, *amount, "--no-verify", "-o", path)
             self.seconds[str(path)] = self.seconds[str(scores)]
             paths.append(path)
@@ -275,6 +285,18 @@ def averaged(runs: Sequence[Rows]) -> Rows:
                 if len(values) > 1:
                     row[f"± {column}"] = statistics.stdev(values)
     return result
+
+
+def merged(rows: Rows, path: Path) -> Rows:
+    """Return the rows of an earlier run with those of this one in their place, if it began with the same bases."""
+    if not path.exists():
+        return rows
+    whole: Rows = json.loads(path.read_text(encoding="utf-8"))
+    for stage, choices in rows.items():
+        if any(choices[DENSE][column] != whole[stage][DENSE][column] for column in METRICS):
+            raise SystemExit(f"{path}: is of other bases; give another folder with `--out`")
+        whole[stage] |= choices
+    return whole
 
 
 def written(rows: Rows, *, seeds: Sequence[int], command: str) -> str:
@@ -360,7 +382,7 @@ def draw(rows: Rows, path: Path) -> None:
             if r == len(METRICS) - 1:
                 axis.set_xlabel("heads kept, %")
                 axis.set_xticks([100 * kept for kept in KEPT])
-                axis.invert_xaxis()
+    axes[0][0].invert_xaxis()  # shared by all
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="center right", fontsize=8)
     figure.tight_layout(rect=(0, 0, 1 - 1.9 / (5.2 * len(kinds) + 2), 1))

@@ -125,7 +125,7 @@ def test_standard_output_on_a_full_disk_is_said_too():
     code = (
         "from pathlib import Path\nfrom hydractl.publish import publish\nfrom hydractl.errors import OutputError\n"
         "try:\n    with publish(Path('-')) as f: f.write(b'x')\n"
-        "except OutputError as e:\n    import sys; sys.stderr.write(str(e)); import os; os._exit(3)\n"
+        "except OutputError as e:\n    import sys; sys.stderr.write(str(e)); sys.stderr.flush(); import os; os._exit(3)\n"
     )
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(

@@ -61,6 +61,10 @@ def choose_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> 
     amounts = () if strategy is Strategy.CLUSTERS else _amounts(config, scores, shape)
     task = Task(config=config, opened=opened, scores=scores, shape=shape, amounts=amounts)
     drawn = STRATEGIES[strategy](task, progress)
+    if config.budget is not None and any(s.clusters is not None for s in scores):
+        progress.warn(
+            "a budget takes these heads by their scores alone; `--keep auto` keeps one of each cluster"
+        )
     found = [a.said for a in amounts if a.said is not None]
     if any(a.said is not None and a.removals == 0 for a in amounts):
         progress.warn(
