@@ -116,9 +116,13 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             runs.append(Bench(Path(folder), seed=seed, epochs=options.epochs).measure(chosen))
     rows = averaged(runs)
-    if len(chosen) < len(CHOICES):
-        rows = merged(rows, options.out / "selection.json")
-    text = written(rows, seeds=options.seeds, command=f"python {shlex.join(sys.argv)}")
+    command = f"`python {shlex.join(sys.argv)}`"
+    if len(chosen) < len(CHOICES) and (earlier := options.out / "selection.json").exists():
+        rows = merged(rows, earlier)
+        command = (
+            f"`python benchmarks/selection.py` with the same options, and once more in part by {command}"
+        )
+    text = written(rows, seeds=options.seeds, command=command)
     print(text)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "selection.md").write_text(
@@ -132,7 +136,7 @@ def main() -> int:
 
 
 Rows = dict[str, dict[str, dict[str, float]]]
-"""By stage and budget (`without 50 %`), then by choice: metrics, `heads` and `seconds`."""
+"""By stage and budget (`without 50 %`), then by choice: metrics and `seconds`."""
 
 
 class Bench:
@@ -289,14 +293,13 @@ def averaged(runs: Sequence[Rows]) -> Rows:
 
 def merged(rows: Rows, path: Path) -> Rows:
     """Return the rows of an earlier run with those of this one in their place, if it began with the same bases."""
-    if not path.exists():
-        return rows
     whole: Rows = json.loads(path.read_text(encoding="utf-8"))
     for stage, choices in rows.items():
         if any(choices[DENSE][column] != whole[stage][DENSE][column] for column in METRICS):
             raise SystemExit(f"{path}: is of other bases; give another folder with `--out`")
         whole[stage] |= choices
-    return whole
+    names = [DENSE, *(choice.name for choice in CHOICES)]
+    return {stage: {name: whole[stage][name] for name in names if name in whole[stage]} for stage in rows}
 
 
 def written(rows: Rows, *, seeds: Sequence[int], command: str) -> str:
@@ -304,11 +307,12 @@ def written(rows: Rows, *, seeds: Sequence[int], command: str) -> str:
     lines = [
         "# Ways to choose heads",
         "",
-        f"Made by `{command}` on {platform.machine()}, one thread, torch {torch.__version__}.",
+        f"Made by {command} on {platform.machine()}, one thread, torch {torch.__version__}.",
         "",
         f"Mean over {len(seeds)} base{'s' if len(seeds) > 1 else ''} (seeds {', '.join(map(str, seeds))})"
         + ("; after ± the standard deviation between them." if len(seeds) > 1 else "."),
         "Small-scale: a vision transformer of 0.3 M parameters and 48 heads, 257 test images. AUROC is the mean over two near and two far OOD sets.",
+        "CAHP keeps one head of each cluster and at least one in each layer, Taylor and HeadMap equally many in each layer.",
     ]
     for stage, choices in rows.items():
         kind, budget = stage.split(" ", 1)
