@@ -78,7 +78,7 @@ def same(a, b):
 
 
 @given(state=states(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trip_whatever_the_order(tmp_path_factory, state, data):
     path = tmp_path_factory.mktemp("st") / "a.st"
     shuffled = dict(data.draw(st.permutations(list(state.items()))))
@@ -93,7 +93,7 @@ def test_round_trip_whatever_the_order(tmp_path_factory, state, data):
 
 
 @given(state=states())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_safetensors_reads_the_same(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("st") / "a.st"
     path.write_bytes(written(state))
@@ -255,7 +255,7 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 @given(position=st.integers(0, 400), value=st.integers(0, 255))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_changed_byte_gives_an_error_or_a_file_never_a_traceback(tmp_path_factory, position, value):
     sample = base()
     data = bytearray(written({"a": torch.arange(3.0), "é": torch.ones(2)}, header=sample.header))

@@ -85,7 +85,7 @@ masks = st.builds(
 
 
 @given(mask=masks)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_mask_round_trip(mask):
     text = mask.to_json()
     again = HeadMask.from_json(text, where="m")
@@ -105,7 +105,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
     settings_=options,
     baseline=st.none() | finite,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scores_round_trip(table, settings_, baseline):
     scores = HeadScores(
         method="taylor", objective=None, options=settings_, architecture="a", data={}, tool="t",
@@ -285,7 +285,7 @@ def test_what_is_no_document_is_refused(text, message):
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)))  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_json_gives_a_manifest_error(value):
     for raw in (value, {"schema": "hydractl.head-mask/1", "towers": value}):
         with pytest.raises(ManifestError):

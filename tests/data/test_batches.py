@@ -19,7 +19,7 @@ EVAL = eval_transform(GREY)
 WHOLE = torch.stack([EVAL(DIGITS.image(i)) for i in range(30)])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 40), st.none() | st.lists(st.integers(0, 29), max_size=70))
 def test_batches_hold_every_index_once_in_order(batch_size, indices):
     found = list(batches(DIGITS, EVAL, batch_size=batch_size, indices=indices))
@@ -111,7 +111,6 @@ def test_cache_of_nothing():
     assert list(tensor_cache(DIGITS, EVAL, batch_size=7, indices=())) == []
 
 
-@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 9), st.integers(0, 9))
 def test_epoch_order_is_a_permutation_of_its_own(count, seed, epoch):
     order = epoch_order(count, seed=seed, epoch=epoch)

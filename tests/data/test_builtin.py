@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits, load_sample_image
 
@@ -15,7 +15,6 @@ def pixels(images):
     return np.stack([np.asarray(images.image(i)) for i in range(len(images))])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=60))
 def test_split_is_a_partition_even_in_every_class(labels):
     parts = stratified_split(labels)
@@ -100,7 +99,6 @@ def test_noise_depends_on_seed_and_place_alone():
         open_data("noise::limit=3").base.image(3)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 50), st.integers(1, 60))
 def test_spread_is_even(total, count):
     places = spread(total, count)

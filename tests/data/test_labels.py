@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.data.dataset import open_data
@@ -18,7 +18,6 @@ def data(names, labels, *, numbered=False):
     )
 
 
-@settings(deadline=None)
 @given(st.permutations("abcdef"), st.lists(st.integers(0, 3)))
 def test_names_decide_whatever_the_order(model_labels, labels):
     names = "fcab"
@@ -94,7 +93,6 @@ def test_classes_that_do_not_fit(names, model_labels, num_classes, message):
 
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.integers(1, 8))
-@settings(deadline=None)
 def test_labels_that_are_numbers_are_the_models_classes_or_refused(numbers, num_classes):
     """Never another class than the number says, whatever the count."""
     names = tuple(str(number) for number in sorted(numbers))

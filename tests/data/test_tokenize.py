@@ -22,7 +22,7 @@ NAMED = {f"{word[1:-1].lower()}_token": word for word in SPECIAL}
 LIBRARY = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), **NAMED)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(items, st.integers(4, 24), st.sampled_from(["longest", "max_length"]))
 def test_tokens_are_the_librarys_own(batch, max_length, padding):
     first = [item if isinstance(item, str) else item[0] for item in batch]
@@ -69,7 +69,7 @@ def test_only_what_the_model_takes_is_given():
     assert list(found) == ["input_ids", "attention_mask"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(items, st.randoms())
 def test_a_texts_tokens_hang_on_no_other_text(batch, draw):
     whole = tokenize(batch, tokenization())
@@ -82,7 +82,7 @@ def test_a_texts_tokens_hang_on_no_other_text(batch, draw):
         assert all(torch.equal(x, alone[n]) for n, x in shuffled.batch(torch.tensor([place])).items())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(items, st.integers(1, 9))
 def test_batches_hold_every_text_once_and_pad_no_more_than_they_must(batch, batch_size):
     tokens = tokenize(batch, tokenization())

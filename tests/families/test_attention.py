@@ -37,7 +37,7 @@ flags = st.fixed_dictionaries({k: st.booleans() for k in ("bias", "norm", "gated
     count=st.integers(1, 9),
     batch=st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @torch.inference_mode()
 def test_any_queries_give_those_rows_of_the_library_s_answer(flags, tokens, begin, count, batch):
     """Few or many asking tokens go different ways through the algebra; the answer is one."""
@@ -55,7 +55,7 @@ def test_any_queries_give_those_rows_of_the_library_s_answer(flags, tokens, begi
 
 
 @given(flags=flags, kept=st.sets(st.integers(0, 3)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @torch.inference_mode()
 def test_selected_heads_are_those_whose_terms_remain(flags, kept):
     made = library(**flags)

@@ -19,7 +19,7 @@ keeps = st.tuples(*[st.sets(st.integers(0, 3)).map(lambda s: tuple(sorted(s)))] 
 
 
 @given(keeps=st.lists(keeps, min_size=1, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_splitting_undoes_grouping(keeps):
     """Whatever the masks: members' tensors side by side, split by the masks, are the members' tensors."""
     members = [base().pruned(*keep) for keep in keeps]
@@ -39,7 +39,7 @@ def test_splitting_undoes_grouping(keeps):
 
 
 @given(keep=keeps)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_shapes_say_what_slicing_does(keep):
     mask = keeping(base().header, *keep)
     for name, tensor in base().state.items():

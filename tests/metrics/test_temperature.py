@@ -43,7 +43,6 @@ def single(logits):
 
 
 @given(st.integers(0, 9999), st.floats(0.05, 20), SHAPES)
-@settings(deadline=None)
 def test_scaled_log_probabilities_are_those_of_scaled_logits(seed, temperature, shape):
     logits = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     expected = (logits / temperature).log_softmax(-1)
@@ -66,7 +65,6 @@ def test_scaling_twice_is_scaling_by_the_product():
 
 
 @given(st.integers(0, 9999), st.floats(0.05, 20))
-@settings(deadline=None)
 def test_the_accuracy_of_a_single_model_stays(seed, temperature):
     logits, labels = drawn(seed)
     found = single(logits).log_softmax(-1)
@@ -86,7 +84,6 @@ def test_what_is_no_temperature_is_refused(temperature):
 
 
 @given(st.integers(0, 9999), st.floats(0.05, 20), SHAPES)
-@settings(deadline=None)
 def test_the_nll_is_that_of_the_mean_of_scaled_softmaxes(seed, temperature, shape):
     source = torch.Generator().manual_seed(seed)
     logits = torch.randn(shape, generator=source, dtype=torch.float64)
@@ -111,7 +108,7 @@ def test_the_chunk_does_not_matter(chunk, monkeypatch):
 
 
 @given(st.integers(0, 9999), st.integers(1, 3), st.sampled_from([0.3, 1.0, 3.0]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_no_value_of_a_fine_grid_is_better(seed, members, scale):
     logits, labels = drawn(seed, members, samples=60, scale=scale)
     logits = single(logits)
@@ -125,7 +122,7 @@ def test_no_value_of_a_fine_grid_is_better(seed, members, scale):
 
 
 @given(st.integers(0, 9999), st.integers(1, 3), st.sampled_from([2.0, 3.0]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_logits_times_three_have_three_times_the_temperature(seed, members, factor):
     logits, labels = drawn(seed, members)
     logits = single(logits)
@@ -143,7 +140,7 @@ def test_the_temperature_that_labels_were_drawn_at_is_found():
 
 
 @given(st.integers(0, 9999), SHAPES, st.floats(0.01, 30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_nll_is_never_worse_than_without(seed, shape, scale):
     source = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(shape, generator=source)

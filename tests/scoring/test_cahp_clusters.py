@@ -58,7 +58,7 @@ def test_no_swap_of_a_medoid_is_better(k):
                 assert loss(distances, swapped) >= loss(distances, found) - 1e-12
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(count=st.integers(2, 15), k=st.integers(1, 15), seed=st.integers(0, 99))
 def test_every_point_is_in_the_group_of_its_nearest_medoid(count, k, seed):
     k = min(k, count)
@@ -114,7 +114,7 @@ def test_mss_is_one_where_all_points_are_medoids_or_on_them():
 
 
 @given(scale=st.floats(0.01, 100), seed=st.integers(0, 20))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_mss_lies_in_its_range_and_does_not_depend_on_scale(scale, seed):
     points = scattered(8, seed)
     grouped = group_points(apart(points), 3, seed=0)
@@ -175,7 +175,7 @@ def test_the_degree_is_lowered_to_what_the_points_allow():
     curve=st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=40),
     degree=st.integers(1, 15),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_curve_has_an_answer(curve, degree):
     found = find_knee(curve, degree=degree)
 

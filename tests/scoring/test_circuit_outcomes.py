@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
@@ -30,7 +30,6 @@ def both(objective, ood_score, seed=0):
     return outcomes, guessed(traits, ood_score)
 
 
-@settings(deadline=None)  # the first one loads what torch loads late
 @given(st.integers(0, 10_000), st.sampled_from(OOD_SCORES))
 def test_outcomes_follow_from_traits(seed, ood_score):
     outcomes, found = both(EVERYTHING, ood_score, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.metrics.calibration import adaptive_ece, ece
@@ -44,7 +44,6 @@ def test_labelled_statistics_are_the_metrics_of_the_resample(seed, identity):
     assert {m: s(index, NONE) for m, s in statistics.items()} == pytest.approx(expected, abs=1e-12)
 
 
-@settings(deadline=None)  # the first call imports scikit-learn
 @given(st.integers(0, 10_000), st.sampled_from([2, 10, None]), st.booleans())
 def test_ranking_statistics_are_the_metrics_of_the_resample(seed, levels, identity):
     generator = torch.Generator().manual_seed(seed)
