@@ -75,7 +75,6 @@ CHOICES = (
     circuit("CircOOD", "ood"),
     circuit("CircAvg", "avg"),
     circuit("CircAvg lazy", "avg", "--search", "lazy"),
-    circuit("CircAvg racing", "avg", "--search", "racing"),
     circuit("Circ nll", "nll"),
     circuit("Circ ece", "ece"),
     Choice(name="Taylor", options=("--method", "taylor", *CALIBRATION), per_layer=True),

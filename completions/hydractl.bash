@@ -51,7 +51,7 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews manual letters'
             _hydractl_files ''
             ;;
-        --limit | --max-length | --recheck | --first-share | --max-memory | --recompute | --alpha | --samples | --epochs | --gate-lr | --weights-lr | --penalty | --temperature | --cooldown | --degree | --perplexity | --signature-size | --salience-share | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size)
+        --limit | --max-length | --recheck | --max-memory | --recompute | --alpha | --samples | --epochs | --gate-lr | --weights-lr | --penalty | --temperature | --cooldown | --degree | --perplexity | --signature-size | --salience-share | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size)
             : # any text
             ;;
         --objective)
@@ -61,7 +61,7 @@ _hydractl() {
             _hydractl_words 'msp energy entropy max-logit'
             ;;
         --search)
-            _hydractl_words 'exact lazy racing'
+            _hydractl_words 'exact lazy'
             ;;
         --scope)
             _hydractl_words 'layer global'
@@ -95,7 +95,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --first-share --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --json -q --quiet -h --help'
+                _hydractl_words '-o --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

@@ -28,7 +28,6 @@ from hydractl.cli.options import (
 from hydractl.cli.output import Terminal, line, table
 from hydractl.cli.score_options import (
     DataOpt,
-    FirstShareOpt,
     KeepFractionOpt,
     LimitOpt,
     MaxMemoryOpt,
@@ -99,7 +98,6 @@ def score(
     ood_score: OodScoreOpt = None,
     search: SearchOpt = None,
     recheck: RecheckOpt = None,
-    first_share: FirstShareOpt = None,
     max_memory: MaxMemoryOpt = None,
     scope: ScopeOpt = None,
     variant: VariantOpt = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hydractl.cli.options import BUDGET_PANEL, DATA_METAVAR, DATA_SOURCES
-from hydractl.scoring.settings import MIN_SHARE, RECHECK
+from hydractl.scoring.settings import RECHECK
 
 GREEDY = "Circuit"
 
@@ -27,7 +27,6 @@ class Search(StrEnum):
 
     exact = "exact"
     lazy = "lazy"
-    racing = "racing"
 
 
 DataOpt = Annotated[
@@ -100,7 +99,7 @@ SearchOpt = Annotated[
     typer.Option(
         "--search",
         help="exact (default): every head on all data at each removal; lazy: those that look best by what is remembered of "
-        "them; racing: all, on parts of the data until one surely leads.",
+        "them.",
         rich_help_panel=GREEDY,
     ),
 ]
@@ -110,18 +109,7 @@ RecheckOpt = Annotated[
         "--recheck",
         min=1,
         metavar="N",
-        help=f"lazy, racing: every head on all data at each N-th removal (default {RECHECK}).",
-        rich_help_panel=GREEDY,
-    ),
-]
-FirstShareOpt = Annotated[
-    float | None,
-    typer.Option(
-        "--first-share",
-        min=MIN_SHARE,
-        max=1.0,
-        metavar="F",
-        help="racing: the share of the data in the first round (default 1/16); it doubles with each.",
+        help=f"lazy: every head at each N-th removal (default {RECHECK}).",
         rich_help_panel=GREEDY,
     ),
 ]

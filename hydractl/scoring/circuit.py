@@ -1,6 +1,6 @@
 """Greedy circuit extraction (Hydra Ensembles, Algorithm 1): each step removes the head without which the objective is highest.
 
-How that head is looked for: exactly (`circuit_search`), or by what is remembered (`circuit_effects`, `circuit_racing`).
+How that head is looked for: exactly (`circuit_search`), or by what is remembered (`circuit_lazy`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 
 from hydractl.heads.masks import HeadId
 from hydractl.manifest import Removal
-from hydractl.scoring.circuit_effects import Lazy
-from hydractl.scoring.circuit_racing import Racing
+from hydractl.scoring.circuit_lazy import Lazy
 from hydractl.scoring.circuit_search import Exact
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.settings import CircuitSettings
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from hydractl.progress import Progress
 
-SEARCHES: Mapping[str, type[Exact]] = MappingProxyType({"exact": Exact, "lazy": Lazy, "racing": Racing})
+SEARCHES: Mapping[str, type[Exact]] = MappingProxyType({"exact": Exact, "lazy": Lazy})
 
 
 def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from hydractl.scoring.job import Samples, ScoreJob
     from hydractl.scoring.objective import Objective
 
-Rows: TypeAlias = "Callable[[Batch], torch.Tensor]"
-"""Which samples of a batch count, by their numbers in it."""
 _Kind: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None, Objective, str], dict[str, torch.Tensor]]"
 _Logits: TypeAlias = "Callable[[Batch], Iterable[torch.Tensor]]"
 
@@ -50,23 +48,11 @@ class Batch:
         number: Its own among all batches of the set, whichever process has it.
         inputs: What the model is asked.
         labels: Of its samples, None for OOD data.
-        rows: The samples that count, None for all.
     """
 
-    def __init__(self, role: str, number: int, samples: Samples, rows: Rows | None) -> None:
+    def __init__(self, role: str, number: int, samples: Samples) -> None:
         self.role, self.number = role, number
         self.inputs, self.labels = samples
-        self.rows = None if rows is None else rows(self)
-
-    @property
-    def size(self) -> int:
-        """How many samples it has."""
-        return batch_of(self.inputs)
-
-    @property
-    def asked(self) -> torch.Tensor | None:
-        """The labels of the samples that count."""
-        return self.labels if self.labels is None or self.rows is None else self.labels[self.rows]
 
 
 class Circuit:
@@ -92,8 +78,7 @@ class Circuit:
         }
         self.room = Room(job.model.device, job.max_memory, keeps=keeps)
         self._held: dict[tuple[object, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
-        batches = sum(map(len, self.labels().values())) if keeps else 1
-        self._streams = Streams(self.room.kept // max(1, batches))
+        self._streams = Streams(self.room.kept // max(1, self.batches()) if keeps else 0)
         self._whole: tuple[Outcomes, Outcomes] | None = None
 
     def check_room(self) -> None:
@@ -107,7 +92,7 @@ class Circuit:
         heads = [head for head in self.candidates() if self.left[head.tower][head.layer][0] == head.head]
         for role, data in self.data.items():
             for samples in itertools.islice(data, 1):
-                for _ in self._without(Batch(role, 0, samples, None), self._picks(heads)):
+                for _ in self._without(Batch(role, 0, samples), self._picks(heads)):
                     pass
 
     def candidates(self) -> list[HeadId]:
@@ -139,7 +124,7 @@ class Circuit:
     def whole(self) -> tuple[Outcomes, Outcomes]:
         """Return what the circuit as it is makes of the data: outcomes and traits of one candidate."""
         if self._whole is None:
-            self._whole = self._gather(lambda batch: [self.model(batch.inputs).unsqueeze(0)], None)
+            self._whole = self._gather(lambda batch: [self.model(batch.inputs).unsqueeze(0)])
         return self._whole
 
     def candidate_values(self) -> dict[HeadId, float]:
@@ -147,26 +132,16 @@ class Circuit:
         heads = self.candidates()
         return dict(zip(heads, values_of(self.objective, self.outcomes(heads)[0]).tolist(), strict=True))
 
-    def outcomes(
-        self, heads: Sequence[HeadId], rows: Rows | None = None, *, trails: bool = False
-    ) -> tuple[Outcomes, Outcomes]:
+    def outcomes(self, heads: Sequence[HeadId], *, trails: bool = False) -> tuple[Outcomes, Outcomes]:
         """Return what the model makes of the data without each of some heads in turn: outcomes, and traits if kept.
 
         Args:
             heads: Candidates, in order.
-            rows: The samples of each batch that count, None for all.
             trails: Whether to keep what enters the blocks without each head, as far as there is room: one of them goes next.
         """
-        self._streams.trails = trails and rows is None
+        self._streams.trails = trails
         picks = self._picks(heads)
-        empty = torch.zeros(
-            len(heads), 0, 2
-        )  # in a small batch no sample may count, and models refuse no samples
-
-        def logits_of(batch: Batch) -> Iterable[torch.Tensor]:
-            return [empty] if batch.rows is not None and not len(batch.rows) else self._without(batch, picks)
-
-        return self._gather(logits_of, rows)
+        return self._gather(lambda batch: self._without(batch, picks))
 
     def _picks(self, heads: Sequence[HeadId]) -> list[Picks]:
         wanted = set(heads)
@@ -194,17 +169,9 @@ class Circuit:
                     counts[name] = size if name in self.model.answer.fixed else counts[name] + size
         return counts
 
-    def labels(self) -> dict[str, list[torch.Tensor]]:
-        """Return the labels (B,) of each batch of all processes, zeros for OOD data, for each set."""
-        return {
-            role: self.team.in_order(
-                [
-                    torch.zeros(batch_of(inputs), dtype=torch.long) if labels is None else labels
-                    for inputs, labels in data
-                ]
-            )
-            for role, data in self.data.items()
-        }
+    def batches(self) -> int:
+        """Return how many batches all processes have."""
+        return sum(len(self.team.in_order([torch.empty(0) for _ in data])) for data in self.data.values())
 
     def forget(self) -> None:
         """Drop what is kept from one evaluation to the next."""
@@ -253,21 +220,20 @@ class Circuit:
         """Yield what enters each layer of a tower, and its outputs (k, N, F) without the picks of that layer."""
         tower, streams = self.model.tower(own.tower), self._streams
         fixed = own.tower in self.model.answer.fixed
-        rows = None if fixed else batch.rows
         key = None if fixed else (own.tower, batch.role, batch.number)
         for layer, entered in enumerate(streams.entering(key, tower, asked)):
-            some, left = entered.of(rows), self.left[own.tower][layer]
+            left = self.left[own.tower][layer]
             heads = [HeadId(own.tower, layer, left[i]) for i in own.heads[layer]]
-            yield some, streams.without(key, (tower, layer, some), heads, own.heads[layer], self.room)
+            yield entered, streams.without(key, (tower, layer, entered), heads, own.heads[layer], self.room)
 
-    def _gather(self, logits_of: _Logits, rows: Rows | None) -> tuple[Outcomes, Outcomes]:
+    def _gather(self, logits_of: _Logits) -> tuple[Outcomes, Outcomes]:
         kinds = (outcomes_of, traits_of) if self.room.keeps else (outcomes_of,)
         found: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in kinds]
         for role, data in self.data.items():
             names = outcomes_read(self.objective, labelled=role == "id")
             own: list[dict[str, list[torch.Tensor]]] = [{name: [] for name in names} for _ in kinds]
             for i, samples in enumerate(data):
-                batch = Batch(role, i * self.team.world + self.team.rank, samples, rows)
+                batch = Batch(role, i * self.team.world + self.team.rank, samples)
                 parts = [self._seen(logits, batch, kinds) for logits in logits_of(batch)]
                 for kind, shares in zip(own, zip(*parts, strict=True), strict=True):
                     for name in names:
@@ -283,4 +249,4 @@ class Circuit:
     ) -> list[dict[str, torch.Tensor]]:
         if not logits.isfinite().all():
             raise DataError("the model answers with numbers that are not finite on this data")
-        return [kind(logits, batch.asked, self.objective, self.ood_score) for kind in kinds]
+        return [kind(logits, batch.labels, self.objective, self.ood_score) for kind in kinds]

@@ -27,12 +27,6 @@ class Outcomes(NamedTuple):
     inside: Mapping[str, torch.Tensor]
     outside: Mapping[str, torch.Tensor]
 
-    @property
-    def samples(self) -> tuple[int, int]:
-        """N and N', 0 where nothing is read."""
-        sizes = [next((x.shape[-1] for x in part.values()), 0) for part in self]
-        return sizes[0], sizes[1]
-
     def candidate(self, number: int) -> Outcomes:
         """Return those of one candidate, K = 1."""
         return self._each(lambda x, _: x[number : number + 1], self)
@@ -44,31 +38,6 @@ class Outcomes(NamedTuple):
             {name: torch.cat([each[i][name] for each in several]) for name in several[0][i]} for i in range(2)
         )
         return cls(inside, outside)
-
-    def copy(self) -> Outcomes:
-        """Return a copy that can be filled."""
-        return self._each(lambda x, _: x.clone(), self)
-
-    def fill(self, rows: torch.Tensor, at: tuple[torch.Tensor, ...], other: Outcomes) -> None:
-        """Put others in the place of some candidates' (k,), some samples' (n,) of ID and of OOD data."""
-        for own, samples, theirs in zip(self, at, other, strict=True):
-            for name, x in own.items():
-                x[rows.unsqueeze(1), samples] = theirs[name].to(x.dtype)
-
-    def part(self, rows: torch.Tensor, at: tuple[torch.Tensor, ...]) -> Outcomes:
-        """Return those of some candidates (k,) and some samples (n,) of ID and of OOD data."""
-        inside, outside = (
-            {name: x[rows.unsqueeze(1), samples] for name, x in own.items()}
-            for own, samples in zip(self, at, strict=True)
-        )
-        return Outcomes(inside, outside)
-
-    def samples_at(self, at: tuple[torch.Tensor, ...]) -> Outcomes:
-        """Return those of the samples where a mask (N,) of ID, of OOD data is True."""
-        inside, outside = (
-            {name: x[:, mask] for name, x in own.items()} for own, mask in zip(self, at, strict=True)
-        )
-        return Outcomes(inside, outside)
 
     def plus(self, other: Outcomes) -> Outcomes:
         """Return the sums."""

@@ -25,7 +25,6 @@ class Exact:
     def __init__(self, job: ScoreJob) -> None:
         self.circuit = Circuit(job, keeps=self.keeps)
         self.settings = job.set_for(CircuitSettings)
-        self.seed = job.seed
 
     def restart(self, done: int) -> int:
         """Return after how many removals to go on, when so many of an interrupted run are known: all or fewer."""

@@ -26,10 +26,8 @@ class Entered(NamedTuple):
     z: torch.Tensor
     y: torch.Tensor
 
-    def of(self, rows: torch.Tensor | slice | None) -> Entered:
+    def of(self, rows: slice) -> Entered:
         """Return it for some samples of the batch."""
-        if rows is None:
-            return self
         context = {name: x[rows] for name, x in self.stream.context.items()}
         stream = replace(self.stream, tokens=self.stream.tokens[rows], context=context)
         return Entered(self.block, stream, self.z[rows], self.y[rows])

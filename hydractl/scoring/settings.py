@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 OOD_SCORES = ("msp", "energy", "entropy", "max-logit")
 """The names of `hydractl.metrics.ood.LOGIT_SCORES`, which loads torch."""
-SEARCHES = ("exact", "lazy", "racing")
-RECHECK, FIRST_SHARE, MIN_SHARE = 24, 1 / 16, 1 / 1024
+SEARCHES = ("exact", "lazy")
+RECHECK = 24
 
 
 class Amount(StrEnum):
@@ -98,15 +98,13 @@ class CircuitSettings(Settings):
         objective: What the kept heads should be good at; see `hydractl.scoring.objective`.
         ood_score: What tells OOD samples: a name of `OOD_SCORES`.
         search: How the best head to remove is looked for: a name of `SEARCHES`.
-        recheck: At each `recheck`-th removal `lazy` and `racing` value every head on all data; None for `RECHECK`.
-        first_share: Of the data that the first round of `racing` sees; None for `FIRST_SHARE`.
+        recheck: At each `recheck`-th removal `lazy` values every head; None for `RECHECK`.
     """
 
     objective: str = "avg"
     ood_score: str = "msp"
     search: str = "exact"
     recheck: int | None = None
-    first_share: float | None = None
 
     def __post_init__(self) -> None:
         objective = parse_objective(self.objective)
@@ -115,18 +113,11 @@ class CircuitSettings(Settings):
         one_of("search", self.search, SEARCHES)
         if self.ood_score != "msp" and not objective.needs_ood:
             raise UsageError(f"`--ood-score` has no effect with `--objective {objective.text}`")
-        for name, default, searches in (
-            ("recheck", RECHECK, ("lazy", "racing")),
-            ("first_share", FIRST_SHARE, ("racing",)),
-        ):
-            if self.search in searches and getattr(self, name) is None:
-                object.__setattr__(self, name, default)
-            elif self.search not in searches and getattr(self, name) is not None:
-                asked = " or ".join(f"`--search {search}`" for search in searches)
-                raise UsageError(f"`{spelled(name)}` has no effect without {asked}")
-        if self.first_share is not None:
-            within("first_share", self.first_share, low=MIN_SHARE, high=1)
+        if self.search == "lazy" and self.recheck is None:
+            object.__setattr__(self, "recheck", RECHECK)
         if self.recheck is not None:
+            if self.search != "lazy":
+                raise UsageError("`--recheck` has no effect without `--search lazy`")
             within("recheck", self.recheck, low=1)
 
     @property
@@ -138,11 +129,6 @@ class CircuitSettings(Settings):
     def needs_ood(self) -> bool:
         """As the objective says."""
         return parse_objective(self.objective).needs_ood
-
-    @property
-    def seeded(self) -> bool:
-        """Whether samples are drawn."""
-        return self.search == "racing"
 
     @property
     def bounded(self) -> bool:

@@ -85,8 +85,6 @@ def test_an_exact_search_has_nothing_to_tell(call, work):
     ("options", "given", "bound"),
     [
         ((), {}, None),
-        (("--objective", "nll", "--search", "racing", "--first-share", ".5"),
-         {"objective": "nll", "search": "racing", "first_share": 0.5}, None),
         (("--objective=-nll", "--search", "lazy", "--recheck", "4"),
          {"objective": "-nll", "search": "lazy", "recheck": 4}, None),
         (("--ood-score", "max-logit", "--max-memory", "1.5GiB"), {"ood_score": "max-logit"}, 3 << 29),

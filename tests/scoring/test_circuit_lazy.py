@@ -19,24 +19,22 @@ from support.circuits import Interrupted, data_for, job_for, library_for, named,
 from support.variants import variant
 
 FAMILIES = ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
-SEARCHES = [{"search": "lazy"}, {"search": "racing", "first_share": 0.25}]
 
 
-def run(sample, data, *, budget=7, log=None, **changes):
+def run(sample, data, *, budget=7, log=None, search="lazy", **changes):
     extra = {} if log is None else {"log": log}
-    settings = CircuitSettings(**changes)
+    settings = CircuitSettings(search=search, **changes)
     return score_circuit(job_for(sample, data, budget=budget, settings=settings, **extra), SILENT)
 
 
 @pytest.mark.parametrize("objective", ["avg", "nll", "ece", "fpr95"])
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: s["search"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_checking_every_time_is_exact(name, search, objective):
+def test_checking_every_time_is_exact(name, objective):
     sample = base(named(name))
     data = data_for(sample, count=24, others=20)
-    expected = run(sample, data, objective=objective, budget=4)
+    expected = run(sample, data, objective=objective, budget=4, search="exact")
 
-    found = run(sample, data, objective=objective, budget=4, recheck=1, **search)
+    found = run(sample, data, objective=objective, budget=4, recheck=1)
 
     assert removed(found) == removed(expected)
     assert [r.objective for r in found.removals] == pytest.approx(
@@ -46,29 +44,14 @@ def test_checking_every_time_is_exact(name, search, objective):
     assert found.results["work"] == 1
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_racing_with_all_data_in_the_first_round_is_exact(name):
-    sample = base(named(name))
-    data = data_for(sample)
-    expected = run(sample, data, budget=6)
-
-    found = run(sample, data, budget=6, search="racing", first_share=1.0)
-
-    assert removed(found) == removed(expected)
-    assert [r.objective for r in found.removals] == pytest.approx(
-        [r.objective for r in expected.removals], abs=1e-12
-    )
-
-
 @pytest.mark.parametrize("kept", [0, 20_000, 1 << 30])
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: s["search"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_recorded_is_true_of_the_circuit(monkeypatch, name, search, kept):
+def test_what_is_recorded_is_true_of_the_circuit(monkeypatch, name, kept):
     monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
     sample = base(named(name))
     data = data_for(sample, count=24, others=20)
 
-    ranking = run(sample, data, budget=6, **search)
+    ranking = run(sample, data, budget=6)
 
     library = library_for(sample)
     offset = dict(zip(ranking.scores, [0, 3], strict=False))
@@ -78,12 +61,11 @@ def test_what_is_recorded_is_true_of_the_circuit(monkeypatch, name, search, kept
 
 
 @pytest.mark.parametrize("after", [1, 3, 4, 7])
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: s["search"])
 @pytest.mark.parametrize("objective", ["avg", "acc-0.1*nll"])
-def test_going_on_after_an_interruption_changes_nothing(search, objective, after):
+def test_going_on_after_an_interruption_changes_nothing(objective, after):
     sample = base(variant("class-token"))
     data = data_for(sample)
-    settings = {"objective": objective, "recheck": 3, **search}
+    settings = {"objective": objective, "recheck": 3}
     whole = run(sample, data, **settings)
     first = Interrupted(after=after)
     with pytest.raises(KeyboardInterrupt):
@@ -96,14 +78,13 @@ def test_going_on_after_an_interruption_changes_nothing(search, objective, after
     assert len(second.seen) == 7 - after
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: s["search"])
-def test_what_the_journal_says_counts(search):
+def test_what_the_journal_says_counts():
     sample = base(variant("class-token"))
     data = data_for(sample, count=24, others=20)
     others = [Removal(tower="vision", layer=layer, head=3, objective=0.5) for layer in (2, 0)]
     log = Interrupted(others, 0.25, {"spent": (1.0, 2.0, 3.0, 4.0)})
 
-    ranking = run(sample, data, budget=5, log=log, **search)
+    ranking = run(sample, data, budget=5, log=log)
 
     assert ranking.removals[:2] == tuple(others)
     assert ranking.baseline == 0.25
@@ -120,18 +101,17 @@ def test_a_damaged_memory_is_refused(memory):
     data = data_for(sample, count=8, others=8)
     first = Interrupted(after=2)
     with pytest.raises(KeyboardInterrupt):
-        run(sample, data, log=first, search="lazy")
+        run(sample, data, log=first)
 
     with pytest.raises(ManifestError, match="numbers of `spent`, not 4"):
-        run(sample, data, log=Interrupted(first.seen, first.baseline, memory), search="lazy")
+        run(sample, data, log=Interrupted(first.seen, first.baseline, memory))
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: s["search"])
-def test_the_same_twice(search):
+def test_the_same_twice():
     sample = base(variant("class-token"))
     data = data_for(sample)
 
-    assert run(sample, data, **search) == run(sample, data, **search)
+    assert run(sample, data) == run(sample, data)
 
 
 class Shared:
@@ -164,12 +144,11 @@ def with_threads(sample, data, world, settings):
 
 @pytest.mark.parametrize("kept", [100_000, 1 << 30])
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: s["search"])
-def test_several_processes_find_the_same_bits(monkeypatch, search, world, kept):
+def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
     monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
     sample = base(variant("class-token"))
     data = data_for(sample)
-    settings = CircuitSettings(recheck=3, **search)
+    settings = CircuitSettings(search="lazy", recheck=3)
     alone = score_circuit(job_for(sample, data, budget=5, settings=settings), SILENT)
 
     assert with_threads(sample, data, world, settings) == [alone] * world
@@ -178,7 +157,7 @@ def test_several_processes_find_the_same_bits(monkeypatch, search, world, kept):
 def test_lazy_values_fewer_candidates():
     sample = base(variant("class-token"))
 
-    found = run(sample, data_for(sample), search="lazy", budget=6)
+    found = run(sample, data_for(sample), budget=6)
 
     # All 12 first, then three of the most promising and two of the longest ago at least.
     assert (
@@ -190,17 +169,15 @@ def test_lazy_values_fewer_candidates():
     assert 0 < found.results["work"] < 1
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: s["search"])
-def test_every_head_can_go(search):
+def test_every_head_can_go():
     sample = base(variant("class-token"))
 
-    found = run(sample, data_for(sample, count=12, others=12), budget=12, **search)
+    found = run(sample, data_for(sample, count=12, others=12), budget=12)
 
     assert len(set(removed(found))) == 12
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: s["search"])
-def test_of_equal_candidates_the_first_goes(search):
+def test_of_equal_candidates_the_first_goes():
     sample = base(variant("class-token"))
     images, labels, others = data_for(sample, count=8, others=8)
 
@@ -209,7 +186,6 @@ def test_of_equal_candidates_the_first_goes(search):
         (torch.zeros_like(images), labels, torch.zeros_like(others)),
         budget=1,
         objective="ood",
-        **search,
     )
 
     assert removed(found) == [("vision", 0, 0)]
