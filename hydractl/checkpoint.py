@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -145,8 +146,9 @@ class ScratchFolder:
     """A temporary folder that lives as long as this object, at most until the process ends."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="hydractl-"))
+        self.path = Path(tempfile.gettempdir(), f"hydractl-{secrets.token_hex(8)}")
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self.path.mkdir(mode=0o700)  # last: a signal at any instant leaves nothing behind
 
 
 @dataclass

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from hydractl.checkpoint import MAX_HEADER_BYTES, Checkpoint
+from hydractl.checkpoint import MAX_HEADER_BYTES, Checkpoint, ScratchFolder
 from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.manifest import DOCUMENTS, Document, no_duplicates, not_json
 from hydractl.publish import is_stream
@@ -68,17 +67,17 @@ def _checkpoint(path: Path, begin: bytes, source: BinaryIO) -> Checkpoint:
     if not is_stream(path):
         return Checkpoint.open(path)
     length = min(int.from_bytes(begin, "little"), MAX_HEADER_BYTES)
-    with tempfile.TemporaryDirectory(prefix="hydractl-") as folder:
-        hollow = Path(folder) / "header.safetensors"
-        with hollow.open("wb") as file:
-            size = file.write(begin) + file.write(_read_exactly(source, length))
-            while piece := source.read(CHUNK_BYTES):
-                size += len(piece)
-            file.truncate(size)
-        try:
-            return Checkpoint.open(path, shards=[hollow])
-        except CheckpointError as error:
-            raise CheckpointError(error.message.replace(str(hollow), str(path)), hint=error.hint) from error
+    folder = ScratchFolder()
+    hollow = folder.path / "header.safetensors"
+    with hollow.open("wb") as file:
+        size = file.write(begin) + file.write(_read_exactly(source, length))
+        while piece := source.read(CHUNK_BYTES):
+            size += len(piece)
+        file.truncate(size)
+    try:
+        return Checkpoint.open(path, shards=[hollow])
+    except CheckpointError as error:
+        raise CheckpointError(error.message.replace(str(hollow), str(path)), hint=error.hint) from error
 
 
 def _text(where: str, begin: bytes, source: BinaryIO) -> str:

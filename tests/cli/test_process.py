@@ -127,7 +127,6 @@ def test_interrupting_a_read_from_a_pipe_leaves_nothing_behind(environment, work
     process.stdin.write((work / "base.st").read_bytes()[:5000])
     process.stdin.flush()
     wait_until(lambda: any(temporary.iterdir()))
-    time.sleep(0.2)  # what has just been made is not yet in the care of what removes it
 
     process.send_signal(signal.SIGINT)
     process.wait(timeout=30)
