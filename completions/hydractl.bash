@@ -45,7 +45,7 @@ _hydractl() {
             _hydractl_files ''
             ;;
         --method)
-            _hydractl_words 'circuit taylor l0 dsp michel headmap hies gnorm cahp magnitude random'
+            _hydractl_words 'circuit taylor michel gnorm hies headmap cahp l0 dsp magnitude random'
             ;;
         --data | --ood)
             _hydractl_words 'digits shapes photos noise reviews manual letters'

@@ -25,7 +25,7 @@ complete -c hydractl -n '__hydractl_in ""' -a demo -d 'Run the whole method in a
 complete -c hydractl -n '__hydractl_in ""' -l version -d 'Show the version and exit'
 complete -c hydractl -n '__hydractl_in ""' -s h -l help -d 'Show this message and exit'
 complete -c hydractl -n '__hydractl_in score' -s o -l out -r -F -d 'Output file; `-` is standard output'
-complete -c hydractl -n '__hydractl_in score' -l method -x -a 'circuit taylor l0 dsp michel headmap hies gnorm cahp magnitude random' -d 'How heads are scored'
+complete -c hydractl -n '__hydractl_in score' -l method -x -a 'circuit taylor michel gnorm hies headmap cahp l0 dsp magnitude random' -d 'How heads are scored'
 complete -c hydractl -n '__hydractl_in score' -l data -r -a 'digits shapes photos noise reviews manual letters' -F -d 'Labelled data, validation for circuits, calibration or training data else: digits, shapes, reviews, a folder, a .jsonl, .csv or .parquet file, or hf:org/name'
 complete -c hydractl -n '__hydractl_in score' -l limit -x -d 'Use N samples of it, drawn with the seed (hies: 32 by default)'
 complete -c hydractl -n '__hydractl_in score' -l max-length -x -d 'Tokens of a text at most; default: as many as the model reads'

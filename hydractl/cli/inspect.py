@@ -9,7 +9,7 @@ import typer
 
 from hydractl.cli.inspect_comparison import refuse_listing, refuse_without_comparison, show_comparison
 from hydractl.cli.inspect_documents import lineage_tree, maps, pairs, plain, show_mask, show_scores
-from hydractl.cli.options import BUDGET_PANEL, JsonOpt, KeepOpt, RemoveOpt, budget_of
+from hydractl.cli.options import JsonOpt, KeepOpt, RemoveOpt, budget_of, keep_fraction_option
 from hydractl.cli.output import Terminal, count, line, model_cell, size, table
 from hydractl.progress import counted
 
@@ -45,15 +45,7 @@ def inspect(
     keep: KeepOpt = None,
     remove: RemoveOpt = None,
     keep_fraction: Annotated[
-        float | None,
-        typer.Option(
-            "--keep-fraction",
-            min=0.0,
-            max=1.0,
-            metavar="F",
-            help="Keep this share of all heads (default: as many as the scores were made for, or else 2/3).",
-            rich_help_panel=BUDGET_PANEL,
-        ),
+        float | None, keep_fraction_option(": as many as the scores were made for, or else 2/3")
     ] = None,
     plot: Annotated[
         Path | None,

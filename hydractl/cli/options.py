@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -76,17 +76,24 @@ RemoveOpt = Annotated[
     int | None,
     typer.Option("--remove", min=0, metavar="R", help="Remove R heads in all.", rich_help_panel=BUDGET_PANEL),
 ]
-KeepFractionOpt = Annotated[
-    float | None,
-    typer.Option(
+
+
+def keep_fraction_option(default: str = "") -> Any:  # noqa: ANN401 - as typer has it
+    """Return `--keep-fraction`.
+
+    Args:
+        default: What holds without a budget, for the help.
+    """
+    return typer.Option(
         "--keep-fraction",
         min=0.0,
         max=1.0,
         metavar="F",
-        help="Keep this share of all heads.",
+        help=f"Keep this share of all heads{f' (default{default})' if default else ''}.",
         rich_help_panel=BUDGET_PANEL,
-    ),
-]
+    )
+
+
 SeedOpt = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of everything random.")]
 DeviceOpt = Annotated[
     str,

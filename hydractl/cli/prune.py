@@ -15,7 +15,6 @@ from hydractl.cli.options import (
     DtypeOpt,
     ForceOpt,
     JsonOpt,
-    KeepFractionOpt,
     MaxLengthOpt,
     ModelArg,
     OutOpt,
@@ -25,6 +24,7 @@ from hydractl.cli.options import (
     TemplateOpt,
     VerifyOpt,
     budget_of,
+    keep_fraction_option,
 )
 from hydractl.cli.output import Terminal, count, line, model_cell, size, table
 from hydractl.stages.prune_strategy import DEFAULT_CANDIDATES, Diversity, Strategy
@@ -64,7 +64,7 @@ def prune(
         ),
     ] = None,
     remove: RemoveOpt = None,
-    keep_fraction: KeepFractionOpt = None,
+    keep_fraction: Annotated[float | None, keep_fraction_option()] = None,
     per_layer: Annotated[
         bool,
         typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hydractl.cli.options import BUDGET_PANEL, DATA_METAVAR, DATA_SOURCES
+from hydractl.cli.options import DATA_METAVAR, DATA_SOURCES, keep_fraction_option
 from hydractl.scoring.settings import RECHECK
 
 GREEDY = "Circuit"
@@ -46,17 +46,7 @@ LimitOpt = Annotated[
         help="Use N samples of it, drawn with the seed (hies: 32 by default).",
     ),
 ]
-KeepFractionOpt = Annotated[
-    float | None,
-    typer.Option(
-        "--keep-fraction",
-        min=0.0,
-        max=1.0,
-        metavar="F",
-        help="Keep this share of all heads (default without a budget: 2/3).",
-        rich_help_panel=BUDGET_PANEL,
-    ),
-]
+KeepFractionOpt = Annotated[float | None, keep_fraction_option(" without a budget: 2/3")]
 TowersOpt = Annotated[
     str | None,
     typer.Option(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hydractl.data.items import Items
     from hydractl.progress import Progress
 
-__all__ = ["LABELS_HINT", "align_labels", "are_numerals", "class_table", "select_classes"]
+__all__ = ["LABELS_HINT", "align_labels", "are_numerals", "class_table", "required_labels", "select_classes"]
 
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
@@ -59,6 +59,22 @@ def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[i
             _number_of(str(last), numbered, class_names)
             chosen.update(_number_of(str(number), numbered, class_names) for number in range(first, last + 1))
     return tuple(sorted(chosen))
+
+
+def required_labels(items: Items, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
+    """Return the data's labels, in the data's own classes.
+
+    Args:
+        items: The data.
+        option: Which option of the command line needs them.
+        hint: What to do without.
+
+    Raises:
+        DataError: If there are none.
+    """
+    if items.labels is None:
+        raise DataError(f"{items.name}: has no labels, which `{option}` needs", hint=hint)
+    return items.labels
 
 
 def align_labels(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from scipy import stats
 
@@ -12,7 +12,7 @@ from hydractl.heads.masks import all_heads, dropped, shape_of, total_heads
 from hydractl.heads.select import shape_of_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hydractl.heads.masks import HeadId, Mask
 
@@ -101,10 +101,7 @@ def spearman(first: Scores, second: Scores) -> float | None:
     Raises:
         ValueError: If the tables are of different shapes.
     """
-    mine, other = _flat(first, second)
-    if len(set(mine)) < 2 or len(set(other)) < 2:
-        return None
-    return _bounded(float(stats.spearmanr(stats.rankdata(mine), stats.rankdata(other)).statistic))
+    return _correlated(first, second, lambda x, y: stats.spearmanr(stats.rankdata(x), stats.rankdata(y)))
 
 
 def kendall(first: Scores, second: Scores) -> float | None:
@@ -122,10 +119,7 @@ def kendall(first: Scores, second: Scores) -> float | None:
     Raises:
         ValueError: If the tables are of different shapes.
     """
-    mine, other = _flat(first, second)
-    if len(set(mine)) < 2 or len(set(other)) < 2:
-        return None
-    return _bounded(float(stats.kendalltau(mine, other, variant="b").statistic))
+    return _correlated(first, second, lambda x, y: stats.kendalltau(x, y, variant="b"))
 
 
 def standing(scores: Scores) -> dict[str, tuple[tuple[float, ...], ...]]:
@@ -143,6 +137,16 @@ def standing(scores: Scores) -> dict[str, tuple[tuple[float, ...], ...]]:
 def _bounded(value: float) -> float:
     """Return a correlation without what rounding carries beyond 1."""
     return max(-1.0, min(1.0, value))
+
+
+def _correlated(
+    first: Scores, second: Scores, test: Callable[[list[float], list[float]], Any]
+) -> float | None:
+    """Return the statistic of one of scipy's tests on both tables' scores, None where one of them ranks nothing."""
+    mine, other = _flat(first, second)
+    if len(set(mine)) < 2 or len(set(other)) < 2:
+        return None
+    return _bounded(float(test(mine, other).statistic))
 
 
 def _flat(first: Scores, second: Scores) -> tuple[list[float], list[float]]:

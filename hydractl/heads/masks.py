@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,11 +76,6 @@ class TowerMask:
         return len(self.keep)
 
     @property
-    def shape(self) -> TowerShape:
-        """The tower's shape before any head was removed."""
-        return TowerShape(layers=self.layers, num_heads=self.num_heads)
-
-    @property
     def total(self) -> int:
         """How many heads the base has."""
         return self.layers * self.num_heads
@@ -118,9 +113,23 @@ def full_mask(shape: Shape) -> dict[str, TowerMask]:
     }
 
 
-def shape_of(mask: Mask) -> dict[str, TowerShape]:
-    """Return the shape of the base that a mask belongs to."""
-    return {tower: part.shape for tower, part in mask.items()}
+class Layered(Protocol):
+    """A tower's mask, or what a header says of a tower."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of a layer of the base."""
+        ...
+
+
+def shape_of(towers: Mapping[str, Layered]) -> dict[str, TowerShape]:
+    """Return the shape of a model before any head was removed."""
+    return {name: TowerShape(t.layers, t.num_heads) for name, t in towers.items()}
 
 
 def total_heads(shape: Shape) -> int:

@@ -61,6 +61,36 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 settings=TaylorSettings,
             ),
             Method(
+                name="michel",
+                summary="mean |∂loss/∂gate| of gates on heads' outputs (Michel et al. 2019)",
+                run=_lazily("michel", "score_michel"),
+                settings=MichelSettings,
+            ),
+            Method(
+                name="gnorm",
+                summary="greedy removal by the norms of q, k and v gradients (Greedy-Gnorm)",
+                run=_lazily("gnorm", "score_gnorm"),
+                settings=GnormSettings,
+            ),
+            Method(
+                name="hies",
+                summary="importance as michel has it, and entropy of attention (HIES)",
+                run=_lazily("hies", "score_hies"),
+                settings=HiesSettings,
+            ),
+            Method(
+                name="headmap",
+                summary="layer by layer the heads whose masking raises the loss most (HeadMap)",
+                run=_lazily("headmap", "score_headmap"),
+                settings=HeadmapSettings,
+            ),
+            Method(
+                name="cahp",
+                summary="heads grouped by how they tell classes apart, one of each group; finds their number (CAHP)",
+                run=_lazily("cahp", "score_cahp"),
+                settings=CahpSettings,
+            ),
+            Method(
                 name="l0",
                 summary="learned gates that a penalty closes (Voita et al. 2019)",
                 run=_lazily("l0", "score_l0"),
@@ -71,36 +101,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="learned gates of which K stay open (Li et al. 2021)",
                 run=_lazily("dsp", "score_dsp"),
                 settings=DspSettings,
-            ),
-            Method(
-                name="michel",
-                summary="mean |∂loss/∂gate| of gates on heads' outputs (Michel et al. 2019)",
-                run=_lazily("michel", "score_michel"),
-                settings=MichelSettings,
-            ),
-            Method(
-                name="headmap",
-                summary="layer by layer the heads whose masking raises the loss most (HeadMap)",
-                run=_lazily("headmap", "score_headmap"),
-                settings=HeadmapSettings,
-            ),
-            Method(
-                name="hies",
-                summary="importance as michel has it, and entropy of attention (HIES)",
-                run=_lazily("hies", "score_hies"),
-                settings=HiesSettings,
-            ),
-            Method(
-                name="gnorm",
-                summary="greedy removal by the norms of q, k and v gradients (Greedy-Gnorm)",
-                run=_lazily("gnorm", "score_gnorm"),
-                settings=GnormSettings,
-            ),
-            Method(
-                name="cahp",
-                summary="heads grouped by how they tell classes apart, one of each group; finds their number (CAHP)",
-                run=_lazily("cahp", "score_cahp"),
-                settings=CahpSettings,
             ),
             Method(
                 name="magnitude",

@@ -9,7 +9,7 @@ import torch
 
 from hydractl.data.batches import CACHE_BYTES
 from hydractl.data.inputs import open_items
-from hydractl.data.labels import align_labels, are_numerals, class_table
+from hydractl.data.labels import align_labels, are_numerals, class_table, required_labels
 from hydractl.errors import DataError
 from hydractl.manifest import Fingerprint
 from hydractl.stages.evaluate_metrics import TEMPERATURE
@@ -103,13 +103,13 @@ def _labels(
     """
     names = asked.names if asked else next((m.header.labels for m in models if m.header.labels), ())
     count = len(names) if asked else models[0].header.num_classes
-    labels = _require_labels(tested, "--data", hint="unlabelled data can be an OOD set: `--near NAME=DATA`")
+    labels = required_labels(tested, "--data", hint="unlabelled data can be an OOD set: `--near NAME=DATA`")
     by_text = asked is not None
     classes = class_table(tested, names, num_classes=count, by_text=by_text, progress=progress)
     aligned = torch.tensor([classes[label] for label in labels])
     if heldout is None:
         return aligned, None
-    labels = _require_labels(
+    labels = required_labels(
         heldout, "--temperature", hint="name a labelled split, or a number to divide all logits by"
     )
     known = dict(zip(tested.class_names, classes, strict=True))
@@ -126,9 +126,3 @@ def _labels(
     except DataError as error:
         raise DataError(f"`--temperature {heldout.name}`: {error.message}", hint=error.hint) from error
     return aligned, torch.tensor(found)
-
-
-def _require_labels(items: Items, option: str, *, hint: str) -> tuple[int, ...]:
-    if items.labels is None:
-        raise DataError(f"{items.name}: has no labels, which `{option}` needs", hint=hint)
-    return items.labels

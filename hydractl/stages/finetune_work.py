@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hydractl import __version__
 from hydractl.data.inputs import check_augment, check_reads, limited, open_items
-from hydractl.data.labels import LABELS_HINT, align_labels
-from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.data.labels import align_labels, required_labels
+from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.opening import check_tensors, expected_specs, open_model
 from hydractl.manifest import InputFile, Kind
 from hydractl.publish import is_stream
@@ -134,9 +134,9 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     how = limited(header.preprocess, config.max_length, model=config.model)
     check_augment(how, config.recipe.augment)
     names = _trainable(config, opened)
-    training = _labelled(config.data, header, progress)
+    training = _labelled(config.data, "--data", header, progress)
     header = _with_class_names(header, training.items, training.labels)
-    validation = _labelled(config.val, header, progress)
+    validation = _labelled(config.val, "--val", header, progress)
     steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
     progress.step(
         f"Training {opened.name} on {len(training.items)} {training.items.content} for {steps} steps, "
@@ -162,13 +162,9 @@ def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
     return trainable(opened.family, header.architecture, config.recipe, with_elements)
 
 
-def _labelled(reference: DataRef, header: Header, progress: Progress) -> Labelled:
+def _labelled(reference: DataRef, option: str, header: Header, progress: Progress) -> Labelled:
     items = open_items(reference, header.preprocess, progress=progress)
-    if items.labels is None:
-        raise DataError(
-            f"{reference}: has no labels",
-            hint=LABELS_HINT,
-        )
+    required_labels(items, option)
     labels = align_labels(
         items, header.labels, num_classes=header.architecture.num_classes, progress=progress
     )

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from hydractl.data.inputs import check_reads, encoded, limited, open_items
-from hydractl.data.labels import LABELS_HINT, align_labels
+from hydractl.data.inputs import encoded, limited
 from hydractl.errors import DataError, InputError, ManifestError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.metrics.ood import LOGIT_SCORES
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from hydractl.manifest import HeadScores
     from hydractl.progress import Progress
     from hydractl.scoring.job import Samples
-    from hydractl.stages.classes import Classes
     from hydractl.stages.prune_config import DiverseConfig
 
 ACCURACY = "acc"
@@ -76,42 +74,6 @@ def yardstick_for(scores: HeadScores, asked: DiverseConfig) -> Yardstick:
             hint=f"it must be one of {', '.join(LOGIT_SCORES)}",
         )
     return Yardstick(objective, str(ood_score))
-
-
-def open_sets(opened: OpenModel, asked: DiverseConfig, progress: Progress) -> dict[str, Items]:
-    """Open the data that are given, `id` and `ood`, as the model reads them.
-
-    Raises:
-        CheckpointError: If the model can read none.
-        DataError: If a set cannot be opened.
-    """
-    how = opened.header.preprocess
-    check_reads(how, model=opened.reference)
-    references = {"id": asked.data, "ood": asked.ood}
-    return {
-        role: open_items(ref, how, progress=progress) for role, ref in references.items() if ref is not None
-    }
-
-
-def labels_of(
-    opened: OpenModel, found: Items, classes: Classes | None, progress: Progress
-) -> tuple[torch.Tensor, int]:
-    """Return the data's labels (S,) as the model counts classes, and how many classes that are.
-
-    Raises:
-        DataError: If there are none, or they do not fit the model.
-    """
-    if found.labels is None:
-        raise DataError(
-            f"{found.name}: has no labels, which `--data` needs",
-            hint=LABELS_HINT,
-        )
-    names = classes.names if classes else opened.header.labels
-    count = len(names) if classes else opened.header.num_classes
-    labels = align_labels(
-        found, names, num_classes=count, by_text=opened.header.prompting is not None, progress=progress
-    )
-    return torch.tensor(labels), count
 
 
 def check_memory(candidates: int, samples: int, classes: int) -> None:

@@ -19,14 +19,13 @@ from hydractl.runtime import pick_device
 from hydractl.stages.classes import ask
 from hydractl.stages.prune_candidates import (
     check_memory,
-    labels_of,
-    open_sets,
     run_candidates,
     validation_for,
     yardstick_for,
 )
 from hydractl.stages.prune_report import Candidate, DiverseReport, SetDiversity
 from hydractl.stages.prune_strategy import Diversity
+from hydractl.stages.reading import labels_of, open_sets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +81,7 @@ def choose(
     device = pick_device(asked.device)
     yardstick = yardstick_for(scores, asked)
     name = yardstick.objective.text
-    sets = open_sets(opened, asked, progress)
+    sets = open_sets(opened, {"id": asked.data, "ood": asked.ood}, progress)
     classes = asked.naming.classes(opened, data=sets["id"].class_names)
     labels, count = labels_of(opened, sets["id"], classes, progress)
     check_memory(len(draws), len(labels), count)

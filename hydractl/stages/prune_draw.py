@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.heads.clusters import cluster_masks
-from hydractl.heads.masks import TowerMask, TowerShape, full_mask, total_heads
+from hydractl.heads.masks import TowerMask, full_mask, shape_of, total_heads
 from hydractl.heads.members import Sampling, random_masks, random_masks_per_layer, sample_masks, share_before
 from hydractl.heads.select import best_mask, best_mask_per_layer
 from hydractl.progress import counted
@@ -54,10 +54,8 @@ class Task:
 
     def whole(self) -> dict[str, TowerMask]:
         """Return the mask of the towers that keep all of their heads."""
-        towers = self.opened.header.architecture.towers
-        return full_mask(
-            {n: TowerShape(t.layers, t.num_heads) for n, t in towers.items() if n not in self.shape}
-        )
+        shape = shape_of(self.opened.header.architecture.towers)
+        return full_mask({name: size for name, size in shape.items() if name not in self.shape})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.heads.masks import TowerShape
+from hydractl.heads.masks import shape_of
 from hydractl.manifest import HeadMask, InputFile, MaskOrigin, TowerKeep
 from hydractl.progress import counted
 from hydractl.publish import is_stream
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hydractl.families.opening import OpenModel
-    from hydractl.heads.masks import Shape
+    from hydractl.heads.masks import Shape, TowerShape
     from hydractl.manifest import HeadScores, Option
     from hydractl.progress import Progress
     from hydractl.stages.prune_config import PruneConfig
@@ -125,8 +125,8 @@ def _shape(config: PruneConfig, opened: OpenModel, scores: Sequence[HeadScores])
             "the scores files are of different towers", hint="score all with the same `--towers`"
         )
     shape = {
-        name: TowerShape(t.layers, t.num_heads)
-        for name, t in opened.header.architecture.towers.items()
+        name: size
+        for name, size in shape_of(opened.header.architecture.towers).items()
         if not scores or name in scores[0].towers
     }
     layers = max(size.layers for size in shape.values())

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.data.inputs import check_reads, limited
+from hydractl.data.inputs import check_reads, limited, open_items
+from hydractl.data.labels import align_labels, required_labels
 from hydractl.families.inputs import inputs_like
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.scoring.job import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hydractl.data.batches import Batch
     from hydractl.data.items import Items
+    from hydractl.data.reference import DataRef
     from hydractl.families.inputs import Inputs
+    from hydractl.progress import Progress
     from hydractl.scoring.team import Team
+    from hydractl.stages.classes import Classes
 
 
 def open_reader(
@@ -48,6 +52,44 @@ def open_reader(
         check_reads(opened.header.preprocess, model=reference)
     how = limited(opened.header.preprocess, max_length, model=reference)
     return replace(opened, header=opened.header.model_copy(update={"preprocess": how}))
+
+
+def open_sets(
+    opened: OpenModel, references: Mapping[str, str | DataRef | None], progress: Progress
+) -> dict[str, Items]:
+    """Open the data that are given, by role, as the model reads them.
+
+    Raises:
+        CheckpointError: If the model can read none.
+        DataError: If a set cannot be opened.
+    """
+    how = opened.header.preprocess
+    given = {role: reference for role, reference in references.items() if reference is not None}
+    if given:
+        check_reads(how, model=opened.reference)
+    return {role: open_items(reference, how, progress=progress) for role, reference in given.items()}
+
+
+def labels_of(
+    opened: OpenModel, items: Items, classes: Classes | None, progress: Progress
+) -> tuple[torch.Tensor, int]:
+    """Return the labels (S,) of what `--data` names as the model counts classes, and how many classes that are.
+
+    Args:
+        opened: The model.
+        items: The data.
+        classes: What a zero-shot model is asked about.
+        progress: Hears how classes were matched.
+
+    Raises:
+        DataError: If there are none, or they do not fit the model.
+    """
+    required_labels(items, "--data")
+    names = classes.names if classes else opened.header.labels
+    count = len(names) if classes else opened.header.num_classes
+    by_text = opened.header.prompting is not None
+    labels = align_labels(items, names, num_classes=count, by_text=by_text, progress=progress)
+    return torch.tensor(labels), count
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from hydractl.data.batches import Deal, epoch_order
-from hydractl.data.inputs import encoded, open_items
-from hydractl.data.labels import LABELS_HINT, align_labels
+from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydractl.families.opening import OpenModel, load_model
-from hydractl.heads.masks import TowerShape
+from hydractl.heads.masks import shape_of, total_heads
 from hydractl.heads.select import COMMON_KEEP_FRACTION, Budget
 from hydractl.manifest import Fingerprint, HeadScores, InputFile, Kind, TowerScores
 from hydractl.progress import SILENT, Progress, counted
@@ -25,7 +24,7 @@ from hydractl.stages.interrupted import resumable
 from hydractl.stages.journal import open_journal
 from hydractl.stages.lineage import TOOL
 from hydractl.stages.outputs import check_outputs
-from hydractl.stages.reading import Again, digests, open_reader
+from hydractl.stages.reading import Again, digests, labels_of, open_reader, open_sets
 from hydractl.stages.score_config import ScoreConfig, ScoreReport
 from hydractl.stages.score_training import check_training, offered, open_state, publish_scores
 
@@ -88,15 +87,20 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
         check_training(config, opened)
     architecture = opened.header.architecture
     scored = _scored(config, architecture)
+    heads = total_heads(shape_of(scored))
     keep, removals = _amounts(config, scored, progress)
-    options = _options(config, keep=keep, removals=removals, total=_count_heads(scored))
-    sets = _open_sets(config, opened, progress)
-    classes = config.naming.classes(opened, data=sets["id"][1].class_names if "id" in sets else ())
+    options = _options(config, keep=keep, removals=removals, total=heads)
+    references = {"id": config.data if config.entry.needs_data else None, "ood": config.ood}
+    sets = open_sets(opened, references, progress)
+    classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
     if classes is not None:
         options |= {"classes": classes.names, "templates": classes.templates}
     data = {
-        role: Fingerprint(reference=ref, sha256=found.fingerprint(digests(found, team)), count=len(found))
-        for role, (ref, found) in sets.items()
+        role: Fingerprint(
+            reference=ref, sha256=sets[role].fingerprint(digests(sets[role], team)), count=len(sets[role])
+        )
+        for role, ref in references.items()
+        if ref is not None
     }
     document = _document(config, opened, options, data)
     journal = open_journal(config.out, digest_text(document.to_json()), anew=config.force, team=team)
@@ -108,7 +112,7 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
     job = replace(
         job, towers=tuple(scored), keep=keep, budget=removals, free=config.budget is None, log=journal
     )
-    progress.step(f"Scoring {counted(_count_heads(scored), 'head')} by {config.method}")
+    progress.step(f"Scoring {counted(heads, 'head')} by {config.method}")
     ranking = _ranking(config, job, state, progress)
     scores = document.model_copy(
         update={
@@ -122,7 +126,7 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
             "results": dict(ranking.results),
         }
     )
-    inputs = tuple(InputFile(name=sets[role][1].name, sha256=found.sha256) for role, found in data.items())
+    inputs = tuple(InputFile(name=sets[role].name, sha256=found.sha256) for role, found in data.items())
     if team.leads:
         scores = publish_scores(config, opened, scores, ranking, inputs=inputs)
         journal.discard()
@@ -151,10 +155,6 @@ def _ranking(config: ScoreConfig, job: ScoreJob, state: State, progress: Progres
         raise
 
 
-def _count_heads(towers: Mapping[str, TowerHeads]) -> int:
-    return sum(t.layers * t.num_heads for t in towers.values())
-
-
 def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerHeads]:
     """Return the towers whose heads are scored."""
     for name in config.towers:
@@ -168,14 +168,14 @@ def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerH
 
 def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
-    shape = {name: TowerShape(t.layers, t.num_heads) for name, t in towers.items()}
+    shape = shape_of(towers)
     budget = config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
     try:
         removals = budget.removals(shape)
     except ValueError as error:
         raise UsageError(f"`{budget.typed}`: {error}") from error
     layers = sum(t.layers for t in towers.values())
-    kept = _count_heads(towers) - removals
+    kept = total_heads(shape) - removals
     keep = round(kept / layers)
     if config.settings.amount == Amount.KEEP and config.budget is not None and keep * layers != kept:
         progress.warn(
@@ -205,15 +205,6 @@ def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> di
     return {k: v for k, v in options.items() if v is not None}
 
 
-def _open_sets(config: ScoreConfig, opened: OpenModel, progress: Progress) -> dict[str, tuple[str, Items]]:
-    references = {"id": config.data if config.entry.needs_data else None, "ood": config.ood}
-    return {
-        role: (ref, open_items(ref, opened.header.preprocess, progress=progress))
-        for role, ref in references.items()
-        if ref is not None
-    }
-
-
 def _document(
     config: ScoreConfig, opened: OpenModel, options: Mapping[str, Option], data: dict[str, Fingerprint]
 ) -> HeadScores:
@@ -234,7 +225,7 @@ def _job(
     config: ScoreConfig,
     opened: OpenModel,
     classes: Classes | None,
-    sets: Mapping[str, tuple[str, Items]],
+    sets: Mapping[str, Items],
     run: _Run,
 ) -> ScoreJob:
     device = own_device(config.device)
@@ -244,8 +235,8 @@ def _job(
     like = torch.empty(0, device=device, dtype=model.dtype)
     loaded = {}
     training = None
-    for role, (_, found) in sets.items():
-        labels = _labels(opened, classes, found, run.progress) if role == "id" else None
+    for role, found in sets.items():
+        labels = labels_of(opened, found, classes, run.progress)[0] if role == "id" else None
         loaded[role] = _samples(config, opened, found, labels=labels, like=like, team=run.team)
         if labels is not None and config.settings.trains:
             chosen = _chosen(config, found)
@@ -261,22 +252,6 @@ def _job(
         max_memory=config.max_memory,
         team=run.team,
         training=training,
-    )
-
-
-def _labels(opened: OpenModel, classes: Classes | None, found: Items, progress: Progress) -> torch.Tensor:
-    """Return the data's labels as the model counts classes."""
-    if found.labels is None:
-        raise DataError(
-            f"{found.name}: has no labels; scoring needs them",
-            hint=LABELS_HINT,
-        )
-    names = classes.names if classes else opened.header.labels
-    count = len(names) if classes else opened.header.num_classes
-    return torch.tensor(
-        align_labels(
-            found, names, num_classes=count, by_text=opened.header.prompting is not None, progress=progress
-        )
     )
 
 
