@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.runtime import ENDING
+from hydractl.runtime import ENDING, heed_no_more_signals, unwind_once
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -23,7 +23,7 @@ def main() -> None:
         if number is None or signal.getsignal(number) not in {signal.SIG_DFL, signal.default_int_handler}:
             continue
         if launched:
-            signal.signal(number, _unwind_once)
+            signal.signal(number, unwind_once)
         elif number != signal.SIGINT:  # Python answers that one as we do
             signal.signal(number, _unwind)
     try:
@@ -32,7 +32,9 @@ def main() -> None:
         code = 130
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write("interrupted\n")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left to do is not worth a traceback
+    heed_no_more_signals()
+    if not launched:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left to do is not worth a traceback
     sys.exit(code)
 
 
@@ -57,14 +59,6 @@ def _run() -> int:
 def _unwind(_number: int, _frame: FrameType | None) -> None:
     """End as Ctrl-C does, so that scratch files go."""
     raise KeyboardInterrupt
-
-
-def _unwind_once(number: int, frame: FrameType | None) -> None:
-    """End at the first of several signals: a launcher passes on the Ctrl-C that all have got from the terminal."""
-    for name in ENDING:
-        if (other := getattr(signal, name, None)) is not None:
-            signal.signal(other, signal.SIG_IGN)
-    _unwind(number, frame)
 
 
 if __name__ == "__main__":

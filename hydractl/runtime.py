@@ -16,6 +16,7 @@ from hydractl.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from types import FrameType
 
     import torch
     from torch.distributed.distributed_c10d import Store
@@ -175,6 +176,24 @@ def require_one_process(command: str) -> None:
             f"`{command}` runs in one process, not in {world_size()}",
             hint="leave out `torchrun`; `finetune` and `score` take it",
         )
+
+
+def unwind_once(_number: int, _frame: FrameType | None) -> None:
+    """Answer the first of several signals as Ctrl-C: a launcher passes on what all have got from the terminal.
+
+    Raises:
+        KeyboardInterrupt: Always.
+    """
+    heed_no_more_signals()
+    raise KeyboardInterrupt
+
+
+def heed_no_more_signals() -> None:
+    """Let a process of several, which says why it ends, end: the launcher's signal to do so would add a second voice."""
+    for name in ENDING:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is unwind_once:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hydractl.runtime import LINGER_S
+from hydractl.runtime import LINGER_S, heed_no_more_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -195,6 +195,7 @@ def say(message: str, *, style: str | None = None) -> None:
 
 def fail(error: HydraError) -> None:
     """Print an error and its hint; also on a rank that is otherwise silent, since it may be the only one that failed."""
+    heed_no_more_signals()
     rank = os.environ.get("RANK", "0")
     say(f"{'' if rank == '0' else f'rank {rank}: '}error: {error.message}", style="bold red")
     if error.hint:

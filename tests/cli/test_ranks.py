@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -78,6 +79,37 @@ def check_one_voice(said, *messages):
     assert len(spoken) == 1
     assert spoken[0] in messages
     assert not any(noise in line for line in said for noise in NOISE)
+
+
+TOLD_TO_END = """
+import atexit, os, signal, sys
+from hydractl import __main__ as program
+from hydractl.cli import output
+
+def end(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if sys.argv[1] == "speaking":
+    say, output.say = output.say, lambda *a, **k: (say(*a, **k), end())
+else:
+    atexit.register(end)
+sys.argv = ["hydractl", "inspect", "missing.st"]
+program.main()
+"""
+
+
+@pytest.mark.parametrize("when", ["speaking", "leaving"])
+def test_a_rank_that_says_why_it_ends_is_not_interrupted(tmp_path, when):
+    """A launcher tells all to end as soon as one has, while another may be saying why."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_TO_END, when], env=environment(RANK="0", WORLD_SIZE="2"),
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0].startswith("error: missing.st: ")
+    assert done.stderr.count("error") == 1
+    assert not any(noise in done.stderr for noise in (*NOISE, "interrupted"))
 
 
 @needs_proc
