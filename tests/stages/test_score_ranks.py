@@ -21,6 +21,14 @@ TASKS = {
     "zero-shot": {"data": "digits::classes=0-4,limit=40", "batch_size": 9},
 }
 MAY_REFUSE = {"zero-shot"}
+OOD = "digits::classes=9,limit=30"
+LAZY = {"objective": "acc-0.1*nll", "search": "lazy", "recheck": 4}
+SEARCHES = {
+    ("images", "ood"): {"ood": OOD},
+    ("images", "lazy"): {"ood": OOD, "given": {**LAZY, "objective": "avg"}},
+    ("texts", "lazy"): {"given": LAZY},
+    ("zero-shot", "lazy"): {"given": LAZY},
+}
 CASES = [(task, method) for task in TASKS for method in METHODS]
 
 
@@ -45,13 +53,14 @@ def jobs(tmp_path_factory):
         }
         for task, method in CASES
     } | {
-        "images-ood": {
-            **TASKS["images"],
-            "model": models["images"],
-            "ood": "digits::classes=9,limit=30",
-            "budget": {"remove": 3},
+        f"{task}-{name}": {
+            **TASKS[task],
+            "model": models[task],
+            "budget": {"remove": 5},
             "device": "cpu",
+            **settings,
         }
+        for (task, name), settings in SEARCHES.items()
     }
 
 
@@ -71,7 +80,7 @@ def made(jobs, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize(("task", "method"), [*CASES, ("images", "ood")])
+@pytest.mark.parametrize(("task", "method"), [*CASES, *SEARCHES])
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_file_is_the_same_for_any_number_of_processes(made, task, method, world):
     name = f"{task}-{method}"

@@ -26,11 +26,16 @@ def launcher(world: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
 
 
-def score_all(world: int, jobs: Path, out: Path) -> None:
+def score_all(world: int, jobs: Path, out: Path, *, threads: int = 1) -> None:
     """Do the scorings that a JSON file lists, each into a file of `out` named as it is; see `main`."""
     command = [*launcher(world), "-m", "support.ranks", str(jobs), str(out)]
     done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+        command,
+        env=environment(OMP_NUM_THREADS=str(threads)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
