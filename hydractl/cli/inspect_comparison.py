@@ -81,7 +81,7 @@ def _budget(choice: Choice) -> str:
 
 
 def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) -> None:
-    from hydractl.cli.tables import KEPT_DROPPED, SHADES, HeadMaps
+    from hydractl.cli.tables import CROSS, KEPT_DROPPED, SHADES, HeadMaps
 
     for name, first in choices[0].mask.items():
         out.print()
@@ -97,14 +97,14 @@ def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) ->
             )
         )
     if any(choice.standing for choice in choices):
-        shades, (kept, gone) = SHADES[out.options.ascii_only], KEPT_DROPPED[out.options.ascii_only]
-        masks = (
-            "" if all(choice.standing for choice in choices) else f", of masks {kept} stays and {gone} goes"
-        )
+        plain = out.options.ascii_only
+        shades, (kept, gone) = SHADES[plain], KEPT_DROPPED[plain]
         line(
             out,
-            f"Of scores {shades} is from the fifth of heads that score least to the one that scores most{masks}; numbers: kept",
+            f"scores: {CROSS[plain]} goes; {shades} stay, from the lowest fifth of all scores to the highest",
         )
+        masks = "" if all(c.standing for c in choices) else f"masks: {kept} stays, {gone} goes; "
+        line(out, f"{masks}numbers: heads kept")
 
 
 def _pairs(pairs: tuple[Pair, ...], labels: Mapping[str, str], out: Console) -> None:

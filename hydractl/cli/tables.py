@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 NARROWEST_FIRST_COLUMN = 14
 KEPT_DROPPED = (("■", "·"), ("#", "."))
-SHADES = ("·░▒▓█", ".:+x#")
+SHADES = ("·░▒▓█", ".:+*#")
+CROSS = ("×", "x")
 GAP = 3
 
 
@@ -128,7 +129,7 @@ class HeadMaps:
         keep: For each member and layer the kept heads.
         num_heads: Heads of a layer of the base.
         standing: For each member the shares of heads that score no higher, in (0, 1], which are shown as shades in
-            place of kept and dropped; None for one that has no scores. Empty if none has any.
+            place of kept, with crosses for dropped; None for one that has no scores. Empty if none has any.
     """
 
     names: tuple[str, ...]
@@ -159,13 +160,14 @@ class HeadMaps:
                 yield text
 
     def _signs(self, member: int, layer: int, *, ascii_only: bool) -> str:
-        """Return one letter a head: a fifth of all heads has each shade, more where scores are equal."""
+        """Return one letter a head; of scores a fifth of all heads has each shade, more where they are equal."""
+        stay = set(self.keep[member][layer])
         standing = self.standing[member] if self.standing else None
         if standing is not None:
-            shades = SHADES[ascii_only]
-            return "".join(shades[ceil(len(shades) * share) - 1] for share in standing[layer])
+            shades, cross = SHADES[ascii_only], CROSS[ascii_only]
+            signs = (shades[ceil(len(shades) * share) - 1] for share in standing[layer])
+            return "".join(sign if head in stay else cross for head, sign in enumerate(signs))
         kept, dropped = KEPT_DROPPED[ascii_only]
-        stay = set(self.keep[member][layer])
         return "".join(kept if head in stay else dropped for head in range(self.num_heads))
 
 

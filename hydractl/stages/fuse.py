@@ -138,6 +138,9 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
             write_checkpoint(
                 file, fusion.specs, fusion.chunks, header=header, final=final if digest else None
             )
+    if Fate.GROUPED in fusion.fates.values():  # else all are alike, which has been said
+        for member, twin in _twins(members):
+            progress.warn(f"{member} and {twin} hold the same weights: what they say counts twice")
     return _report(config, members, fusion, gap)
 
 
@@ -188,6 +191,16 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     if Fate.MERGED in fates:
         return "members differ in nothing but averaged MLPs: the hydra answers as one model; `--mlp keep` keeps them apart"
     return "members are identical: the hydra answers as one model"
+
+
+def _twins(members: Sequence[OpenModel]) -> Iterator[tuple[str, str]]:
+    """Yield the names of the first of several equal members and of each further one."""
+    first: dict[str, str] = {}
+    for member in members:
+        digest = member.checkpoint.digest
+        if digest in first:
+            yield first[digest], member.reference
+        first.setdefault(digest, member.reference)
 
 
 def _check_reading(member: OpenModel, first: OpenModel) -> None:

@@ -105,7 +105,7 @@ def test_signs_that_any_terminal_has(call, work, monkeypatch):
     out = call("inspect", "scores.json", "m-0.mask.json").out
 
     assert out.isascii()
-    assert ".:+x# is from the fifth" in out
+    assert "scores: x goes; .:+*# stay, from the lowest fifth" in out
 
 
 BAD = {

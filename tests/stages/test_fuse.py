@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +125,14 @@ def test_members_that_cannot_disagree_are_warned_about(tmp_path):
     assert hears(tmp_path, [one], force=True).warnings == [
         "there is one member only: the hydra answers as one model"
     ]
+
+
+def test_a_member_that_comes_twice_is_warned_about(tmp_path):
+    one, other = (base(PLAIN).pruned(*keep) for keep in KEEPS[:2])
+
+    (warning,) = hears(tmp_path, [one, other, one]).warnings
+
+    assert re.fullmatch(r"\S*0\S* and \S*2\S* hold the same weights: what they say counts twice", warning)
 
 
 def test_averaging_the_only_difference_is_warned_about(tmp_path):
