@@ -57,6 +57,7 @@ class Choice:
         name: In tables.
         options: Of `score`.
         once: Whether one run, made for the smallest budget, serves all budgets.
+        free: Whether its scores are the same for every budget.
         per_layer: Whether each layer keeps equally many heads, as the method is meant.
         draws: How many seeds are averaged.
     """
@@ -64,6 +65,7 @@ class Choice:
     name: str
     options: tuple[str, ...]
     once: bool = False
+    free: bool = False
     per_layer: bool = False
     draws: int = 1
 
@@ -83,20 +85,20 @@ CHOICES = (
     circuit("Circ nll", "nll"),
     circuit("Circ ece", "ece"),
     Choice(name="Taylor", options=("--method", "taylor", *CALIBRATION), per_layer=True),
-    Choice(name="Taylor global", options=("--method", "taylor", "--scope", "global", *CALIBRATION), once=True),
-    Choice(name="Michel", options=("--method", "michel", *CALIBRATION), once=True),
-    Choice(name="Michel batch", options=("--method", "michel", "--form", "batch", *CALIBRATION), once=True),
+    Choice(name="Taylor global", options=("--method", "taylor", "--scope", "global", *CALIBRATION), once=True, free=True),
+    Choice(name="Michel", options=("--method", "michel", *CALIBRATION), once=True, free=True),
+    Choice(name="Michel batch", options=("--method", "michel", "--form", "batch", *CALIBRATION), once=True, free=True),
     Choice(name="Michel 10 % a step", options=("--method", "michel", "--recompute", "5", *CALIBRATION), once=True),
-    Choice(name="HIES", options=("--method", "hies", "--data", DIGITS.train), once=True),
+    Choice(name="HIES", options=("--method", "hies", "--data", DIGITS.train), once=True, free=True),
     Choice(name="Greedy-Gnorm", options=("--method", "gnorm", *CALIBRATION), once=True),
     Choice(name="HeadMap", options=("--method", "headmap", "--data", DIGITS.train), per_layer=True),
     Choice(name="CAHP", options=("--method", "cahp", "--data", DIGITS.train)),
     Choice(name="CAHP medoid", options=("--method", "cahp", "--representative", "medoid", "--data", DIGITS.train)),
-    Choice(name="L0", options=("--method", "l0", "--data", DIGITS.train), once=True),
+    Choice(name="L0", options=("--method", "l0", "--data", DIGITS.train), once=True, free=True),
     Choice(name="DSP", options=("--method", "dsp", "--data", DIGITS.train)),
     Choice(name="DSP STE", options=("--method", "dsp", "--estimator", "ste", "--data", DIGITS.train)),
-    Choice(name="Magnitude", options=("--method", "magnitude"), once=True),
-    Choice(name="Random", options=("--method", "random"), once=True, draws=DRAWS),
+    Choice(name="Magnitude", options=("--method", "magnitude"), once=True, free=True),
+    Choice(name="Random", options=("--method", "random"), once=True, free=True, draws=DRAWS),
 )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ class Bench:
                     "score",
                     self.base,
                     *choice.options,
-                    *takes(choice, budget),
+                    *(() if choice.free else budget),
                     "--seed",
                     self.seed + draw,
                     "-o",
@@ -264,12 +266,6 @@ class Bench:
             | {"seconds": statistics.mean(self.seconds.get(str(p).replace("-tuned", ""), 0.0) for p in paths)}
             for label, paths in models.items()
         }  # fmt: skip
-
-
-def takes(choice: Choice, budget: tuple[object, ...]) -> tuple[object, ...]:
-    """Return the budget for methods whose scores hang on it."""
-    free = ("magnitude", "random", "hies", "l0")
-    return () if choice.options[1] in free else budget
 
 
 def run(*arguments: object) -> None:

@@ -114,17 +114,25 @@ def pick_device(name: str) -> torch.device:
 
 
 def own_device(name: str) -> torch.device:
-    """Return the device of this process; several processes of one machine take one GPU each.
+    """Return the device on which this process scores; several processes of one machine take one GPU each.
+
+    Scores are computed in float64, which MPS lacks.
 
     Args:
         name: As for `pick_device`.
 
     Raises:
-        UsageError: If the device is unknown or absent, or there are fewer GPUs than processes.
+        UsageError: If the device is unknown, absent or MPS, or there are fewer GPUs than processes.
     """
     import torch  # noqa: PLC0415 - as above
 
     device = pick_device(name)
+    if device.type == "mps":
+        if name != "auto":
+            raise UsageError(
+                "`--device mps` has no float64, which scores are computed in", hint="use `--device cpu`"
+            )
+        device = torch.device("cpu")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
     if world_size() == 1 or device.type != "cuda":
         return device

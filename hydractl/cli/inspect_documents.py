@@ -47,6 +47,11 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
     line(out, f"{file}: scores by {scores.method}")
     rows = [("objective", scores.objective)] if scores.objective else []
     rows += [("options", pairs(scores.options))] if scores.options else []
+    found = {name: value for name, value in scores.results.items() if not isinstance(value, tuple | list)}
+    rows += [("results", pairs(found))] if found else []
+    if scores.clusters is not None:
+        sizes = ", ".join(str(len(cluster)) for cluster in scores.clusters)
+        rows += [("clusters", f"{len(scores.clusters)}, of {sizes} heads")]
     rows += [
         ("model", f"{scores.model.reference}, {scores.architecture}, {short(scores.model.sha256)}"),
         *((f"data {name}", fingerprint(f.reference, f.sha256, f.count)) for name, f in scores.data.items()),

@@ -167,28 +167,6 @@ def _shuffled(heads: Sequence[HeadId], *, source: random.Random) -> list[HeadId]
     return sorted(heads, key=lambda _: source.random())
 
 
-def check_agree_before(masks: Sequence[Mask], layer: int) -> None:
-    """Refuse masks that differ before a layer.
-
-    Args:
-        masks: One a member, of one shape.
-        layer: Layers before this one are compared, in every tower; at least 0.
-
-    Raises:
-        ValueError: If two masks differ there, naming member, tower and layer, their
-            shapes differ, or `layer` is negative.
-    """
-    _check_comparable(masks, layer=layer)
-    for member, mask in enumerate(masks):
-        for tower, part in mask.items():
-            for index, (mine, first) in enumerate(zip(part.keep[:layer], masks[0][tower].keep, strict=False)):
-                if mine != first:
-                    raise ValueError(
-                        f"members 0 and {member} must agree before layer {layer}, but in layer {index} of tower "
-                        f"`{tower}` they keep {list(first)} and {list(mine)}"
-                    )
-
-
 def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerMask], ...]:
     """Return the masks with every layer before one replaced by that of the first mask.
 

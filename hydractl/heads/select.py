@@ -67,7 +67,7 @@ class Budget:
     def typed(self) -> str:
         """The option that gives this budget, for messages."""
         if self.keep_per_layer is not None:
-            return f"--keep {self.keep_per_layer}"
+            return f"--keep {self.keep_per_layer}{' --per-layer' if self.per_layer else ''}"
         return f"--keep-fraction {self.keep_fraction:g}" if self.remove is None else f"--remove {self.remove}"
 
     def removals(self, towers: Shape) -> int:

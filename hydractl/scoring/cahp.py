@@ -113,7 +113,7 @@ def _placed(
     compared: Compared, settings: CahpSettings, heads: int, seed: int, progress: Progress
 ) -> tuple[torch.Tensor, dict[str, Option]]:
     """Return the distances (N, N) that heads are grouped by, and with what perplexity these were made."""
-    if settings.embedding == "none":
+    if settings.perplexity is None:  # no t-SNE
         return compared.distances, {}
     perplexity = fitting_perplexity(settings.perplexity, heads)
     if perplexity != settings.perplexity:

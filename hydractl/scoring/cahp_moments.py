@@ -66,8 +66,6 @@ def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.
     if labels is None:
         raise DataError("scoring by class separability needs labelled data")
     signed = signatures(job.model, tower, inputs, size=size).flatten(1)
-    if signed.device.type == "mps":  # it has no float64
-        signed = signed.cpu()
     rows = []
     for label in labels.unique().tolist():
         own = signed[(labels == label).to(signed.device)].double()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hydractl.errors import UsageError
 from hydractl.scoring.settings import Amount, Settings, one_of, positive, within
 
+PERPLEXITY = 10.0
 HIGHEST_DEGREE = 15
 """Of a polynomial whose fit to hundreds of numbers of groups is still well conditioned."""
 
@@ -18,7 +20,7 @@ class CahpSettings(Settings):
         degree: Of the polynomial that smooths the silhouettes before their knee is looked for.
         representative: `salience`: the most salient head leads its group; `medoid`: the one in the middle.
         embedding: `tsne`: heads are grouped in the plane of a t-SNE; `none`: by their profiles themselves.
-        perplexity: Of the t-SNE; lowered for models of few heads.
+        perplexity: Of the t-SNE, None for `PERPLEXITY`; lowered for models of few heads.
         signature_size: S: attention maps are brought to S x S.
         salience_share: Of the batches, that the salience is computed on; one batch at least.
     """
@@ -26,7 +28,7 @@ class CahpSettings(Settings):
     degree: int = 6
     representative: str = "salience"
     embedding: str = "tsne"
-    perplexity: float = 10.0
+    perplexity: float | None = None
     signature_size: int = 32
     salience_share: float = 0.25
 
@@ -34,7 +36,14 @@ class CahpSettings(Settings):
         within("degree", self.degree, low=1, high=HIGHEST_DEGREE)
         one_of("representative", self.representative, ("salience", "medoid"))
         one_of("embedding", self.embedding, ("tsne", "none"))
-        positive("perplexity", self.perplexity)
+        if self.embedding == "tsne" and self.perplexity is None:
+            object.__setattr__(self, "perplexity", PERPLEXITY)
+        if self.perplexity is not None:
+            if self.embedding != "tsne":
+                raise UsageError(
+                    f"`--perplexity` has no effect with `--embedding {self.embedding}`", hint="leave it out"
+                )
+            positive("perplexity", self.perplexity)
         within("signature_size", self.signature_size, low=2, high=256)
         within("salience_share", self.salience_share, low=0.0, high=1.0)
 

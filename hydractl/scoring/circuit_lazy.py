@@ -30,7 +30,7 @@ class Lazy(Exact):
     and fall, so this one is a heuristic. The first removal, and then each `recheck`-th, values every head, from nothing
     remembered; there an interrupted run begins again.
 
-    The memory takes up to twelve bytes a head and sample, beside what `--max-memory` bounds.
+    The memory takes up to sixteen bytes a head and sample, beside what `--max-memory` bounds.
 
     Work is counted in layers times samples. What enters a layer is computed once for all candidates of a step, and a
     candidate in layer l of L takes L - l: so an exact search is counted, too.

@@ -12,7 +12,7 @@ from torch import nn
 
 from hydractl.errors import UsageError
 from hydractl.scoring.gate_settings import DspSettings
-from hydractl.scoring.gates import Gates, gate_dtype, initial_draws, step_uniform, tables
+from hydractl.scoring.gates import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates_training import joint_weights, train_gates, warn_of_lost_weights
 from hydractl.scoring.job import Ranking, ScoreJob
 
@@ -41,7 +41,7 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
             hint="change `--keep`, `--remove` or `--keep-fraction`",
         )
     warn_of_lost_weights(job, settings, progress)
-    first = initial_draws([total], seed=job.seed).to(gate_dtype(job.model.device))
+    first = initial_draws([total], seed=job.seed).to(job.model.device)
 
     def make(steps: int) -> Gates:
         if settings.temperature is None or settings.cooldown is None:
@@ -136,7 +136,7 @@ def soft_top_k(r: torch.Tensor, k: int, *, temperature: float) -> torch.Tensor:
     return total
 
 
-def temperature_at(step: int, *, begin: float, cooldown: int, end: float = COLDEST) -> float:
-    """Return the temperature of a step: from `begin` at step 0 down to `end` at step `cooldown`, by the same factor a step."""
+def temperature_at(step: int, *, begin: float, cooldown: int) -> float:
+    """Return the temperature of a step: from `begin` at step 0 down to `COLDEST` at step `cooldown`, by the same factor a step."""
     share = min(1.0, step / cooldown)
-    return float(begin ** (1 - share) * end**share)
+    return float(begin ** (1 - share) * COLDEST**share)

@@ -86,11 +86,6 @@ class GatedModel(nn.Module):
         return shares
 
 
-def gate_dtype(device: torch.device) -> torch.dtype:
-    """Return what gates are computed in: float64, or float32 where the device has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def initial_draws(sizes: Sequence[int], *, seed: int) -> torch.Tensor:
     """Return uniform starting values, float64, in Glorot and Bengio's (2010, eq. 16) bounds for a 1 x n matrix.
 

@@ -33,11 +33,6 @@ class TaylorSettings(Settings):
         """What each layer keeps, if layers are scored one by one."""
         return Amount.KEEP if self.scope == "layer" else Amount.NOTHING
 
-    @property
-    def seeded(self) -> bool:
-        """Yes: of the samples drawn."""
-        return True
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MichelSettings(Settings):

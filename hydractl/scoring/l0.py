@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hydractl.scoring.gate_settings import L0Settings
-from hydractl.scoring.gates import Gates, gate_dtype, initial_draws, step_uniform, tables
+from hydractl.scoring.gates import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates_training import joint_weights, train_gates, warn_of_lost_weights
 from hydractl.scoring.job import Ranking, ScoreJob
 
@@ -44,7 +44,7 @@ def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
     settings = job.set_for(L0Settings)
     warn_of_lost_weights(job, settings, progress)
     sizes = [t.num_heads for t in job.scored.values() for _ in range(t.layers)]
-    first = initial_draws(sizes, seed=job.seed).to(gate_dtype(job.model.device))
+    first = initial_draws(sizes, seed=job.seed).to(job.model.device)
     learned = train_gates(
         job,
         settings,

@@ -112,12 +112,17 @@ class CircuitSettings(Settings):
         one_of("ood_score", self.ood_score, OOD_SCORES)
         one_of("search", self.search, SEARCHES)
         if self.ood_score != "msp" and not objective.needs_ood:
-            raise UsageError(f"`--ood-score` has no effect with `--objective {objective.text}`")
+            raise UsageError(
+                f"`--ood-score` has no effect with `--objective {objective.text}`",
+                hint="leave it out, or take an objective that reads OOD data, such as `avg`",
+            )
         if self.search == "lazy" and self.recheck is None:
             object.__setattr__(self, "recheck", RECHECK)
         if self.recheck is not None:
             if self.search != "lazy":
-                raise UsageError("`--recheck` has no effect without `--search lazy`")
+                raise UsageError(
+                    "`--recheck` has no effect without `--search lazy`", hint="add that, or leave it out"
+                )
             within("recheck", self.recheck, low=1)
 
     @property

@@ -10,10 +10,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import METADATA_KEY, Checkpoint
-from hydractl.errors import CheckpointError, UsageError
+from hydractl.errors import CheckpointError, ManifestError, UsageError
 from hydractl.families.base import locate as locate_tensor
 from hydractl.families.base import name_in_memory
 from hydractl.families.table import FAMILIES
+from hydractl.heads.masks import HeadId, total_heads
+from hydractl.heads.select import removal_order, shape_of_scores
 from hydractl.manifest import Fate
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.inspect_identity import of_folder, stated
@@ -73,25 +75,32 @@ def run_inspect(
     if isinstance(found, Checkpoint):
         return _described(config, found, located)
     if config.tensors:
-        raise UsageError(f"{config.file}: is a {found.kind_of_file} file; `--tensors` is for checkpoints")
+        raise UsageError(
+            f"{config.file}: is a {found.kind_of_file} file; `--tensors` is for checkpoints",
+            hint="leave it out",
+        )
     return DocumentReport(file=config.file, kind=found.kind_of_file, document=found)
 
 
 def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int | None, ...], ...]]:
     """Return each head's rank among all heads of all towers, by tower and layer: 1 matters most.
 
-    Equal scores are ranked by tower, layer and head. A greedy method ranks what it removed, the first to go last;
-    the heads that it kept have no rank.
+    The first head that `prune` removes is the last: of equal scores the lowest tower, layer and head. A greedy method ranks
+    what it removed; the heads that it kept have no rank.
+
+    Raises:
+        ManifestError: If the removals are not of the heads that have scores.
     """
-    heads = [
-        (-value, (tower, layer, head))
-        for tower, table in scores.towers.items()
-        for layer, row in enumerate(table.scores)
-        for head, value in enumerate(row)
-    ]
-    rank = {place: i for i, (_, place) in enumerate(sorted(heads), 1)}
-    if scores.removals is not None:
-        rank = {(r.tower, r.layer, r.head): len(heads) - i for i, r in enumerate(scores.removals)}
+    tables = {tower: table.scores for tower, table in scores.towers.items()}
+    recorded = scores.removals
+    try:
+        order = removal_order(
+            tables, None if recorded is None else [HeadId(r.tower, r.layer, r.head) for r in recorded]
+        )
+        total = total_heads(shape_of_scores(tables))
+    except ValueError as error:
+        raise ManifestError(str(error), hint="was the file edited? score the model again") from error
+    rank: dict[tuple[str, int, int], int] = {head: total - i for i, head in enumerate(order)}
     return {
         tower: tuple(
             tuple(rank.get((tower, layer, head)) for head in range(len(row)))

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, InputError, ManifestError, UsageError
 from hydractl.heads.masks import HeadId, TowerMask, shape_of, total_heads
-from hydractl.heads.select import COMMON_KEEP_FRACTION, Budget, best_mask, removal_order, shape_of_scores
+from hydractl.heads.select import (
+    COMMON_KEEP_FRACTION,
+    Budget,
+    best_mask,
+    best_mask_per_layer,
+    removal_order,
+    shape_of_scores,
+)
 from hydractl.manifest import HeadMask, HeadScores, Kind
 from hydractl.progress import counted
 from hydractl.stages.inspect_compare_report import Choice, Cut
 from hydractl.stages.inspect_open import member_names, open_local
+from hydractl.stages.prune_amount import cluster_mask, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +66,7 @@ def _of_document(
         raise ManifestError(f"{file}: is a {found.kind_of_file}, which chooses no heads", hint=COMPARABLE)
     if not found.towers:
         raise ManifestError(f"{file}: has scores of no tower", hint="score the model again")
-    tables = {name: table.scores for name, table in sorted(found.towers.items())}
+    tables = tables_of(found)
     return [(_of_scores(file, found, tables, budget), tables)], found.architecture
 
 
@@ -100,8 +110,10 @@ def _of_scores(file: str, scores: HeadScores, tables: Tables, budget: Budget | N
         )
     except ValueError as error:
         raise ManifestError(f"{file}: {error}", hint="was the file edited? score the model again") from error
-    cut, removals = _cut(file, scores, budget, shape, ordered=len(order))
-    mask = best_mask(order, shape, removals=removals)
+    if budget is None and scores.clusters is not None:
+        cut, mask = Cut(option="--keep auto", source="recorded"), cluster_mask(Path(file), scores)
+    else:
+        cut, mask = _cut_mask(file, scores, budget, order, shape)
     return Choice(
         name=file,
         kind=scores.kind_of_file,
@@ -109,17 +121,20 @@ def _of_scores(file: str, scores: HeadScores, tables: Tables, budget: Budget | N
         cut=cut,
         ranked=len(order),
         heads=total_heads(shape),
-        removed=removals,
+        removed=sum(part.removed for part in mask.values()),
         mask=mask,
         standing=standing(tables),
     )
 
 
-def _cut(
-    file: str, scores: HeadScores, budget: Budget | None, shape: Shape, *, ordered: int
-) -> tuple[Cut, int]:
-    """Return the budget that makes a mask of scores, and how many heads go."""
+def _cut_mask(
+    file: str, scores: HeadScores, budget: Budget | None, order: Sequence[HeadId], shape: Shape
+) -> tuple[Cut, dict[str, TowerMask]]:
+    """Return the budget that makes a mask of scores, and the mask; of scores by layer each keeps equally many."""
+    ordered = len(order)
     chosen, source = (budget, "asked") if budget else _own(scores, shape, ordered=ordered)
+    if chosen.keep_per_layer is not None and scores.options.get("keep") is not None:
+        chosen = replace(chosen, per_layer=True)
     try:
         removals = chosen.removals(shape)
     except ValueError as error:
@@ -133,13 +148,15 @@ def _cut(
             f"{file}: orders {counted(ordered, 'head')} only, but `{chosen.typed}` removes {removals}",
             hint=f"give `--remove {ordered}` or less, or score again with `--remove {removals}` or more",
         )
-    return Cut(option=chosen.typed, source=source), removals
+    cut = Cut(option=chosen.typed, source=source)
+    if chosen.per_layer and chosen.keep_per_layer is not None:
+        return cut, best_mask_per_layer(order, shape, keep=chosen.keep_per_layer)
+    return cut, best_mask(order, shape, removals=removals)
 
 
 def _own(scores: HeadScores, shape: Shape, *, ordered: int) -> tuple[Budget, str]:
     """Return what a method found, or else the budget that it was given, or else the common one."""
-    found = len(scores.clusters) if scores.clusters is not None else scores.results.get("open")
-    found = scores.options.get("kept", found)
+    found = scores.options.get("kept", scores.results.get("open"))
     if _is_count(found) and found <= total_heads(shape):
         return Budget(remove=total_heads(shape) - found), "recorded"
     removals, keep = (scores.options.get(name) for name in ("removals", "keep"))

@@ -85,7 +85,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
     return PruneReport(
         model=config.model,
         heads=sum(t.layers * t.num_heads for t in opened.header.architecture.towers.values()),
-        base=_size(opened, opened.header.masks[0], specs),
+        base=_size(opened, opened.header.masks[0], opened.checkpoint.specs),
         members=tuple(members),
         found=chosen.found,
         diverse=chosen.diverse,
@@ -140,7 +140,7 @@ def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) ->
 def _member_header(
     config: PruneConfig, opened: OpenModel, mask: HeadMask, sources: Sequence[InputFile], *, member: int
 ) -> Header:
-    origin = mask.origin
+    origin = None if config.masks else mask.origin  # what a mask file says of itself may have been edited
     step = make_step(
         "prune",
         family=opened.family,

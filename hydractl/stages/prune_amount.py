@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hydractl.errors import ManifestError, UsageError
-from hydractl.heads.clusters import keep_every_layer, representatives
+from hydractl.heads.clusters import cluster_masks
 from hydractl.heads.knee import fall_off
 from hydractl.heads.masks import HeadId, total_heads
 from hydractl.progress import counted
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from hydractl.heads.masks import Shape
+    from hydractl.heads.masks import Shape, TowerMask
     from hydractl.heads.select import Budget
     from hydractl.manifest import HeadScores, Option
 
@@ -68,7 +68,9 @@ def chosen_amount(path: Path, scores: HeadScores, shape: Shape) -> Amount:
     """
     total = total_heads(shape)
     if scores.clusters is not None:
-        kept, why = len_guarded(scores, shape), f"one of each of {counted(len(scores.clusters), 'cluster')}"
+        mask = cluster_mask(path, scores)
+        kept = sum(part.kept for part in mask.values())
+        why = f"as many as one of each of {counted(len(scores.clusters), 'cluster')}"
     elif scores.removals is not None and scores.baseline is not None:
         removals = _knee(path, scores, total)
         kept, why = total - removals, f"{_named(scores)} falls off after {counted(removals, 'removal')}"
@@ -87,16 +89,27 @@ def chosen_amount(path: Path, scores: HeadScores, shape: Shape) -> Amount:
     )
 
 
-def len_guarded(scores: HeadScores, shape: Shape) -> int:
-    """Return how many heads are left where each cluster keeps its best and no layer is left empty."""
-    tables = {name: scores.towers[name].scores for name in shape}
-    mask = keep_every_layer(representatives(clusters_of(scores), 0, shape), tables)
-    return sum(part.kept for part in mask.values())
+def cluster_mask(path: Path, scores: HeadScores) -> dict[str, TowerMask]:
+    """Return the mask that keeps the best head of each cluster, and one head at least in each layer.
+
+    Raises:
+        ManifestError: If the clusters are not of the heads that have scores.
+    """
+    try:
+        (mask,) = cluster_masks(clusters_of(scores), tables_of(scores), members=1)
+    except ValueError as error:
+        raise ManifestError(f"{path}: {error}", hint="was the file edited? score the model again") from error
+    return mask
 
 
 def clusters_of(scores: HeadScores) -> list[list[HeadId]]:
     """Return the groups of heads that a method recorded, each one's best head first."""
     return [[HeadId(h.tower, h.layer, h.head) for h in cluster] for cluster in scores.clusters or ()]
+
+
+def tables_of(scores: HeadScores) -> dict[str, tuple[tuple[float, ...], ...]]:
+    """Return the scores (L x H) of each tower."""
+    return {name: table.scores for name, table in sorted(scores.towers.items())}
 
 
 def _open(path: Path, scores: HeadScores, total: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
@@ -140,10 +140,12 @@ class PruneConfig:
                 f"`--candidates {self.diverse.candidates}`: fewer than the {self.members} members to choose",
                 hint=f"give at least `--candidates {2 * self.members}`, so that there is a choice",
             )
-        if self.count > 1 and "{i}" not in self.out.name:
+        if self.per_layer and self.budget is not None:
+            object.__setattr__(self, "budget", replace(self.budget, per_layer=True))
+        if self.count > 1 and "{i}" not in self.out.stem:
             raise UsageError(
                 f"{self.count} members need {self.count} names",
-                hint="put `{i}` into the name: `-o 'member-{i}.st'`",
+                hint="put `{i}` into the name, before its ending: `-o 'member-{i}.st'`",
             )
 
     def _check_source(self) -> None:
@@ -188,7 +190,8 @@ class PruneConfig:
             raise needs_pool()
         if self.pool is not None and (len(self.scores) > 1 or self.per_layer):
             raise UsageError(
-                "`--pool` samples from one global removal order: one `--scores`, no `--per-layer`"
+                "`--pool` samples from one global removal order: one `--scores`, no `--per-layer`",
+                hint="leave out one of them",
             )
 
     def _check_strategy(self, strategy: Strategy) -> None:

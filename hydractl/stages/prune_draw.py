@@ -11,7 +11,7 @@ from hydractl.heads.masks import TowerMask, full_mask, shape_of, total_heads
 from hydractl.heads.members import Sampling, random_masks, random_masks_per_layer, sample_masks, share_before
 from hydractl.heads.select import best_mask, best_mask_per_layer
 from hydractl.progress import counted
-from hydractl.stages.prune_amount import clusters_of
+from hydractl.stages.prune_amount import cluster_mask, clusters_of, tables_of
 from hydractl.stages.prune_diverse import choose
 from hydractl.stages.prune_inputs import order_of
 from hydractl.stages.prune_strategy import Strategy
@@ -81,24 +81,47 @@ class Drawn:
 
 def _best(task: Task, progress: Progress) -> Drawn:
     """One mask a scores file: its most important heads."""
-    config, orders = task.config, task.orders()
-    if config.per_layer and config.budget is not None and config.budget.keep_per_layer is not None:
-        keep = config.budget.keep_per_layer
-        try:
-            masks = [best_mask_per_layer(order, task.shape, keep=keep) for order in orders]
-        except ValueError as error:
-            hint = f"score again with `--remove {total_heads(task.shape)}`, which orders all heads"
-            raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
-    else:
-        masks = []
-        for path, order, amount in zip(config.scores, orders, task.amounts, strict=True):
-            _check_order(order, path, wanted=amount.removals, verb=f"`{amount.typed}` removes")
-            masks.append(best_mask(order, task.shape, removals=amount.removals))
+    config = task.config
+    files = zip(config.scores, task.scores, task.orders(), task.amounts, strict=True)
+    masks = [_best_of(task, *file, progress) for file in files]
     shared = share_before(masks, config.diverge_from)
-    for i, mask in enumerate(shared):
+    removed = [sum(part.removed for part in mask.values()) for mask in shared]
+    for i, (mask, count) in enumerate(zip(shared, removed, strict=True)):
         if mask in shared[:i]:
             progress.warn(f"members {shared.index(mask)} and {i} keep the same heads")
-    return Drawn(masks=shared)
+        if count != sum(part.removed for part in masks[i].values()):
+            progress.warn(
+                f"member {i} loses {counted(count, 'head')}: before layer {config.diverge_from} it keeps what member 0 keeps"
+            )
+    own = [{"removed": count} for count in removed] if config.diverge_from else ()
+    return Drawn(masks=shared, own=own)
+
+
+def _best_of(
+    task: Task, path: Path, scores: HeadScores, order: Sequence[HeadId], amount: Amount, progress: Progress
+) -> dict[str, TowerMask]:
+    """Return the mask of the most important heads of one scores file."""
+    config, budget = task.config, task.config.budget
+    if budget is None and scores.clusters is not None:
+        return cluster_mask(path, scores)
+    by_layer = scores.options.get("keep")
+    if by_layer is not None and not config.per_layer:
+        progress.warn(
+            f"{path}: `{scores.method}` scored layer by layer, and its scores of different layers are no measure of each "
+            f"other: `--keep {by_layer} --per-layer` compares heads of one layer only"
+        )
+    if budget is None or not budget.per_layer or budget.keep_per_layer is None:
+        _check_order(order, path, wanted=amount.removals, verb=f"`{amount.typed}` removes")
+        return best_mask(order, task.shape, removals=amount.removals)
+    if by_layer not in {None, budget.keep_per_layer}:
+        progress.warn(
+            f"{path}: `{scores.method}` scored layers that keep {by_layer} heads each; score again with `{budget.typed}`"
+        )
+    try:
+        return best_mask_per_layer(order, task.shape, keep=budget.keep_per_layer)
+    except ValueError as error:
+        hint = f"score again with `--remove {total_heads(task.shape)}`, which orders all heads"
+        raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
 
 
 def _sample(task: Task, _: Progress) -> Drawn:
@@ -129,10 +152,12 @@ def _clusters(task: Task, _: Progress) -> Drawn:
             f"{path}: is by `{scores.method}`, which makes no clusters of heads",
             hint="`--strategy clusters` is for scores by `--method cahp`",
         )
-    tables = {name: scores.towers[name].scores for name in task.shape}
     try:
         masks = cluster_masks(
-            clusters_of(scores), tables, members=config.members, diverge_from=config.diverge_from
+            clusters_of(scores),
+            tables_of(scores),
+            members=config.members,
+            diverge_from=config.diverge_from,
         )
     except ValueError as error:
         hint = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"

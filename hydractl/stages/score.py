@@ -174,6 +174,11 @@ def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pr
         removals = budget.removals(shape)
     except ValueError as error:
         raise UsageError(f"`{budget.typed}`: {error}") from error
+    if config.budget is not None and config.settings.amount == Amount.NOTHING:
+        progress.warn(
+            f"`{config.budget.typed}` has no effect: scores by `{config.method}` are the same for every budget, which "
+            "`prune` takes"
+        )
     layers = sum(t.layers for t in towers.values())
     kept = total_heads(shape) - removals
     keep = round(kept / layers)

@@ -78,17 +78,27 @@ class ScoreConfig:
             )
         if self.ood is not None and not self.settings.needs_ood:
             raise UsageError(
-                "`--ood` is read only by `--method circuit` whose objective reads it: `ood`, `avg`, `fpr95` or a sum with one"
+                "`--ood` is read only by `--method circuit` whose objective reads it: `ood`, `avg`, `fpr95` or a sum with one",
+                hint="leave it out",
+            )
+        if self.limit is not None and not self.entry.needs_data:
+            raise UsageError(
+                f"`--limit` has no effect with `--method {self.method}`, which reads no data",
+                hint="leave it out",
             )
         if self.max_memory is not None and not self.settings.bounded:
-            raise UsageError(f"`--max-memory` has no effect with `--method {self.method}`")
+            raise UsageError(
+                f"`--max-memory` has no effect with `--method {self.method}`",
+                hint="leave it out; it is for `--method circuit`",
+            )
         if self.model == "-" and world_size() > 1:
             raise UsageError(
                 "several processes cannot share standard input", hint="write the model to a file first"
             )
         if self.max_length is not None and not self.entry.needs_data:
             raise UsageError(
-                f"`--max-length` has no effect with `--method {self.method}`, which reads no data"
+                f"`--max-length` has no effect with `--method {self.method}`, which reads no data",
+                hint="leave it out",
             )
         if self.trained is not None and not self.settings.trains_weights:
             learns = "training" in names_of(self.entry.settings)
@@ -101,9 +111,7 @@ class ScoreConfig:
     @property
     def drawn(self) -> int | None:
         """How many in-distribution samples are used at most; None for all."""
-        if not self.entry.needs_data or self.limit is not None:
-            return self.limit
-        return self.settings.default_limit
+        return self.settings.default_limit if self.limit is None else self.limit
 
     @property
     def entry(self) -> Method:

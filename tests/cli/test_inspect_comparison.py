@@ -42,10 +42,13 @@ def test_the_question_of_the_paper_takes_one_command(call, work):
 
     seen = call("inspect", "taylor.json", "circuit.json")
 
-    assert "taylor.json scores by taylor --keep 3, as scored 2 of 8" in flat(seen.out)
+    assert "taylor.json scores by taylor --keep 3 --per-layer, as scored 2 of 8" in flat(seen.out)
     assert "circuit.json scores by circuit --remove 4, as scored 4 of 8" in flat(seen.out)
     assert "circuit.json ranks 4 heads; the other 4 tie" in seen.out
-    assert "taylor.json circuit.json 0.500 0.500 0.200" in flat(seen.out)
+    common = len(
+        {(r["layer"], r["head"]) for r in raw["removals"]} & {(0, 0), (1, 3)}
+    )  # the least of each layer
+    assert f"taylor.json circuit.json {common / 2:.3f} 0.500 {common / (6 - common):.3f}" in flat(seen.out)
     assert "Spearman Kendall" in flat(seen.out)
     assert "·" in seen.out
     assert "█" in seen.out

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hydractl.heads.masks import HeadId, TowerMask, TowerShape, all_heads, dropped, shape_of
 from hydractl.heads.members import (
     Sampling,
-    check_agree_before,
     random_masks,
     random_masks_per_layer,
     sample_masks,
     share_before,
 )
 from hydractl.heads.select import best_mask
+from support.masks import agree_before
 
 
 @st.composite
@@ -66,7 +66,7 @@ def test_members_agree_with_the_best_mask_before_they_diverge(task):
 
     masks = sample_masks(order, shape, removals=removals, sampling=sampling)
 
-    check_agree_before([best, *masks], sampling.diverge_from)
+    assert agree_before([best, *masks], sampling.diverge_from)
 
 
 @given(sampling_tasks())
@@ -199,26 +199,15 @@ def test_shared_masks_agree(task, layer):
 
     shared = share_before(masks, layer)
 
-    check_agree_before(shared, layer)
+    assert agree_before(shared, layer)
     assert share_before(shared, layer) == shared
 
 
-def test_disagreement_names_member_layer_and_tower():
-    masks = [one_tower((0,), (1,)), one_tower((0,), (1,)), one_tower((0,), (0, 1))]
-
-    check_agree_before(masks, 1)
-    with pytest.raises(
-        ValueError, match=r"members 0 and 2 must agree before layer 2, .* layer 1 of tower `t`"
-    ):
-        check_agree_before(masks, 2)
-
-
-@pytest.mark.parametrize("function", [check_agree_before, share_before])
-def test_refuses_masks_that_cannot_be_compared(function):
+def test_refuses_masks_that_cannot_be_compared():
     with pytest.raises(ValueError, match=r"member 1 has a mask for .*layers=2.*layers=1"):
-        function([one_tower((0,)), one_tower((0,), (1,))], 1)
+        share_before([one_tower((0,)), one_tower((0,), (1,))], 1)
     with pytest.raises(ValueError, match="layer must be at least 0, got -1"):
-        function([one_tower((0,))], -1)
+        share_before([one_tower((0,))], -1)
 
 
 @st.composite
@@ -243,7 +232,7 @@ def test_random_masks_remove_their_count_differ_and_agree_where_they_must(shape,
     assert masks == random_masks(shape, **options)
     assert all(len(dropped(mask)) == removals and shape_of(mask) == shape for mask in masks)
     assert len({dropped(mask) for mask in masks}) == members
-    check_agree_before(masks, start)
+    assert agree_before(masks, start)
 
 
 @given(shapes(), st.data())
@@ -260,7 +249,7 @@ def test_random_masks_by_layer_keep_their_count_in_each(shape, data):
     assert masks == random_masks_per_layer(shape, **options)
     assert all(len(heads) == keep for mask in masks for part in mask.values() for heads in part.keep)
     assert len({dropped(mask) for mask in masks}) == members
-    check_agree_before(masks, start)
+    assert agree_before(masks, start)
 
 
 def test_random_masks_are_drawn_as_evenly_as_random_scores_would():

@@ -12,6 +12,7 @@ from hydractl.heads.masks import HeadId, dropped
 from hydractl.heads.select import Budget
 from hydractl.manifest import HeadMask, HeadScores, Removal, TowerKeep, TowerScores
 from hydractl.stages.inspect_choices import check_comparable, read_choices, shape_text
+from hydractl.stages.inspect_compare_report import Cut
 from support.builders import scores
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -52,7 +53,6 @@ def masked(path, *keep, name="vision", num_heads=3, **changes) -> str:
     ("options", "removed", "budget", "option", "source", "count"),
     [
         ({}, None, None, "--keep-fraction 0.666667", "default", 2),
-        ({"keep": 1}, None, None, "--keep 1", "recorded", 4),
         ({"kept": 1}, None, None, "--remove 5", "recorded", 5),
         ({"keep": 1}, None, Budget(remove=3), "--remove 3", "asked", 3),
         ({"removals": 3}, 3, None, "--remove 3", "recorded", 3),
@@ -80,7 +80,19 @@ def test_scores_that_group_heads_keep_one_of_each_group(tmp_path):
 
     choice, _ = one(scored(tmp_path / "s.json", clusters=groups))
 
-    assert (choice.removed, choice.cut.source) == (5, "recorded")
+    assert choice.cut == Cut(option="--keep auto", source="recorded")
+    assert choice.mask["vision"].keep == (
+        (0,),
+        (0,),
+    )  # the group's first head, and the best of the empty layer
+
+
+@pytest.mark.parametrize(("budget", "source"), [(None, "recorded"), (Budget(keep_per_layer=1), "asked")])
+def test_scores_taken_layer_by_layer_are_cut_layer_by_layer(tmp_path, budget, source):
+    choice, _ = one(scored(tmp_path / "s.json", options={"keep": 1}), budget)
+
+    assert choice.cut == Cut(option="--keep 1 --per-layer", source=source)
+    assert choice.mask["vision"].keep == ((0,), (0,))
 
 
 @pytest.mark.parametrize(("found", "removed"), [(4, 2), (7, 2), ("4", 2), (0, 6), (5, 1)])

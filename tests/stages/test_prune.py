@@ -453,13 +453,14 @@ CONFIGS = {
     "pool-and-per-layer": ({"scores": S, "budget": Budget(keep_per_layer=1), "pool": 3, "per_layer": True}, "`--pool` samples from one global removal order"),
     "per-layer-without-keep": ({"scores": S, "budget": Budget(remove=1), "per_layer": True}, "`--per-layer` goes with `--keep N`"),
     "one-name-for-two": ({"masks": M * 2}, "2 members need 2 names"),
+    "one-mask-name-for-two": ({"masks": M * 2, "out": Path("m.{i}")}, "2 members need 2 names"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "message"), CONFIGS.values(), ids=CONFIGS)
 def test_options_that_contradict_each_other(changes, message):
     with pytest.raises(UsageError, match=message.replace("?", r"\?")) as caught:
-        PruneConfig(model="base.st", out=Path("m.st"), **changes)
+        PruneConfig(**{"model": "base.st", "out": Path("m.st")} | changes)
     assert caught.value.exit_code == 2
 
 

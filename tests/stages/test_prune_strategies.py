@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from hydractl.checkpoint import Checkpoint
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.opening import open_model
 from hydractl.heads.select import Budget
 from hydractl.manifest import HeadMask, HeadName, Removal
+from hydractl.stages.inspect_choices import read_choices
 from hydractl.stages.prune import run_prune
 from hydractl.stages.prune_config import DiverseConfig, PruneConfig
 from hydractl.stages.prune_strategy import Diversity, Strategy
@@ -59,6 +61,11 @@ class Heard:
 
 def prune(model, out, progress=None, *, verify=False, **changes):
     return run_prune(PruneConfig(model=str(model), out=out, verify=verify, **changes), progress or Heard())
+
+
+def of_heads(heard):
+    """Return the warnings but for those that the scores are of no model."""
+    return [warning for warning in heard.warnings if "other weights" not in warning]
 
 
 def masks_of(report):
@@ -152,7 +159,7 @@ def test_member_j_keeps_the_jth_best_of_each_cluster_and_an_empty_layer_its_best
     ]
     assert [m.origin.budget for m in masks_of(report)] == [{"keep": "auto", "clusters": 4}] * 3
     assert {m.origin.strategy for m in masks_of(report)} == {"clusters"}
-    assert report.found == (f"{cahp}: 5 heads of 12 stay: one of each of 4 clusters",)
+    assert report.found == (f"{cahp}: 5 heads of 12 stay: as many as one of each of 4 clusters",)
 
 
 def test_clusters_that_nobody_asks_for_are_scores_like_others(tmp_path, model, cahp, scores):
@@ -165,6 +172,76 @@ def test_sampled_members_may_keep_as_many_heads_as_there_are_clusters(tmp_path, 
     report = prune(model, tmp_path / "m{i}.st", scores=(cahp,), auto=True, members=2, pool=10)
     assert {m.heads_kept for m in report.members} == {5}
     assert {m.origin.strategy for m in masks_of(report)} == {"sample"}
+
+
+def test_without_a_budget_a_member_of_each_file_keeps_one_head_of_each_cluster(tmp_path, model, cahp):
+    other = scores_file(tmp_path / "o.json", TABLE[::-1], method="cahp", clusters=named(CLUSTERS[:3]))
+
+    both = prune(model, tmp_path / "m{i}.st", scores=(cahp, other), auto=True)
+
+    alone = [
+        prune(model, tmp_path / f"{i}.st", scores=(file,), auto=True) for i, file in enumerate((cahp, other))
+    ]
+    assert keeps(both) == [keep for report in alone for keep in keeps(report)]
+
+
+def test_what_inspect_cuts_is_what_prune_keeps(tmp_path, model, cahp):
+    report = prune(model, tmp_path / "m.st", scores=(cahp,), auto=True)
+
+    [(choice, _)], _ = read_choices(str(cahp), None)
+
+    assert [choice.mask["vision"].keep] == keeps(report)
+
+
+# --- what is said --------------------------------------------------------------------------------------------------------
+
+
+def test_scores_by_layer_that_are_compared_over_layers_are_warned_about(tmp_path, model):
+    by_layer = scores_file(tmp_path / "t.json", TABLE, method="taylor", options={"keep": 2})
+
+    def said(name, keep, **changes):
+        heard = Heard()
+        budget = Budget(keep_per_layer=keep)
+        prune(model, tmp_path / name, heard, scores=(by_layer,), budget=budget, **changes)
+        return of_heads(heard)
+
+    assert said("a.st", 2, per_layer=True) == []
+    (warning,) = said("b.st", 2)
+    assert "scored layer by layer" in warning
+    assert "`--keep 2 --per-layer`" in warning
+    (warning,) = said("c.st", 1, per_layer=True)
+    assert "scored layers that keep 2 heads each; score again with `--keep 1 --per-layer`" in warning
+
+
+def test_what_layers_in_common_do_to_the_number_of_heads_is_said_and_recorded(tmp_path, model, scores):
+    other = scores_file(tmp_path / "o.json", ((1.0,) * 4, (1.0,) * 4, (0.0,) * 4))
+    heard = Heard()
+
+    report = prune(model, tmp_path / "m{i}.st", heard, scores=(scores, other), budget=REMOVE, diverge_from=2)
+
+    removed = [m.heads_removed for m in report.members]
+    assert removed[0] == 4
+    assert removed[1] != 4
+    assert of_heads(heard) == [
+        f"member 1 loses {removed[1]} heads: before layer 2 it keeps what member 0 keeps"
+    ]
+    assert [m.origin.budget["removed"] for m in masks_of(report)] == removed
+
+
+def test_lineage_takes_no_masks_word_for_how_it_was_made(tmp_path, model, scores):
+    prune(model, tmp_path / "a.st", scores=(scores,), budget=REMOVE, pool=6, seed=7)
+
+    prune(model, tmp_path / "b.st", masks=(tmp_path / "a.mask.json",))
+
+    step = Checkpoint.open(tmp_path / "b.st").header.made_by
+    assert step.options == {"strategy": "mask", "member": 0}
+    assert step.seed is None
+
+
+def test_the_base_is_reported_as_it_is(tmp_path, model, scores):
+    report = prune(model, tmp_path / "a.st", scores=(scores,), budget=Budget(remove=0), dtype="bf16")
+
+    assert report.base.size_bytes == 2 * report.members[0].size.size_bytes
 
 
 # --- random --------------------------------------------------------------------------------------------------------------
