@@ -7,12 +7,8 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hydractl.runtime import ENDING, heed_no_more_signals, unwind_once
-
-if TYPE_CHECKING:
-    from types import FrameType
+from hydractl.runtime import ENDING, heed_no_more_signals, unwind, unwind_once
 
 
 def main() -> None:
@@ -22,10 +18,7 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is None or signal.getsignal(number) not in {signal.SIG_DFL, signal.default_int_handler}:
             continue
-        if launched:
-            signal.signal(number, unwind_once)
-        elif number != signal.SIGINT:  # Python answers that one as we do
-            signal.signal(number, _unwind)
+        signal.signal(number, unwind_once if launched else unwind)
     try:
         code = _run()
     except KeyboardInterrupt:  # before or after the command itself
@@ -54,11 +47,6 @@ def _run() -> int:
     from hydractl.cli.app import main as run  # noqa: PLC0415 - keeps `import hydractl.__main__` free
 
     return run()
-
-
-def _unwind(_number: int, _frame: FrameType | None) -> None:
-    """End as Ctrl-C does, so that scratch files go."""
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -389,7 +389,12 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
+            begin = file.read(8)
+            if b"\0" not in begin and begin.lstrip()[:1] == b"{":  # a length has zero bytes, JSON has none
+                raise CheckpointError(
+                    f"{where}: is JSON, not a checkpoint", hint=f"`hydractl inspect {where}` says what it is"
+                )
+            length = int.from_bytes(begin, "little")
             if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
                 raise CheckpointError(
                     f"{where}: is not a safetensors file, or is cut off: {size} bytes cannot hold its header",

@@ -186,6 +186,24 @@ def require_one_process(command: str) -> None:
         )
 
 
+_told_to_end = threading.Event()
+
+
+def told_to_end() -> bool:
+    """Return whether a signal has asked this process to end: a library that was loading may have swallowed the exception."""
+    return _told_to_end.is_set()
+
+
+def unwind(_number: int, _frame: FrameType | None) -> None:
+    """Answer a signal as Ctrl-C, so that scratch files go.
+
+    Raises:
+        KeyboardInterrupt: Always.
+    """
+    _told_to_end.set()
+    raise KeyboardInterrupt
+
+
 def unwind_once(_number: int, _frame: FrameType | None) -> None:
     """Answer the first of several signals as Ctrl-C: a launcher passes on what all have got from the terminal.
 
@@ -193,6 +211,7 @@ def unwind_once(_number: int, _frame: FrameType | None) -> None:
         KeyboardInterrupt: Always.
     """
     heed_no_more_signals()
+    _told_to_end.set()
     raise KeyboardInterrupt
 
 

@@ -203,6 +203,7 @@ MALFORMED = {
     "deep": (raw_file(b"[" * 200_000), "is not a well-formed safetensors file"),
     "huge-number": (raw_file(b'{"a": ' + b"9" * 5000 + b"}"), "is not a well-formed safetensors file"),
     "trailing": (GOOD + b"x", "the header describes 7 bytes of data, the file has 8"),
+    "json": (b'{"schema": "hydractl.report/1"}', "is JSON, not a checkpoint"),
     "truncated": (GOOD[:-1], "the header describes 7 bytes of data, the file has 6; is it cut off"),
     "overlap": (file_of({"a": entry(), "b": entry(begin=2, end=6)}, b"123456"), "tensor `b` begins at 2, expected 4"),
     "hole": (file_of({"a": entry(), "b": entry(begin=8, end=12)}, b"x" * 12), "tensor `b` begins at 8, expected 4"),

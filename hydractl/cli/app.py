@@ -13,6 +13,7 @@ import typer.main
 from hydractl import __version__
 from hydractl.cli import demo, eval, finetune, fuse, import_, inspect, prune, schema, score
 from hydractl.cli.helptext import escaped, has_required, literal_help
+from hydractl.runtime import told_to_end
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -115,6 +116,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _usage_or_bug(error: Exception) -> int:
     """Show typer's own usage errors as typer does; anything else is a bug of ours and keeps its traceback."""
+    if told_to_end():  # what was loading or computing when the signal came is broken
+        from hydractl.cli.output import interrupted
+
+        interrupted(error)
+        return INTERRUPTED
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):
         from hydractl.cli.output import leader_is_silent

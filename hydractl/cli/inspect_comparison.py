@@ -101,7 +101,7 @@ def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) ->
         shades, (kept, gone) = SHADES[plain], KEPT_DROPPED[plain]
         line(
             out,
-            f"scores: {CROSS[plain]} goes; {shades} stay, from the lowest fifth of all scores to the highest",
+            f"scores: {CROSS[plain]} goes; {shades} stay, from the lowest quarter of all scores to the highest",
         )
         masks = "" if all(c.standing for c in choices) else f"masks: {kept} stays, {gone} goes; "
         line(out, f"{masks}numbers: heads kept")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NARROWEST_FIRST_COLUMN = 14
 KEPT_DROPPED = (("■", "·"), ("#", "."))
-SHADES = ("·░▒▓█", ".:+*#")
+SHADES = ("░▒▓█", ":+*#")
 CROSS = ("×", "x")
 GAP = 3
 
@@ -160,7 +160,7 @@ class HeadMaps:
                 yield text
 
     def _signs(self, member: int, layer: int, *, ascii_only: bool) -> str:
-        """Return one letter a head; of scores a fifth of all heads has each shade, more where they are equal."""
+        """Return one letter a head; of scores a quarter of all heads has each shade, more where they are equal."""
         stay = set(self.keep[member][layer])
         standing = self.standing[member] if self.standing else None
         if standing is not None:

@@ -150,6 +150,10 @@ class PruneConfig:
 
     def _check_source(self) -> None:
         """Refuse both or neither of scores and masks, and what does not go with the one that is given."""
+        if [self.model, *map(str, (*self.scores, *self.masks))].count("-") > 1:
+            raise UsageError(
+                "only one input can come from standard input", hint="write the others to files first"
+            )
         if self.scores and self.masks:
             raise UsageError(
                 "`--scores` and `--mask` exclude each other",

@@ -50,7 +50,7 @@ def test_the_question_of_the_paper_takes_one_command(call, work):
     )  # the least of each layer
     assert f"taylor.json circuit.json {common / 2:.3f} 0.500 {common / (6 - common):.3f}" in flat(seen.out)
     assert "Spearman Kendall" in flat(seen.out)
-    assert "·" in seen.out
+    assert "×" in seen.out
     assert "█" in seen.out
 
 
@@ -108,7 +108,7 @@ def test_signs_that_any_terminal_has(call, work, monkeypatch):
     out = call("inspect", "scores.json", "m-0.mask.json").out
 
     assert out.isascii()
-    assert "scores: x goes; .:+*# stay, from the lowest fifth" in out
+    assert "scores: x goes; :+*# stay, from the lowest quarter" in out
 
 
 BAD = {

@@ -117,6 +117,32 @@ def test_a_signal_leaves_nothing_behind(environment, tmp_path, number):
     assert [path.name for path in folder.iterdir()] == ["started"]
 
 
+SWALLOWED = """
+import os, signal, sys
+from hydractl import __main__ as program
+from hydractl.cli.app import app
+
+@app.command()
+def work():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        raise ImportError("half a library")
+
+sys.argv = ["hydractl", "work"]
+program.main()
+"""
+
+
+def test_an_import_that_swallows_a_signal_and_fails_is_an_interrupt(environment):
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWED], env=environment, capture_output=True, check=False, timeout=60,
+        preexec_fn=interruptible,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"interrupted\n")
+
+
 def test_interrupting_a_read_from_a_pipe_leaves_nothing_behind(environment, work):
     temporary = Path(environment["TMPDIR"])
     process = subprocess.Popen(

@@ -82,8 +82,8 @@ SCORED = HeadMaps(
 
 
 def test_heads_that_go_are_crossed_out_and_the_others_shaded_by_their_scores():
-    assert shown(SCORED, 80) == ["layer   a.json", "    0   ·×█▒ 3"]
-    assert shown(SCORED, 80, "ascii") == ["layer   a.json", "    0   .x#+ 3"]
+    assert shown(SCORED, 80) == ["layer   a.json", "    0   ░×█▓ 3"]
+    assert shown(SCORED, 80, "ascii") == ["layer   a.json", "    0   :x#* 3"]
 
 
 def test_head_maps_in_ascii():

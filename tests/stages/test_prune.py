@@ -453,6 +453,7 @@ CONFIGS = {
     "pool-and-per-layer": ({"scores": S, "budget": Budget(keep_per_layer=1), "pool": 3, "per_layer": True}, "`--pool` samples from one global removal order"),
     "per-layer-without-keep": ({"scores": S, "budget": Budget(remove=1), "per_layer": True}, "`--per-layer` goes with `--keep N`"),
     "one-name-for-two": ({"masks": M * 2}, "2 members need 2 names"),
+    "two-from-standard-input": ({"model": "-", "masks": (Path("-"),)}, "only one input can come from standard input"),
     "one-mask-name-for-two": ({"masks": M * 2, "out": Path("m.{i}")}, "2 members need 2 names"),
 }  # fmt: skip
 
