@@ -58,7 +58,7 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
         ("tool", scores.tool),
     ]
     out.print(facts(rows))
-    ranked = ranks(scores)
+    ranked = ranks(scores, file=file)
     total = sum(len(row) for tower in ranked.values() for row in tower)
     kept = any(rank is None for tower in ranked.values() for row in tower for rank in row)
     meaning = f"{total} went first, - was kept" if kept else f"1 matters most of {total}"

@@ -10,12 +10,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import METADATA_KEY, Checkpoint
-from hydractl.errors import CheckpointError, ManifestError, UsageError
+from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import locate as locate_tensor
 from hydractl.families.base import name_in_memory
 from hydractl.families.table import FAMILIES
-from hydractl.heads.masks import HeadId, total_heads
-from hydractl.heads.select import removal_order, shape_of_scores
 from hydractl.manifest import Fate
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.inspect_identity import of_folder, stated
@@ -30,6 +28,7 @@ from hydractl.stages.inspect_report import (
     Predictions,
     TensorLine,
 )
+from hydractl.stages.prune_amount import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,24 +81,17 @@ def run_inspect(
     return DocumentReport(file=config.file, kind=found.kind_of_file, document=found)
 
 
-def ranks(scores: HeadScores) -> dict[str, tuple[tuple[int | None, ...], ...]]:
+def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[int | None, ...], ...]]:
     """Return each head's rank among all heads of all towers, by tower and layer: 1 matters most.
 
     The first head that `prune` removes is the last: of equal scores the lowest tower, layer and head. A greedy method ranks
     what it removed; the heads that it kept have no rank.
 
     Raises:
-        ManifestError: If the removals are not of the heads that have scores.
+        ManifestError: If the removals are not of the heads that have scores; it names the `file`.
     """
-    tables = {tower: table.scores for tower, table in scores.towers.items()}
-    recorded = scores.removals
-    try:
-        order = removal_order(
-            tables, None if recorded is None else [HeadId(r.tower, r.layer, r.head) for r in recorded]
-        )
-        total = total_heads(shape_of_scores(tables))
-    except ValueError as error:
-        raise ManifestError(str(error), hint="was the file edited? score the model again") from error
+    total = sum(len(row) for table in scores.towers.values() for row in table.scores)
+    order = order_of(file, scores, scores.towers)
     rank: dict[tuple[str, int, int], int] = {head: total - i for i, head in enumerate(order)}
     return {
         tower: tuple(

@@ -14,14 +14,13 @@ from hydractl.heads.select import (
     Budget,
     best_mask,
     best_mask_per_layer,
-    removal_order,
     shape_of_scores,
 )
 from hydractl.manifest import HeadMask, HeadScores, Kind
 from hydractl.progress import counted
 from hydractl.stages.inspect_compare_report import Choice, Cut
 from hydractl.stages.inspect_open import member_names, open_local
-from hydractl.stages.prune_amount import cluster_mask, tables_of
+from hydractl.stages.prune_amount import cluster_mask, order_of, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,14 +101,8 @@ def _of_mask(name: str, kind: str, towers: Mapping[str, TowerKeep]) -> Choice:
 def _of_scores(file: str, scores: HeadScores, tables: Tables, budget: Budget | None) -> Choice:
     from hydractl.heads.compare import standing  # noqa: PLC0415 - masks alone need no statistics
 
-    recorded = scores.removals
     shape = shape_of_scores(tables)
-    try:
-        order = removal_order(
-            tables, None if recorded is None else [HeadId(r.tower, r.layer, r.head) for r in recorded]
-        )
-    except ValueError as error:
-        raise ManifestError(f"{file}: {error}", hint="was the file edited? score the model again") from error
+    order = order_of(file, scores, tables)
     if budget is None and scores.clusters is not None:
         cut, mask = Cut(option="--keep auto", source="recorded"), cluster_mask(Path(file), scores)
     else:

@@ -9,10 +9,11 @@ from hydractl.errors import ManifestError, UsageError
 from hydractl.heads.clusters import cluster_masks
 from hydractl.heads.knee import fall_off
 from hydractl.heads.masks import HeadId, total_heads
+from hydractl.heads.select import removal_order
 from hydractl.progress import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from hydractl.heads.masks import Shape, TowerMask
@@ -105,6 +106,27 @@ def cluster_mask(path: Path, scores: HeadScores) -> dict[str, TowerMask]:
 def clusters_of(scores: HeadScores) -> list[list[HeadId]]:
     """Return the groups of heads that a method recorded, each one's best head first."""
     return [[HeadId(h.tower, h.layer, h.head) for h in cluster] for cluster in scores.clusters or ()]
+
+
+def order_of(where: Path | str, scores: HeadScores, towers: Iterable[str]) -> tuple[HeadId, ...]:
+    """Return the heads of a scores file in the order in which they go; see `removal_order`.
+
+    Args:
+        where: What messages call the file.
+        scores: What it holds.
+        towers: Of equal scores those of the first tower go first.
+
+    Raises:
+        ManifestError: If the scores do not give an order.
+    """
+    recorded = scores.removals
+    try:
+        return removal_order(
+            {name: scores.towers[name].scores for name in towers},
+            None if recorded is None else [HeadId(r.tower, r.layer, r.head) for r in recorded],
+        )
+    except ValueError as error:
+        raise ManifestError(f"{where}: {error}", hint="was the file edited? score the model again") from error
 
 
 def tables_of(scores: HeadScores) -> dict[str, tuple[tuple[float, ...], ...]]:

@@ -11,9 +11,8 @@ from hydractl.heads.masks import TowerMask, full_mask, shape_of, total_heads
 from hydractl.heads.members import Sampling, random_masks, random_masks_per_layer, sample_masks, share_before
 from hydractl.heads.select import best_mask, best_mask_per_layer
 from hydractl.progress import counted
-from hydractl.stages.prune_amount import cluster_mask, clusters_of, tables_of
+from hydractl.stages.prune_amount import cluster_mask, clusters_of, order_of, tables_of
 from hydractl.stages.prune_diverse import choose
-from hydractl.stages.prune_inputs import order_of
 from hydractl.stages.prune_strategy import Strategy
 
 if TYPE_CHECKING:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.errors import ManifestError
-from hydractl.heads.masks import HeadId
-from hydractl.heads.select import removal_order
 from hydractl.manifest import HeadMask, HeadScores, check_mask_fits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.opening import OpenModel
-    from hydractl.heads.masks import Shape
     from hydractl.progress import Progress
 
 
@@ -72,19 +69,3 @@ def given_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
     if scores.model.sha256 != opened.checkpoint.digest:
         progress.warn(f"{path}: scores were measured on other weights than those of {opened.reference}")
     return scores
-
-
-def order_of(path: Path, scores: HeadScores, shape: Shape) -> tuple[HeadId, ...]:
-    """Return the heads of scored towers in the order in which they go.
-
-    Raises:
-        ManifestError: If the scores do not give one.
-    """
-    recorded = scores.removals
-    try:
-        return removal_order(
-            {name: scores.towers[name].scores for name in shape},
-            None if recorded is None else [HeadId(r.tower, r.layer, r.head) for r in recorded],
-        )
-    except ValueError as error:
-        raise ManifestError(f"{path}: {error}", hint="was the file edited? score the model again") from error
