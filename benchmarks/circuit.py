@@ -22,7 +22,7 @@ import torch
 
 from hydractl.families.opening import load_model, open_model
 from hydractl.heads.masks import HeadId
-from hydractl.scoring.circuit_model import Circuit
+from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.job import Samples, ScoreJob
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

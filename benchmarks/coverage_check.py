@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydractl.errors import HydraError, UnsupportedModelError
-from hydractl.families.inputs import inputs_like
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import TOLERANCE, largest_difference
-from hydractl.families.table import family_of
+from hydractl.families.registry import family_of
 from hydractl.fusion.hydra import load
+from hydractl.inputs import inputs_like
 from hydractl.manifest import Header, Kind, full_mask
-from hydractl.stages.fuse import FuseConfig, run_fuse
+from hydractl.stages.fuse.run import FuseConfig, run_fuse
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.builders import Sample, perturbed  # the oracles live with the tests
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hydractl.families.base import Described
-    from hydractl.families.inputs import Inputs
+    from hydractl.inputs import Inputs
 
 DEPTH = 2
 VISIBLE = 1e-3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import open_clip
 from coverage_check import DEPTH, Case
 
-from hydractl.families.table import family_for_name
+from hydractl.families.registry import family_for_name
 
 if TYPE_CHECKING:
     from hydractl.families.base import Described

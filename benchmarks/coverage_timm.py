@@ -10,7 +10,7 @@ import torch
 from coverage_check import DEPTH, Case
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.table import family_for_name
+from hydractl.families.registry import family_for_name
 from hydractl.manifest import Preprocess, full_mask
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from coverage_check import Case
 from coverage_variants import TINY, VARIANTS, Options
 from transformers.models.auto import modeling_auto
 
-from hydractl.families.table import family_for_config
-from hydractl.families.transformers_library import quiet
+from hydractl.families.registry import family_for_config
+from hydractl.families.transformers.library import quiet
 from support.text_folders import save_tokenizer
 
 if TYPE_CHECKING:

@@ -129,8 +129,8 @@ def work(options: argparse.Namespace) -> None:
     """Be one of the processes: score, and write down how long it took."""
     from hydractl.heads.select import Budget
     from hydractl.runtime import rank
-    from hydractl.stages.score import run_score
-    from hydractl.stages.score_config import ScoreConfig
+    from hydractl.stages.score.config import ScoreConfig
+    from hydractl.stages.score.run import run_score
 
     config = ScoreConfig(
         model=MODEL,

@@ -33,17 +33,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from hydractl.cli import demo_digits, demo_text
+from hydractl.cli.demo import digits as demo_digits
+from hydractl.cli.demo import text as demo_text
 from hydractl.data.inputs import encoded, open_items
 from hydractl.families.opening import load_model
 from hydractl.heads.masks import HeadId
 from hydractl.progress import Silent
 from hydractl.runtime import digest_text
-from hydractl.scoring.circuit import SEARCHES, score_circuit
-from hydractl.scoring.circuit_model import Circuit
+from hydractl.scoring.circuit.method import SEARCHES, score_circuit
+from hydractl.scoring.circuit.model import Circuit
+from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import ScoreJob
-from hydractl.scoring.settings import CircuitSettings
-from hydractl.stages.reading import Again, open_reader
+from hydractl.stages.shared.reading import Again, open_reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support import naive  # the oracle lives with the tests

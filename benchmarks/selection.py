@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.cli.app import main as hydractl
-from hydractl.cli.demo_digits import DIGITS
+from hydractl.cli.demo.digits import DIGITS
 from hydractl.manifest import HeadMask, HeadScores, Report
 
 if TYPE_CHECKING:

@@ -25,18 +25,18 @@ from scipy import stats
 
 from hydractl.data.reference import DataRef
 from hydractl.heads.select import Budget
-from hydractl.stages.evaluate import run_eval
-from hydractl.stages.evaluate_config import EvalConfig
-from hydractl.stages.evaluate_refs import NamedData, NamedModels
-from hydractl.stages.finetune import run_finetune
-from hydractl.stages.finetune_work import FinetuneConfig
-from hydractl.stages.fuse import FuseConfig, run_fuse
-from hydractl.stages.prune import run_prune
-from hydractl.stages.prune_config import DiverseConfig, PruneConfig
-from hydractl.stages.prune_strategy import Diversity, Strategy
-from hydractl.stages.score import run_score
-from hydractl.stages.score_config import ScoreConfig
-from hydractl.training.recipes import Recipe
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.finetune.work import FinetuneConfig
+from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.prune.config import DiverseConfig, PruneConfig
+from hydractl.stages.prune.run import run_prune
+from hydractl.stages.prune.strategy import Diversity, Strategy
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.run import run_score
+from hydractl.training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

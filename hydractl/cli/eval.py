@@ -138,10 +138,10 @@ def evaluate(
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=save_predictions if str(out) != "-" else out)
     from hydractl.data.reference import DataRef
-    from hydractl.stages.classes import Naming
-    from hydractl.stages.condition import Condition
-    from hydractl.stages.evaluate import EvalConfig, run_eval
-    from hydractl.stages.evaluate_refs import NamedData, NamedModels, parse_temperature
+    from hydractl.stages.evaluate.condition import Condition
+    from hydractl.stages.evaluate.refs import NamedData, NamedModels, parse_temperature
+    from hydractl.stages.evaluate.run import EvalConfig, run_eval
+    from hydractl.stages.shared.classes import Naming
 
     config = EvalConfig(
         model=model, data=DataRef.parse(data), near=tuple(map(NamedData.parse, near or ())),

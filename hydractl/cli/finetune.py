@@ -25,7 +25,7 @@ from hydractl.cli.output import Terminal, count, line, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.finetune import FinetuneReport
+    from hydractl.stages.finetune.run import FinetuneReport
 
 LEARN, TIME, WHAT, STOP = "Optimisation", "Length and batches", "What trains", "Evaluation and stopping"
 
@@ -245,9 +245,9 @@ def finetune(
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
     from hydractl.data.reference import DataRef
-    from hydractl.stages.finetune import FinetuneConfig, run_finetune
-    from hydractl.training.recipe_options import parse_names, parse_rates, parse_warmup
-    from hydractl.training.recipes import recipe_of
+    from hydractl.stages.finetune.run import FinetuneConfig, run_finetune
+    from hydractl.training.recipes.options import parse_names, parse_rates, parse_warmup
+    from hydractl.training.recipes.recipe import recipe_of
 
     overrides = {
         "optimizer": optimizer and optimizer.value, "lr": parse_rates(lr), "weight_decay": weight_decay, "momentum": momentum,

@@ -24,7 +24,7 @@ from hydractl.progress import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.fuse import FuseReport
+    from hydractl.stages.fuse.run import FuseReport
 
 
 class Mlp(StrEnum):
@@ -59,8 +59,8 @@ def fuse(
       hydractl fuse clip0.st clip1.st clip2.st --classes cat,dog --template "A photo of a {label}." -o hydra.st
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
-    from hydractl.stages.classes import Naming
-    from hydractl.stages.fuse import FuseConfig, run_fuse
+    from hydractl.stages.fuse.run import FuseConfig, run_fuse
+    from hydractl.stages.shared.classes import Naming
 
     config = FuseConfig(
         models=tuple(models),

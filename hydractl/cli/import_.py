@@ -13,7 +13,7 @@ from hydractl.cli.output import Terminal, count, line, size, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.importing import ImportReport
+    from hydractl.stages.importing.run import ImportReport
 
 
 def import_weights(
@@ -71,7 +71,7 @@ def import_weights(
       hydractl import pytorch_model.bin --arch bert::num_labels=4 --tokenizer tokenizer.json -o base.st
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
-    from hydractl.stages.importing import ImportConfig, run_import
+    from hydractl.stages.importing.run import ImportConfig, run_import
 
     config = ImportConfig(
         source=weights, arch=arch, out=out, num_classes=num_classes, labels=labels, tokenizer=tokenizer, ema=ema,

@@ -27,13 +27,13 @@ from hydractl.cli.options import (
     keep_fraction_option,
 )
 from hydractl.cli.output import Terminal, count, line, model_cell, size, table
-from hydractl.stages.prune_strategy import DEFAULT_CANDIDATES, Diversity, Strategy
+from hydractl.stages.prune.strategy import DEFAULT_CANDIDATES, Diversity, Strategy
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.heads.select import Budget
-    from hydractl.stages.prune_report import DiverseReport, PruneReport, Size
+    from hydractl.stages.prune.report import DiverseReport, PruneReport, Size
 
 MEMBERS, DIVERSE = "Members", "Strategy diverse"
 AUTO = "auto"
@@ -188,8 +188,8 @@ def prune(
       hydractl prune base.st --mask mask.json -o member.st
     """
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
-    from hydractl.stages.prune import run_prune
-    from hydractl.stages.prune_config import DiverseConfig, PruneConfig
+    from hydractl.stages.prune.config import DiverseConfig, PruneConfig
+    from hydractl.stages.prune.run import run_prune
 
     diverse = DiverseConfig.parse(
         strategy,

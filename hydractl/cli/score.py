@@ -64,14 +64,14 @@ from hydractl.cli.score_settings import (
 )
 from hydractl.cli.sizes import bytes_of
 from hydractl.progress import counted
+from hydractl.scoring.methods import METHODS
 from hydractl.scoring.settings import names_of
-from hydractl.scoring.table import METHODS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.manifest import HeadScores
-    from hydractl.stages.score_config import ScoreReport
+    from hydractl.stages.score.config import ScoreReport
 
 HEADS_SHOWN = 10
 
@@ -152,9 +152,9 @@ def score(
     """
     given = {name: value for name, value in locals().items() if name in SETTINGS and value is not None}
     terminal = Terminal(as_json=json, quiet=quiet, out=out)
-    from hydractl.stages.classes import Naming
-    from hydractl.stages.score import run_score
-    from hydractl.stages.score_config import ScoreConfig
+    from hydractl.stages.score.config import ScoreConfig
+    from hydractl.stages.score.run import run_score
+    from hydractl.stages.shared.classes import Naming
 
     config = ScoreConfig(
         model=model, out=out, method=method.value, data=data, ood=ood,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hydractl.cli.options import DATA_METAVAR, DATA_SOURCES, keep_fraction_option
-from hydractl.scoring.settings import RECHECK
+from hydractl.scoring.circuit.settings import RECHECK
 
 GREEDY = "Circuit"
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.families.table import FAMILIES
-from hydractl.families.transformers_models import LIBRARY as TRANSFORMERS
-from hydractl.families.transformers_refused import REFUSED
+from hydractl.families.registry import FAMILIES
+from hydractl.families.transformers.models import LIBRARY as TRANSFORMERS
+from hydractl.families.transformers.refused import REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

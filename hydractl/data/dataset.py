@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, assert_never, overload
 
-from hydractl.data.builtin import open_digits, open_noise, open_photos, spread
 from hydractl.data.folder import open_folder
 from hydractl.data.hub import open_hub, open_text_hub
 from hydractl.data.images import ImageSet
 from hydractl.data.items import Content, Items
 from hydractl.data.labels import select_classes
-from hydractl.data.prose import open_letters, open_manual, open_reviews
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.data.shapes import open_shapes
 from hydractl.data.tabular import open_file, open_text_file
 from hydractl.data.texts import TextSet, open_text_folder, refuse_image_keys
+from hydractl.data.toys.builtin import open_digits, open_noise, open_photos, spread
+from hydractl.data.toys.prose import open_letters, open_manual, open_reviews
+from hydractl.data.toys.shapes import open_shapes
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
 

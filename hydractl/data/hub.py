@@ -12,8 +12,8 @@ from hydractl.errors import DataError, HubError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hydractl.data.listed import TableSet
     from hydractl.data.reference import DataRef
-    from hydractl.data.table import TableSet
     from hydractl.data.texts import TextSet
     from hydractl.progress import Progress
 

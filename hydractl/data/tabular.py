@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydractl.data.items import Content
-from hydractl.data.reference import SOURCES_HINT, SourceKind
-from hydractl.data.table import (
+from hydractl.data.listed import (
     LABEL_COLUMNS,
     UNLABELLED,
     Labels,
@@ -18,6 +17,7 @@ from hydractl.data.table import (
     image_column,
     read_labels,
 )
+from hydractl.data.reference import SOURCES_HINT, SourceKind
 from hydractl.data.texts import Table, texts_of_table
 from hydractl.errors import DataError, json_problem
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hydractl.data.folder import TEXT_FILES, list_files
 from hydractl.data.images import read_bytes
 from hydractl.data.items import Content, Items
-from hydractl.data.table import (
+from hydractl.data.listed import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
     TEXT_COLUMNS,

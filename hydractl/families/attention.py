@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.inputs import split_batch
+from hydractl.inputs import split_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, TensorSpec, spec_of, write_tensors
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.table import FAMILIES, family_for_config, family_for_name, family_of
+from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.manifest import Header, InputFile, Kind, full_mask
 from hydractl.progress import counted
 from hydractl.publish import is_stream

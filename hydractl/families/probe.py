@@ -9,7 +9,7 @@ import torch
 from hydractl.manifest import Tokenization
 
 if TYPE_CHECKING:
-    from hydractl.families.inputs import Inputs
+    from hydractl.inputs import Inputs
     from hydractl.manifest import Header, Preprocess
 
 TOLERANCE = 1e-5

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from hydractl.families.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
+from hydractl.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from hydractl.errors import CheckpointError
-from hydractl.families.inputs import TEXTS
 from hydractl.families.tower import Answer
+from hydractl.inputs import TEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Towers
+    from hydractl.inputs import Inputs
 
 CLASS_EMBEDDINGS = "class_embeddings"
 

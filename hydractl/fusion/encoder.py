@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from hydractl.data.texts import Text
-    from hydractl.families.inputs import Inputs
+    from hydractl.inputs import Inputs
     from hydractl.manifest import Header, Preprocess
 
 Item: TypeAlias = "Text | Image.Image"

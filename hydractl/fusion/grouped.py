@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hydractl.families.attention import Attention
-from hydractl.families.inputs import Inputs, split_inputs
 from hydractl.families.tower import Block, Stream, Tower, joined
+from hydractl.inputs import Inputs, split_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,22 +8,22 @@ import torch
 from torch import nn
 
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.inputs import checked_inputs
 from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
-from hydractl.families.table import family_of
+from hydractl.families.registry import family_of
 from hydractl.families.tower import Towers
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
 from hydractl.fusion.encoder import Encoder
 from hydractl.fusion.grouped import assemble
 from hydractl.fusion.plan import split_members
+from hydractl.inputs import checked_inputs
 from hydractl.manifest import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Model
+    from hydractl.inputs import Inputs
     from hydractl.manifest import Header
 
 

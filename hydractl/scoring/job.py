@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.base import Family
-    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Model
+    from hydractl.inputs import Inputs
     from hydractl.manifest import Architecture, HeadName, Option, Removal, TowerHeads
     from hydractl.progress import Progress
     from hydractl.scoring.team import Team
-    from hydractl.training.feed import Feed
+    from hydractl.training.feeding.feed import Feed
     from hydractl.training.state import Snapshot, StateFolder
 
 S = TypeVar("S", bound=Settings)

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.families.inputs import map_inputs
+from hydractl.inputs import map_inputs
 from hydractl.training.noise import set_dropout
-from hydractl.training.optimizers import PEAK, make_optimizer, optimizer_tensors, restore_optimizer
 from hydractl.training.ordered import OrderedGradients
-from hydractl.training.schedule import lr_factor
+from hydractl.training.recipes.optimizers import PEAK, make_optimizer, optimizer_tensors, restore_optimizer
+from hydractl.training.recipes.schedule import lr_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
-    from hydractl.families.inputs import Inputs
+    from hydractl.inputs import Inputs
     from hydractl.training.engine import Engine
-    from hydractl.training.feed import Feed, Piece
-    from hydractl.training.recipes import Recipe
+    from hydractl.training.feeding.feed import Feed, Piece
+    from hydractl.training.recipes.recipe import Recipe
     from hydractl.training.state import Metrics, Snapshot
 
 

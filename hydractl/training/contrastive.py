@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hydractl.errors import UsageError
-from hydractl.families.transformers_library import quiet
+from hydractl.families.transformers.library import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.families.inputs import map_inputs
+from hydractl.inputs import map_inputs
 from hydractl.metrics.classification import accuracy, nll
 from hydractl.training.state import Metrics
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydractl.data.batches import Batch
-    from hydractl.families.inputs import Inputs
+    from hydractl.inputs import Inputs
     from hydractl.training.engine import Engine
 
 

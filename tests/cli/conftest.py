@@ -75,9 +75,9 @@ def made(tmp_path_factory):
     from hydractl.families.opening import open_model
     from hydractl.heads.select import Budget
     from hydractl.manifest import Fingerprint, HeadScores, Removal, TowerScores
-    from hydractl.stages.fuse import FuseConfig, run_fuse
-    from hydractl.stages.prune import run_prune
-    from hydractl.stages.prune_config import PruneConfig
+    from hydractl.stages.fuse.run import FuseConfig, run_fuse
+    from hydractl.stages.prune.config import PruneConfig
+    from hydractl.stages.prune.run import run_prune
 
     folder = tmp_path_factory.mktemp("made")
     base = folder / "base.st"

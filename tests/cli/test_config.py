@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from hydractl.heads.select import Budget
-from hydractl.stages import fuse, inspect, inspect_compare, prune
-from hydractl.stages.fuse import FuseConfig
-from hydractl.stages.inspect import InspectConfig
-from hydractl.stages.inspect_compare import CompareConfig
-from hydractl.stages.prune_config import PruneConfig
+from hydractl.stages.fuse import run as fuse
+from hydractl.stages.fuse.run import FuseConfig
+from hydractl.stages.inspect import compare as inspect_compare
+from hydractl.stages.inspect import run as inspect
+from hydractl.stages.inspect.compare import CompareConfig
+from hydractl.stages.inspect.run import InspectConfig
+from hydractl.stages.prune import run as prune
+from hydractl.stages.prune.config import PruneConfig
 
 
 class Caught(Exception):  # noqa: N818 - carries the configuration out of the stage

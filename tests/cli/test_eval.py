@@ -11,10 +11,10 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.manifest import Report
-from hydractl.metrics.table import METRICS
-from hydractl.stages.condition import Condition
-from hydractl.stages.evaluate import EvalConfig
-from hydractl.stages.evaluate_refs import NamedData, NamedModels
+from hydractl.metrics.definitions import METRICS
+from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.run import EvalConfig
 from support.builders import base
 
 DATA = "digits::split=test,classes=0-6,limit=40"
@@ -78,7 +78,7 @@ def test_what_the_options_mean(argv, expected, monkeypatch):
         seen.append(config)
         raise StopError
 
-    monkeypatch.setattr("hydractl.stages.evaluate.run_eval", record)
+    monkeypatch.setattr("hydractl.stages.evaluate.run.run_eval", record)
     with pytest.raises(StopError):
         main(["eval", *argv])
 
@@ -173,7 +173,7 @@ def test_an_interrupted_run_leaves_nothing(model, tmp_path, monkeypatch, capsys)
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hydractl.stages.evaluate.predict", interrupted)
+    monkeypatch.setattr("hydractl.stages.evaluate.run.predict", interrupted)
 
     assert main(["eval", model, "--data", DATA, *QUICK, "-o", str(tmp_path / "r.json")]) == 130
 

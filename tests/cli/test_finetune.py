@@ -10,9 +10,9 @@ import pytest
 from hydractl.cli.finetune import OptimizerName, PrecisionName, RecipeName, ScheduleName
 from hydractl.data.reference import DataRef
 from hydractl.manifest import Kind
-from hydractl.stages import finetune as stage
-from hydractl.stages.finetune import FinetuneConfig, FinetuneReport
-from hydractl.training.recipes import OPTIMIZERS, PRECISIONS, RECIPES, SCHEDULES, Recipe, recipe_of
+from hydractl.stages.finetune import run as stage
+from hydractl.stages.finetune.run import FinetuneConfig, FinetuneReport
+from hydractl.training.recipes.recipe import OPTIMIZERS, PRECISIONS, RECIPES, SCHEDULES, Recipe, recipe_of
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 TRAIN, VAL = "digits::split=train,classes=0-6,limit=32", "digits::split=val,classes=0-6,limit=16"

@@ -9,8 +9,8 @@ import pytest
 from hydractl.cli.score_options import OodScore, Search
 from hydractl.errors import DataError
 from hydractl.metrics.ood import LOGIT_SCORES
-from hydractl.scoring import circuit
-from hydractl.scoring.settings import OOD_SCORES, SEARCHES
+from hydractl.scoring.circuit import method as circuit
+from hydractl.scoring.circuit.settings import OOD_SCORES, SEARCHES
 
 DATA = "digits::classes=0-6,limit=8"
 
@@ -97,7 +97,7 @@ def test_options_reach_the_stage(monkeypatch, call, work, options, given, bound)
         seen.append(config)
         raise DataError("far enough")
 
-    monkeypatch.setattr("hydractl.stages.score.run_score", stop)
+    monkeypatch.setattr("hydractl.stages.score.run.run_score", stop)
     ood = () if "nll" in "".join(options) else ("--ood", "noise::limit=8")
     call("score", "base.st", *ood, *options, "-o", "new.json")
 

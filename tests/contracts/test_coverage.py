@@ -110,7 +110,7 @@ def test_every_architecture_of_the_issue_is_swept(coverage):
 
 def test_every_class_of_transformers_families_is_swept_in_several_configurations(coverage):
     """A class that a family reads and that is not here would go unchecked."""
-    from hydractl.families.table import FAMILIES
+    from hydractl.families.registry import FAMILIES
 
     cases = coverage.cases("transformers")
     covered = " ".join(f.covers for f in FAMILIES.values() if f.library == "transformers").split("`")[1::2]

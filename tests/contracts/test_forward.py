@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydractl.families.probe import largest_difference
-from hydractl.families.table import FAMILIES
+from hydractl.families.registry import FAMILIES
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 

@@ -9,7 +9,7 @@ import torch
 
 from hydractl.families.attention import Attention
 from hydractl.families.probe import largest_difference
-from hydractl.families.table import FAMILIES
+from hydractl.families.registry import FAMILIES
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest import Tokenization
 from support.builders import base

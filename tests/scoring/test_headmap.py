@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from hydractl.errors import DataError, UsageError
-from hydractl.families.inputs import map_inputs
 from hydractl.heads.masks import TowerShape
 from hydractl.heads.select import best_mask_per_layer, removal_order
+from hydractl.inputs import map_inputs
 from hydractl.progress import SILENT
-from hydractl.scoring.gradient_settings import HeadmapSettings
+from hydractl.scoring.gradients.settings import HeadmapSettings
 from hydractl.scoring.headmap import easiest, score_headmap
 from hydractl.scoring.job import Samples
 from hydractl.scoring.settings import Amount

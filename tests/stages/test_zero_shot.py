@@ -22,19 +22,19 @@ from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.select import Budget
 from hydractl.manifest import Fate, Kind, Prompting, TowerKeep
 from hydractl.progress import Silent
-from hydractl.scoring import circuit_streams
-from hydractl.stages.classes import DEFAULT_TEMPLATE, Classes, Naming, ask, settle, with_classes
-from hydractl.stages.evaluate import EvalConfig, run_eval
-from hydractl.stages.evaluate_refs import NamedData, NamedModels
-from hydractl.stages.finetune import run_finetune
-from hydractl.stages.finetune_work import FinetuneConfig
-from hydractl.stages.fuse import FuseConfig, run_fuse
-from hydractl.stages.predictions import SavedPredictions
-from hydractl.stages.prune import run_prune
-from hydractl.stages.prune_config import PruneConfig
-from hydractl.stages.score import run_score
-from hydractl.stages.score_config import ScoreConfig
-from hydractl.training.recipes import Recipe
+from hydractl.scoring.circuit import streams as circuit_streams
+from hydractl.stages.evaluate.predictions import SavedPredictions
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.run import EvalConfig, run_eval
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.finetune.work import FinetuneConfig
+from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.run import run_prune
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.run import run_score
+from hydractl.stages.shared.classes import DEFAULT_TEMPLATE, Classes, Naming, ask, settle, with_classes
+from hydractl.training.recipes.recipe import Recipe
 from support.builders import base as classifier
 from support.pairs import ARCHITECTURES, WORDS, pair, write_tokenizer
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.checkpoint import write_tensors
-from hydractl.families.inputs import map_inputs
 from hydractl.families.opening import build_checked
 from hydractl.families.probe import probe_inputs
-from hydractl.families.table import FAMILIES
+from hydractl.families.registry import FAMILIES
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
+from hydractl.inputs import map_inputs
 from hydractl.manifest import Header, HeadMask, HeadScores, Kind, TowerKeep, full_mask
 from support.variants import LIBRARY, PLAIN, Variant
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydractl.families.base import Family
-    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Model
+    from hydractl.inputs import Inputs
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

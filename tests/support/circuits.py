@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.families.inputs import cut_batch, map_inputs
+from hydractl.inputs import cut_batch, map_inputs
 from hydractl.scoring.job import Forgetful, Samples, ScoreJob
 from support.variants import VARIANTS
 

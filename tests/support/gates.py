@@ -8,9 +8,9 @@ from functools import cache
 import torch
 
 from hydractl.families.base import Role, locate
-from hydractl.families.inputs import map_inputs
+from hydractl.inputs import map_inputs
 from hydractl.scoring.job import Samples, ScoreJob, Training
-from hydractl.training.feed import Piece
+from hydractl.training.feeding.feed import Piece
 from support.builders import base
 from support.variants import variant
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydractl.families.inputs import cut_batch
+from hydractl.inputs import cut_batch
 from hydractl.scoring.job import Alone, Samples, ScoreJob
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from hydractl.families.inputs import Inputs
     from hydractl.families.tower import Model
+    from hydractl.inputs import Inputs
     from hydractl.manifest import Removal
     from hydractl.scoring.job import Ranking
     from support.builders import Sample

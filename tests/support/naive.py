@@ -9,15 +9,15 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import Role
-from hydractl.families.inputs import cut_batch
-from hydractl.families.table import FAMILIES
+from hydractl.families.registry import FAMILIES
+from hydractl.inputs import cut_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import nn
 
-    from hydractl.families.inputs import Inputs
+    from hydractl.inputs import Inputs
 
     Data = tuple[Inputs | list[Inputs], torch.Tensor, Inputs | list[Inputs]]
     """ID inputs, their labels, OOD inputs; lists are batches already."""

@@ -44,8 +44,8 @@ def main(jobs: str, out: str) -> None:
     """Do each scoring, and write down how it was refused if it was."""
     from hydractl.errors import UsageError
     from hydractl.heads.select import Budget
-    from hydractl.stages.score import run_score
-    from hydractl.stages.score_config import ScoreConfig
+    from hydractl.stages.score.config import ScoreConfig
+    from hydractl.stages.score.run import run_score
 
     for name, settings in json.loads(Path(jobs).read_text()).items():
         budget = Budget(**settings.pop("budget"))

@@ -244,7 +244,7 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
     """Return the library's model, which here takes inputs in one argument and answers with logits."""
     import transformers
 
-    from hydractl.families.table import family_for_name
+    from hydractl.families.registry import family_for_name
 
     kind = {
         ("text",): transformers.AutoModelForSequenceClassification,

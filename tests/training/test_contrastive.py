@@ -10,7 +10,7 @@ from hydractl.data.inputs import encoded, open_items
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import UsageError
 from hydractl.families.opening import load_model, open_model
-from hydractl.stages.classes import Naming, settle
+from hydractl.stages.shared.classes import Naming, settle
 from hydractl.training.contrastive import PairConfig, train_pair, word_tokenizer
 
 DATA = "shapes::split=val,classes=red star+blue circle,limit=48"

@@ -12,9 +12,9 @@ from hydractl.errors import CheckFailed
 from hydractl.progress import SILENT
 from hydractl.training.candidate import Job, freeze_unused
 from hydractl.training.engine import start_engine
-from hydractl.training.feed import Piece
+from hydractl.training.feeding.feed import Piece
 from hydractl.training.loop import train
-from hydractl.training.recipes import Recipe
+from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.state import Metrics, Snapshot, StateFolder
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,1 @@
+"""`hydractl demo`: a task a file."""

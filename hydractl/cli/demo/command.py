@@ -1,0 +1,186 @@
+"""`hydractl demo`: the whole method on data that need no download, through the commands a user would type."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol, assert_never
+
+import typer
+
+from hydractl.cli.demo.findings import findings
+from hydractl.cli.options import ForceOpt, JsonOpt, QuietOpt, SeedOpt
+from hydractl.cli.output import Terminal, say, written_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hydractl.cli.demo.plan import Part
+
+
+class Task(StrEnum):
+    """What the demo is on."""
+
+    digits = "digits"
+    text = "text"
+    zero_shot = "zero-shot"
+
+
+class Steps(Protocol):
+    """A task, which is a module."""
+
+    @property
+    def REPORT(self) -> str:  # noqa: N802 - a constant of the module
+        """Name of the report in the folder."""
+
+    @property
+    def SINGLE(self) -> str:  # noqa: N802
+        """Name of the single model's row."""
+
+    @property
+    def ENSEMBLE(self) -> str:  # noqa: N802
+        """Name of the deep ensemble's row."""
+
+    @property
+    def HYDRAS(self) -> Sequence[str]:  # noqa: N802
+        """Names of the hydras' rows."""
+
+    def plan(self, out: Path, seed: int) -> tuple[Part, ...]:
+        """Return every command in order; the last is `eval`."""
+
+    def prepare(self, out: Path, seed: int, say: Callable[[str], None]) -> None:
+        """Make what the commands need and do not make themselves."""
+
+
+def demo(
+    context: typer.Context,
+    task: Annotated[Task, typer.Option("--task", help="What to show the method on.")] = Task.digits,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="DIR", help="Where every artefact is kept.")
+    ] = Path("hydractl-demo"),
+    seed: SeedOpt = 0,
+    force: ForceOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run the whole method in a few minutes, without a download.
+
+    Trains a small base and two more seeds of it, scores, prunes, fine-tunes and fuses it, and compares everything in
+    one table.
+
+    Tasks:
+      digits: a vision transformer on handwritten digits 0 to 6; digits 7 and 8 are near out-of-distribution data,
+      patches of photographs and noise far ones; digit 9 guides the circuits
+      text: a BERT on the sentiment of generated film reviews; reviews of restaurants and hotels are near, sentences
+      of Python's manual and random letters far; reviews of gadgets guide the circuits
+      zero-shot: a CLIP that names coloured shapes; pairs of shape and colour that it never saw are near, patches of
+      photographs and noise far; other such pairs guide the circuits
+
+    Examples:
+      hydractl demo
+      hydractl demo --task text
+      hydractl demo -o demo --seed 3
+    """
+    Terminal(as_json=json, quiet=quiet)
+    # The matrices are tiny: a second thread gains little, and loses much where other work is running. One thread
+    # also makes the numbers those of any machine with the same processor, whatever its number of cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    steps, silent = load(task), json or quiet
+    make_folder(out, force=force)
+    steps.prepare(out, seed, lambda message: show(message, unless=silent))
+    for part in steps.plan(out, seed):
+        show(f"\n{part.title}", unless=silent, style="bold")
+        for command in part.commands:
+            last = command[0] == "eval"
+            flags = {
+                "--force": force,
+                "--json": json and last,
+                "-q": quiet or not (last or (watched() and not json)),
+            }
+            arguments = [*command, *(flag for flag, given in flags.items() if given)]
+            show(f"$ hydractl {shlex.join(arguments)}", unless=silent)
+            begun = time.monotonic()
+            code = run(context.obj, arguments, loud=quiet or last)
+            if code:
+                raise typer.Exit(code)
+            show(f"done in {time.monotonic() - begun:.1f} s", unless=silent, style="dim")
+    if not silent:
+        conclude(steps, out)
+
+
+def load(task: Task) -> Steps:
+    """Return what a task consists of."""
+    match task:
+        case Task.digits:
+            from hydractl.cli.demo import digits as demo_digits
+
+            return demo_digits
+        case Task.text:
+            from hydractl.cli.demo import text as demo_text
+
+            return demo_text
+        case Task.zero_shot:
+            from hydractl.cli.demo import zero_shot as demo_zero_shot
+
+            return demo_zero_shot
+        case _:
+            assert_never(task)
+
+
+def watched() -> bool:
+    """Return whether somebody may be watching the steps at a terminal."""
+    return sys.stderr.isatty()
+
+
+def conclude(steps: Steps, out: Path) -> None:
+    """Say in sentences what the table shows."""
+    from hydractl.manifest import Report
+
+    report = Report.read(out / steps.REPORT)
+    with written_out():
+        for sentence in findings(report, single=steps.SINGLE, ensemble=steps.ENSEMBLE, hydras=steps.HYDRAS):
+            sys.stdout.write(f"{sentence}\n")
+
+
+def run(main: Callable[[list[str]], int], arguments: list[str], *, loud: bool) -> int:
+    """Run one command line and return its exit code; unless `loud`, its result goes to stderr."""
+    if loud:
+        return main(arguments)
+    with contextlib.redirect_stdout(sys.stderr):
+        return main(arguments)
+
+
+def show(message: str, *, unless: bool, style: str | None = None) -> None:
+    """Print one line to stderr."""
+    if not unless:
+        say(message, style=style)
+
+
+def make_folder(out: Path, *, force: bool) -> None:
+    """Make the folder, or refuse one that is in use.
+
+    Raises:
+        UsageError: If its name holds a comma, which parts the models and options of the commands.
+        OutputExists: If there is something in it and `force` is off.
+        OutputError: If it cannot be made.
+    """
+    from hydractl.errors import OutputError, OutputExists, UsageError
+
+    if "," in str(out):
+        raise UsageError(
+            f"`-o {out}`: the demo's commands name files in lists, which a comma would break",
+            hint="choose a folder without a comma in its name",
+        )
+    if out.is_dir() and any(out.iterdir()) and not force:
+        raise OutputExists(
+            f"{out}: is not empty", hint="add `--force` to start anew, or choose another folder with `-o`"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be made: {error.strerror}") from error

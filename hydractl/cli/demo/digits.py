@@ -1,0 +1,38 @@
+"""The demo on images: the handwritten digits that scikit-learn ships."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl.cli.demo.plan import ENSEMBLE, HYDRAS, REPORT, SINGLE, Experiment, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["ENSEMBLE", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
+
+DIGITS = Experiment(
+    architecture="arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=7",
+    train="digits::classes=0-6,split=train",
+    val="digits::classes=0-6,split=val",
+    test="digits::classes=0-6,split=test",
+    ood_val="digits::classes=9",
+    near=("7=digits::classes=7", "8=digits::classes=8"),
+    far=("photos=photos::limit=300", "noise=noise::limit=300"),
+    training=("--optimizer", "adamw", "--lr", "1e-3", "--epochs", "80", "--batch-size", "64", "--augment", "shift"),
+    fine_tuning=("--optimizer", "adamw", "--lr", "3e-4", "--epochs", "20", "--batch-size", "64", "--augment", "shift"),
+    removed=16,
+    pool=32,
+    kept=5,
+)  # fmt: skip
+
+
+def plan(out: Path, seed: int) -> tuple[Part, ...]:
+    """Return every command of the demo in order."""
+    return DIGITS.plan(out, seed)
+
+
+def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
+    """Make nothing: the commands need what they make themselves."""
+    del out, seed, say

@@ -1,0 +1,267 @@
+"""`hydractl inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hydractl.cli.inspect.comparison import refuse_listing, refuse_without_comparison, show_comparison
+from hydractl.cli.inspect.documents import lineage_tree, maps, pairs, plain, show_mask, show_scores
+from hydractl.cli.options import JsonOpt, KeepOpt, RemoveOpt, budget_of, keep_fraction_option
+from hydractl.cli.output import Terminal, count, line, model_cell, size, table
+from hydractl.progress import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+
+    from hydractl.manifest import Architecture, Preprocess, Tokenization
+    from hydractl.stages.inspect.report import (
+        Amount,
+        CheckpointReport,
+        DocumentReport,
+        Fused,
+        Predictions,
+        TensorLine,
+    )
+
+LABELS_SHOWN = 20
+
+
+def inspect(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="A checkpoint, a folder, scores, a head mask, a report or predictions; `-` is standard input. "
+            "Several scores, masks and checkpoints are compared.",
+            show_default=False,
+        ),
+    ],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List a checkpoint's tensors.")] = False,
+    keep: KeepOpt = None,
+    remove: RemoveOpt = None,
+    keep_fraction: Annotated[
+        float | None, keep_fraction_option(": as many as the scores were made for, or else 2/3")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="PATH", help="Draw the choices of heads, as .png or .svg."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing figure.")] = False,
+    json: JsonOpt = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "-q",
+            "--quiet",
+            help="Print no more than the path of a figure: the exit code says whether the files are sound.",
+        ),
+    ] = False,
+) -> None:
+    """Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage; or compare choices of heads.
+
+    Only headers are read, so a file of any size answers at once.
+
+    Of several scores, masks and checkpoints every pair is compared: removed heads in common, the layers that they are
+    removed from, and how alike scores rank all heads. Scores become the masks that `prune` makes of them, by a budget.
+
+    Examples:
+      hydractl inspect hydra.st
+      hydractl inspect base.st --tensors
+      hydractl inspect hydra.st --json | jq .fused.trunk
+      hydractl inspect -q mask.json && echo sound
+      hydractl inspect taylor.json circuit.json --keep 8
+      hydractl inspect taylor.json circuit.json hydra.st --plot heads.svg
+    """
+    terminal = Terminal(as_json=json, quiet=quiet)
+    budget = budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction)
+    if len(files) == 1 and plot is None:
+        refuse_without_comparison(budget=budget, force=force)
+        from hydractl.stages.inspect.run import InspectConfig, run_inspect
+
+        report = run_inspect(InspectConfig(file=files[0], tensors=tensors), terminal.progress())
+        terminal.result(report, lambda out: render(report, out))
+        return
+    refuse_listing(tensors=tensors)
+    from hydractl.stages.inspect.compare import CompareConfig, run_compare
+
+    config = CompareConfig(files=tuple(files), budget=budget, plot=plot, force=force)
+    comparison = run_compare(config, terminal.progress())
+    terminal.result(comparison, lambda out: show_comparison(comparison, out))
+
+
+def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
+    """Show a file of any kind."""
+    from hydractl.manifest import HeadMask, HeadScores, Report
+    from hydractl.stages.inspect.report import CheckpointReport
+
+    if isinstance(report, CheckpointReport):
+        return _checkpoint(report, out)
+    document = report.document
+    if isinstance(document, HeadMask):
+        return show_mask(model_cell(report.file), document, out)
+    if isinstance(document, HeadScores):
+        return show_scores(model_cell(report.file), document, out)
+    if isinstance(document, Report):
+        from hydractl.cli.eval import render as render_report
+
+        return render_report(document, out)
+    raise TypeError(type(document).__name__)
+
+
+def _checkpoint(report: CheckpointReport, out: Console) -> None:
+    from hydractl.cli.tables import facts
+
+    model, fused, file = report.model, report.fused, model_cell(report.file)
+    of = f" of {counted(len(model.masks), 'member')}" if fused else ""
+    line(out, f"{file}: {report.kind}{of}")
+    out.print(facts(_facts(report)))
+    out.print()
+    if report.predictions:
+        out.print(_predictions(report.predictions))
+    else:
+        out.print(_plan(fused, report.total) if fused else _parts(report.parts, report.total))
+    if report.kind != "base":
+        maps(model.masks, fused.members if fused else (file,), out)
+    if report.lineage:
+        out.print()
+        out.print(lineage_tree(file, report.lineage))
+    if report.listing is not None:
+        out.print()
+        out.print(_listing(report.listing))
+    if report.hint:
+        out.print()
+        line(out, f"hint: {report.hint}")
+
+
+def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
+    model, total = report.model, report.total
+    rows = [] if report.predictions else [("architecture", model.name or "not stated")]
+    if model.architecture:
+        rows += _architecture_facts(model.architecture)
+    if model.num_classes is not None:
+        rows.append(("classes", _labelled(model.num_classes, model.labels)))
+    if model.preprocess:
+        rows.append(("preprocessing", _preprocess(model.preprocess, model.tokenizer_size)))
+    if model.prompting:
+        rows.append(("prompts", _preprocess(model.prompting.tokenization, model.tokenizer_size)))
+        rows += [("template", template) for template in model.prompting.templates]
+    dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
+    rows.append(("dtypes", ", ".join(dtypes)))
+    if not report.predictions:
+        rows.append(("parameters", f"{count(total.parameters)} ({total.parameters:,})"))
+    rows.append(("bytes", f"{size(total.size_bytes)} in {counted(total.tensors, 'tensor')}"))
+    if model.heads_total:
+        kept = " + ".join(str(n) for n in model.heads_kept)
+        rows.append(("heads", f"{kept} of {model.heads_total} kept"))
+    return [*rows, *_fused_facts(report), *report.metadata.items()]
+
+
+def _listing(lines: Sequence[TensorLine]) -> object:
+    fates = any(t.fate for t in lines)
+    rows = [
+        (
+            t.name,
+            t.part,
+            *([t.fate or ""] if fates else []),
+            t.dtype,
+            "x".join(map(str, t.shape)) or "scalar",
+            size(t.size_bytes),
+        )
+        for t in lines
+    ]
+    columns = ["tensor", "part", *(["fate"] if fates else []), "dtype", "shape", "bytes"]
+    return table(columns, rows, left=len(columns) - 2)
+
+
+def _architecture_facts(architecture: Architecture) -> list[tuple[str, str]]:
+    config = ", ".join(f"{k}={plain(v)}" for k, v in sorted(architecture.config.items()))
+    rows = [("library", f"{architecture.library}, family {architecture.family}")]
+    if config:
+        rows.append(("configuration", config))
+    rows += [
+        (
+            f"tower {name}",
+            f"{counted(t.layers, 'layer')} of {counted(t.num_heads, 'head')}, each {t.head_dim} wide",
+        )
+        for name, t in architecture.towers.items()
+    ]
+    return rows
+
+
+def _fused_facts(report: CheckpointReport) -> list[tuple[str, str]]:
+    fused, architecture = report.fused, report.model.architecture
+    if fused is None or architecture is None:
+        return []
+    layers = sum(t.layers for t in architecture.towers.values())
+    results = report.lineage.results if report.lineage else {}
+    return [
+        ("trunk", f"{fused.trunk} of {counted(layers, 'block')} run once"),
+        ("MLPs", "averaged where they differ" if fused.mlp == "merge" else "kept for each member"),
+        ("apart", f"the members take {size(fused.apart_bytes)}"),
+        ("verification", pairs(results) or "not verified"),
+    ]
+
+
+def _parts(parts: Mapping[str, Amount], total: Amount) -> object:
+    rows = [(name, *_amount(amount)) for name, amount in parts.items()]
+    return table(["part", "tensors", "parameters", "bytes"], [*rows, ("in all", *_amount(total))])
+
+
+def _predictions(found: Predictions) -> object:
+    rows = [
+        (
+            p.row,
+            p.data,
+            str(p.members),
+            str(p.samples),
+            str(p.classes),
+            "yes" if p.data in found.labels else "no",
+        )
+        for p in found.log_probs
+    ]
+    return table(["row", "data", "members", "samples", "classes", "labels"], rows, left=2)
+
+
+def _plan(fused: Fused, total: Amount) -> object:
+    rows = [
+        (part, fate, *_amount(amount))
+        for part, fates in fused.amounts.items()
+        for fate, amount in sorted(fates.items())
+    ]
+    return table(
+        ["part", "fate", "tensors", "parameters", "bytes"],
+        [*rows, ("in all", "", *_amount(total))],
+        left=2,
+    )
+
+
+def _amount(amount: Amount) -> tuple[str, str, str]:
+    return str(amount.tensors), count(amount.parameters), size(amount.size_bytes)
+
+
+def _labelled(number: int, labels: Sequence[str]) -> str:
+    if not labels:
+        return str(number) if number else "none yet: texts name them"
+    rest = f", ... and {len(labels) - LABELS_SHOWN} more" if len(labels) > LABELS_SHOWN else ""
+    return f"{number}: {', '.join(labels[:LABELS_SHOWN])}{rest}"
+
+
+def _preprocess(found: Preprocess | Tokenization, tokens: int | None) -> str:
+    from hydractl.manifest import Tokenization
+
+    if isinstance(found, Tokenization):
+        own = f"its own tokenizer of {counted(tokens, 'token')}" if tokens else "its own tokenizer"
+        tokenizer = f"{own} (the model knows {found.vocab_size})" if found.tokenizer else "no tokenizer yet"
+        names = ", ".join(("input_ids", *found.names))
+        side = ", padded on the left" if found.padding_side == "left" else ""
+        return f"text, {tokenizer}, at most {found.max_length} tokens a text{side}; {names}"
+    shape = "x".join(map(str, found.input_size))
+    mean, std = (" ".join(f"{v:g}" for v in values) for values in (found.mean, found.std))
+    return (
+        f"{shape}, {found.interpolation}, crop {found.crop_pct:g} {found.crop_mode}, mean {mean}, std {std}"
+    )

@@ -1,0 +1,135 @@
+"""What `hydractl inspect` shows of several choices of heads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl.cli.output import line, model_cell, table
+from hydractl.errors import UsageError
+from hydractl.progress import counted
+from hydractl.reporting.names import told_apart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import Console
+
+    from hydractl.heads.select import Budget
+    from hydractl.stages.inspect.comparison import Agreement, Choice, ComparisonReport, Pair
+
+SOURCES = {
+    "asked": "{option}",
+    "recorded": "{option}, as scored",
+    "default": "{option}, by default",
+}
+
+
+def refuse_without_comparison(*, budget: Budget | None, force: bool) -> None:
+    """Refuse what has no effect on one file alone.
+
+    Raises:
+        UsageError: Naming the option.
+    """
+    if budget is not None:
+        raise UsageError(
+            f"`{budget.typed}`: makes masks of scores that are compared or drawn",
+            hint="give several files, or `--plot heads.svg`",
+        )
+    if force:
+        raise UsageError("`--force` replaces the figure of `--plot`; nothing else is written")
+
+
+def refuse_listing(*, tensors: bool) -> None:
+    """Refuse a list of tensors beside a comparison.
+
+    Raises:
+        UsageError: If it is asked for.
+    """
+    if tensors:
+        raise UsageError(
+            "`--tensors` lists those of one checkpoint", hint="inspect one file, without `--plot`"
+        )
+
+
+def show_comparison(report: ComparisonReport, out: Console) -> None:
+    """Show choices of heads side by side, and every pair in numbers."""
+    choices = report.choices
+    rows = [(model_cell(c.name), _what(c), _budget(c), f"{c.removed} of {c.heads}") for c in choices]
+    out.print(table(["choice", "what", "budget", "removed"], rows, left=3))
+    for choice in choices:
+        if choice.ranked is not None and choice.ranked < choice.heads:
+            rest = choice.heads - choice.ranked
+            line(
+                out, f"{model_cell(choice.name)} ranks {counted(choice.ranked, 'head')}; the other {rest} tie"
+            )
+    names = [model_cell(choice.name) for choice in choices]
+    labels = told_apart(names)
+    _maps(choices, labels, out)
+    if report.pairs:
+        out.print()
+        _pairs(report.pairs, dict(zip(names, labels, strict=True)), out)
+    if report.plot is not None:
+        line(out, f"Wrote {report.plot}")
+
+
+def _what(choice: Choice) -> str:
+    return f"scores by {choice.method}" if choice.method is not None else choice.kind.replace("-", " ")
+
+
+def _budget(choice: Choice) -> str:
+    return "" if choice.cut is None else SOURCES[choice.cut.source].format(option=choice.cut.option)
+
+
+def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) -> None:
+    from hydractl.cli.tables import CROSS, KEPT_DROPPED, SHADES, HeadMaps
+
+    for name, first in choices[0].mask.items():
+        out.print()
+        if len(choices[0].mask) > 1:
+            line(out, f"tower {name}")
+        standing = tuple(None if c.standing is None else c.standing[name] for c in choices)
+        out.print(
+            HeadMaps(
+                names=labels,
+                keep=tuple(c.mask[name].keep for c in choices),
+                num_heads=first.num_heads,
+                standing=standing,
+            )
+        )
+    if any(choice.standing for choice in choices):
+        plain = out.options.ascii_only
+        shades, (kept, gone) = SHADES[plain], KEPT_DROPPED[plain]
+        line(
+            out,
+            f"scores: {CROSS[plain]} goes; {shades} stay, from the lowest quarter of all scores to the highest",
+        )
+        masks = "" if all(c.standing for c in choices) else f"masks: {kept} stays, {gone} goes; "
+        line(out, f"{masks}numbers: heads kept")
+
+
+def _pairs(pairs: tuple[Pair, ...], labels: Mapping[str, str], out: Console) -> None:
+    several = len(pairs[0].towers) > 1
+    ranked = any(
+        value is not None for pair in pairs for value in (pair.overall.spearman, pair.overall.kendall)
+    )
+    rows = [row for pair in pairs for row in _rows(pair, labels, several=several, ranked=ranked)]
+    columns = ["first", "second", *(["tower"] if several else []), "overlap", "by chance", "Jaccard", "JSD"]
+    columns += ["Spearman", "Kendall"] if ranked else []
+    out.print(table(columns, rows, left=3 if several else 2))
+    line(out, "overlap: removed heads in common, of the smaller set; by chance: of random sets as large")
+    line(out, "JSD: divergence of the layers that heads are removed from, 0 to 0.693 nats")
+
+
+def _rows(pair: Pair, labels: Mapping[str, str], *, several: bool, ranked: bool) -> Iterator[tuple[str, ...]]:
+    first, second = (labels[model_cell(name)] for name in (pair.first, pair.second))
+    yield (first, second, *(["all"] if several else []), *_numbers(pair.overall, ranked=ranked))
+    if several:
+        for name, agreement in pair.towers.items():
+            yield ("", "", name, *_numbers(agreement, ranked=ranked))
+
+
+def _numbers(found: Agreement, *, ranked: bool) -> Iterator[str]:
+    yield from (f"{value:.3f}" for value in (found.overlap, found.chance_overlap, found.jaccard))
+    yield "-" if found.jsd_nats is None else f"{found.jsd_nats:.3f}"
+    if ranked:
+        yield from ("-" if v is None else f"{v:.3f}" for v in (found.spearman, found.kendall))

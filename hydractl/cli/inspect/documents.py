@@ -1,0 +1,147 @@
+"""What `hydractl inspect` shows of masks, scores and lineage, and the words it shares with checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl.cli.output import line
+from hydractl.progress import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+    from rich.tree import Tree
+
+    from hydractl.manifest import HeadMask, HeadScores, InputFile, Step, TowerKeep
+
+DIGEST_SHOWN = 12
+
+
+def show_mask(file: str, mask: HeadMask, out: Console) -> None:
+    """Show a head mask."""
+    from hydractl.cli.tables import facts
+
+    kept = sum(len(layer) for tower in mask.towers.values() for layer in tower.keep)
+    total = sum(len(tower.keep) * tower.num_heads for tower in mask.towers.values())
+    line(out, f"{file}: head mask, {kept} of {counted(total, 'head')} kept")
+    rows = [("architecture", mask.architecture or "any of this shape")]
+    if mask.base:
+        rows.append(("base", short(mask.base)))
+    if origin := mask.origin:
+        rows.append(("strategy", origin.strategy + (f", {pairs(origin.budget)}" if origin.budget else "")))
+        given = {"method": origin.method, "seed": origin.seed, "member": origin.member, "tool": origin.tool}
+        rows += [(name, str(value)) for name, value in given.items() if value is not None]
+        rows += [("scores", short(digest)) for digest in origin.scores]
+    else:
+        rows.append(("origin", "not stated: written by hand?"))
+    out.print(facts(rows))
+    maps([mask.towers], ["kept"], out)
+
+
+def show_scores(file: str, scores: HeadScores, out: Console) -> None:
+    """Show scores: how they came about, the heads' ranks, and a greedy method's order of removal."""
+    from hydractl.cli.tables import RankMap, facts
+    from hydractl.stages.inspect.run import ranks
+
+    line(out, f"{file}: scores by {scores.method}")
+    rows = [("objective", scores.objective)] if scores.objective else []
+    rows += [("options", pairs(scores.options))] if scores.options else []
+    found = {name: value for name, value in scores.results.items() if not isinstance(value, tuple | list)}
+    rows += [("results", pairs(found))] if found else []
+    if scores.clusters is not None:
+        sizes = ", ".join(str(len(cluster)) for cluster in scores.clusters)
+        rows += [("clusters", f"{len(scores.clusters)}, of {sizes} heads")]
+    rows += [
+        ("model", f"{scores.model.reference}, {scores.architecture}, {short(scores.model.sha256)}"),
+        *((f"data {name}", fingerprint(f.reference, f.sha256, f.count)) for name, f in scores.data.items()),
+        ("tool", scores.tool),
+    ]
+    out.print(facts(rows))
+    ranked = ranks(scores, file=file)
+    total = sum(len(row) for tower in ranked.values() for row in tower)
+    kept = any(rank is None for tower in ranked.values() for row in tower for rank in row)
+    meaning = f"{total} went first, - was kept" if kept else f"1 matters most of {total}"
+    for tower, table_of_ranks in ranked.items():
+        out.print()
+        line(out, f"Ranks of the heads of tower {tower}: {meaning}")
+        out.print(RankMap(ranks=table_of_ranks, total=total))
+    if scores.removals is not None:
+        _removals(scores, out)
+
+
+def _removals(scores: HeadScores, out: Console) -> None:
+    from hydractl.cli.tables import Newspaper
+
+    steps = scores.removals or ()
+    start = "" if scores.baseline is None else f" ({scores.baseline:.4f} before)"
+    digits, tower = len(str(len(steps))), len(scores.towers) > 1
+    lines = [
+        f"{i:>{digits}}. {f'{s.tower} ' if tower else ''}layer {s.layer} head {s.head}: {s.objective:.4f}"
+        for i, s in enumerate(steps, 1)
+    ]
+    out.print()
+    line(out, f"Order of removal, and the objective after each{start}:")
+    out.print(Newspaper(lines=tuple(lines)))
+
+
+def maps(masks: Sequence[Mapping[str, TowerKeep]], names: Sequence[str], out: Console) -> None:
+    """Show which heads masks keep, tower by tower."""
+    from hydractl.cli.tables import HeadMaps
+
+    for tower, first in masks[0].items() if masks else ():
+        keep = tuple(mask[tower].keep for mask in masks)
+        out.print()
+        if len(masks[0]) > 1:
+            line(out, f"tower {tower}")
+        out.print(HeadMaps(names=tuple(names), keep=keep, num_heads=first.num_heads))
+
+
+def lineage_tree(file: str, step: Step) -> Tree:
+    """Return the stages that led to a file as a tree; what several of them read is described where it comes first."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    seen: set[str] = set()
+
+    def grow(tree: Tree, inputs: Sequence[InputFile]) -> None:
+        for source in inputs:
+            step = source.made_by
+            again = source.sha256 in seen
+            seen.add(source.sha256)
+            made = "" if step is None else "  (as above)" if again else f"  {_step(step)}"
+            branch = tree.add(Text(f"{source.name}  {short(source.sha256)}{made}", overflow="fold"))
+            grow(branch, () if step is None or again else step.inputs)
+
+    root = Tree(Text(f"{file}  {_step(step)}", overflow="fold"))
+    grow(root, step.inputs)
+    return root
+
+
+def _step(step: Step) -> str:
+    options = dict(step.options) | ({"seed": step.seed} if step.seed is not None else {})
+    return f"{step.command} {pairs(options)}".rstrip()
+
+
+def short(digest: str) -> str:
+    """Return the beginning of a digest, enough to tell files apart."""
+    return digest[: len("sha256:") + DIGEST_SHOWN]
+
+
+def fingerprint(reference: str, digest: str, number: int | None) -> str:
+    """Return how a data set was named and what it held."""
+    return f"{reference}, {short(digest)}" + (f", {counted(number, 'sample')}" if number is not None else "")
+
+
+def pairs(options: Mapping[str, object]) -> str:
+    """Return options as `name=value`, sorted."""
+    return " ".join(f"{name}={plain(value)}" for name, value in sorted(options.items()))
+
+
+def plain(value: object) -> str:
+    """Return an option's value as one would type it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return ",".join(plain(v) for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

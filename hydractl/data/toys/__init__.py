@@ -1,0 +1,1 @@
+"""Data that need no download."""

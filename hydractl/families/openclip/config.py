@@ -1,0 +1,146 @@
+"""open_clip's model configurations: the registry, what is refused and why, and the library's own model."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+DISTRIBUTION = "open_clip_torch"
+ANY = "openclip"
+PREFIX = "openclip:"
+TOWERS = ("vision", "text")
+CLIP_TOKENS = 49408
+UNCUT = {
+    "scale_heads": "a factor of each head is a parameter of its own",
+    "scaled_cosine_attn": "cosine attention, with a temperature for each head",
+    "scale_attn_inner": "a norm over all heads together, whose statistics change when a head goes",
+}
+"""Options of the attention of either tower, and why heads cannot be cut with them."""
+
+
+def library() -> Any:  # noqa: ANN401 - open_clip is untyped
+    """Return the package.
+
+    Raises:
+        UnsupportedModelError: If it is not installed.
+    """
+    try:
+        import open_clip
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"OpenCLIP models are read with open_clip, which cannot be imported: {error}",
+            hint="`pip install 'hydractl[openclip]'`",
+        ) from error
+    return open_clip
+
+
+def registered(name: str, options: Mapping[str, object]) -> dict[str, Any]:
+    """Return the configuration of a name in open_clip's registry, changed by options.
+
+    Args:
+        name: With the prefix `openclip:`; `openclip` alone is an empty configuration, all of which is in the options.
+        options: `embed_dim=64`, `vision.layers=3`, `text.width=32`, `custom_text=true`, ...
+
+    Raises:
+        UnsupportedModelError: If the registry does not have it.
+    """
+    open_clip, known = library(), name.removeprefix(PREFIX)
+    names = open_clip.list_models()
+    if name != ANY and known not in names:
+        close = difflib.get_close_matches(known, names, n=3)
+        raise UnsupportedModelError(
+            f"open_clip has no model `{known}`",
+            hint=f"did you mean {', '.join(f'`{PREFIX}{c}`' for c in close)}?" if close else None,
+        )
+    found: dict[str, Any] = {} if name == ANY else open_clip.get_model_config(known)
+    for tower in TOWERS:
+        given = options.get(f"{tower}_cfg") or {}
+        own = {k.removeprefix(f"{tower}."): v for k, v in options.items() if k.startswith(f"{tower}.")}
+        found[f"{tower}_cfg"] = {
+            **found.get(f"{tower}_cfg", {}), **(given if isinstance(given, dict) else {}), **own
+        }  # fmt: skip
+    return found | {k: v for k, v in options.items() if "." not in k and not k.endswith("_cfg")}
+
+
+def name_of(config: Mapping[str, object]) -> str:
+    """Return the registry's name of a configuration, or `openclip` for one that it does not have."""
+    open_clip = library()
+    names: Iterator[str] = (n for n in open_clip.list_models() if open_clip.get_model_config(n) == config)
+    return next((PREFIX + name for name in names), ANY)
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Return why heads cannot be cut in a model with this configuration, or None."""
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    if "multimodal_cfg" in config:
+        return "a CoCa model, which writes captions with a third stack of blocks"
+    if timm := vision.get("timm_model_name"):
+        return f"its image tower is timm's `{timm}`; open_clip's own vision transformers are supported"
+    if isinstance(vision.get("layers"), list | tuple):
+        return "its image tower is a ResNet (ModifiedResNet), which has no heads"
+    if hugging_face := text.get("hf_model_name"):
+        return f"its text tower is transformers' `{hugging_face}`; open_clip's own text transformers are supported"
+    if text.get("embed_cls"):
+        return "its text tower has a class token (embed_cls), as in CoCa"
+    if text.get("tokenizer_mode"):
+        return f"tokenizer mode `{text['tokenizer_mode']}`: texts end in a class token after the padding"
+    if text.get("proj_type") == "none" and text.get("width") != config.get("embed_dim"):
+        return "its text tower does not project (proj_type), and is not as wide as its embeddings"
+    if config.get("nonscalar_logit_scale"):
+        return "its temperature is not a scalar (nonscalar_logit_scale)"
+    return _refusal_of_pooling(vision, text) or _refusal_of_attention(config)
+
+
+def _refusal_of_pooling(vision: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
+    pool = vision.get("attentional_pool")
+    if isinstance(pool, str):
+        return f"attentional pooling of kind `{pool}`: two poolers, and an embedding a query"
+    for tower, options in (("image", vision), ("text", text)):
+        if options.get("pool_type") == "none":
+            return f"its {tower} tower does not pool: it answers with an embedding a token"
+    return None
+
+
+def _refusal_of_attention(config: Mapping[str, Any]) -> str | None:
+    for tower in TOWERS:
+        for option, reason in UNCUT.items():
+            if config[f"{tower}_cfg"].get(option):
+                return f"{option} of the {tower} tower: {reason}"
+    return None
+
+
+def is_custom(config: Mapping[str, object]) -> bool:
+    """Return whether the text tower is a module of its own (`CustomTextCLIP`), whose names have the prefix `text.`."""
+    return bool(config.get("custom_text", False))
+
+
+def created(config: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as above
+    """Return the library's model, with random weights unless within `without_weights`."""
+    open_clip = library()
+    options = {k: v for k, v in copy.deepcopy(dict(config)).items() if k != "custom_text"}
+    return (open_clip.CustomTextCLIP if is_custom(config) else open_clip.CLIP)(**options)
+
+
+def blank(config: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as above
+    """Return the library's model with parameters on the meta device."""
+    from hydractl.families.dismantling import without_weights
+
+    with without_weights():
+        return created(config)
+
+
+def random_state(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+    """Return random weights by the library's own rules, a function of the seed alone."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return dict(created(config).state_dict())

@@ -1,0 +1,252 @@
+"""OpenCLIP's models with open_clip's own vision and text transformers, classified zero-shot.
+
+Names in memory are those of the whole model, for both towers at once: of `CLIP`, whose text tower has no prefix, or of
+`CustomTextCLIP`, whose text tower is called `text`. Their configurations look alike, so each family may describe both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
+from hydractl.families.openclip import config as configs
+from hydractl.families.options import check_known
+from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads, first_problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydractl.families.tower import Model
+    from hydractl.manifest import TowerKeep
+
+LIBRARY = "openclip"
+FAMILY, CUSTOM_FAMILY = "openclip", "openclip-custom-text"
+SUPPORTED = "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14"
+ANSWER = ("logit_scale", "logit_bias", "class_embeddings")
+HEADS = (
+    HeadTensor(name="attn.in_proj_weight", axis=0, copies=3, role=Role.INPUT),
+    HeadTensor(name="attn.in_proj_bias", axis=0, copies=3, role=Role.BIAS),
+    HeadTensor(name="attn.out_proj.weight", axis=1, copies=1, role=Role.OUTPUT),
+)
+OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CROPS = {"shortest": "center", "squash": "squash"}
+
+
+def _layouts(text: str) -> dict[str, TowerLayout]:
+    return {
+        "text": _layout(
+            f"{text}transformer",
+            embed=(f"{text}token_embedding.", f"{text}positional_embedding"),
+            readout=(f"{text}ln_final.", f"{text}text_projection"),
+            head=(),
+        ),
+        "vision": _layout(
+            "visual.transformer",
+            embed=(
+                "visual.conv1.",
+                "visual.class_embedding",
+                "visual.positional_embedding",
+                "visual.ln_pre.",
+            ),
+            readout=("visual.attn_pool.", "visual.ln_post.", "visual.proj"),
+            head=ANSWER,
+        ),
+    }
+
+
+def _layout(
+    transformer: str, *, embed: tuple[str, ...], readout: tuple[str, ...], head: tuple[str, ...]
+) -> TowerLayout:
+    return TowerLayout(
+        block=f"{transformer}.resblocks.{{layer}}.",
+        heads=HEADS,
+        attention=("attn.",),
+        mlp=("mlp.",),
+        embed=embed,
+        readout=readout,
+        head=head,
+    )
+
+
+def _family(name: str, *, text: str, claims: bool, covers: str, refuses: str) -> Family:
+    layouts, custom = _layouts(text), bool(text)
+
+    def matches(config: Mapping[str, object]) -> bool:
+        model = config.get("model_cfg")
+        return "model_cfg" in config and custom == (isinstance(model, Mapping) and configs.is_custom(model))
+
+    def build(
+        architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
+    ) -> Model:
+        from hydractl.families.dismantling import cut_heads, fill
+        from hydractl.families.openclip.modules import wrap
+
+        library = configs.blank(architecture.config)
+        cut_heads(library, layouts, architecture, mask)
+        own = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
+        fill(library, own)
+        if _vision(architecture.config).get("pos_embed_type") == "sin_cos_2d":
+            library.visual.positional_embedding.requires_grad_(requires_grad=False)
+        classes = None if state is None else state.get("class_embeddings")
+        return wrap(library, {tower: keep.keep for tower, keep in mask.items()}, classes).eval()
+
+    return Family(
+        name=name,
+        library=configs.DISTRIBUTION,
+        covers=covers,
+        refuses=refuses,
+        towers=layouts,
+        matches=matches,
+        claims=lambda asked: claims and (asked == configs.ANY or asked.startswith(configs.PREFIX)),
+        read_config=read_config,
+        describe=describe,
+        build=build,
+        initialise=lambda architecture, seed: configs.random_state(architecture.config, seed),
+        adopt=adopt,
+        scalars=frozenset({"logit_scale", "logit_bias"}),
+    )
+
+
+def describe(name: str, options: Mapping[str, object]) -> Described:
+    """Return a model of open_clip's registry, `openclip:ViT-B-32`; option `tokenizer` is a file or folder.
+
+    Raises:
+        UnsupportedModelError: If the registry does not have it, or heads cannot be cut in it.
+    """
+    given = dict(options)
+    tokenizer = given.pop("tokenizer", None)
+    config = configs.registered(name, given)
+    return _described(name, config, {}, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
+
+
+def read_config(config: Mapping[str, object], folder: Path) -> Described:
+    """Return the model of a folder in open_clip's layout, from its `open_clip_config.json`.
+
+    Raises:
+        CheckpointError: If it has no `model_cfg` with two towers.
+        UnsupportedModelError: If heads cannot be cut in it.
+    """
+    model, images = config.get("model_cfg"), config.get("preprocess_cfg") or {}
+    if not isinstance(model, dict) or not isinstance(images, dict):
+        raise CheckpointError(
+            f"{folder}: model_cfg and preprocess_cfg of open_clip_config.json must be objects"
+        )
+    for tower in configs.TOWERS:
+        if not isinstance(model.get(f"{tower}_cfg"), dict):
+            raise CheckpointError(
+                f"{folder}: model_cfg.{tower}_cfg of open_clip_config.json is not an object"
+            )
+    return _described(configs.name_of(model), model, images, tokenizer=folder)
+
+
+def adopt(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """Return a folder's tensors, those of a text tower without a prefix named as `CustomTextCLIP` names them.
+
+    open_clip reads such files too: models were saved so before they had a `custom_text`.
+    """
+    from hydractl.checkpoint import Checkpoint
+    from hydractl.source import locate
+
+    state = Checkpoint.open(folder, shards=locate(str(folder)).weights).tensors()
+    if configs.is_custom(architecture.config):
+        own = _layouts("")["text"]
+        prefixes = (own.block.partition(".")[0] + ".", *own.embed, *own.readout)
+        state = {f"text.{k}" if k.startswith(prefixes) else k: v for k, v in state.items()}
+    return dict(state)
+
+
+def _described(
+    name: str, config: Mapping[str, Any], images: Mapping[str, Any], *, tokenizer: Path | None
+) -> Described:
+    from hydractl.families.openclip.tokenizer import tokenization
+
+    reason = configs.refusal(config)
+    if reason is not None:
+        raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
+    try:
+        library = configs.blank(config)
+        text = library.text if configs.is_custom(config) else library
+        towers = {"text": _heads(text.transformer), "vision": _heads(library.visual.transformer)}
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # whatever the library's constructors raise, these options make no model
+        check_known(name, error, [configs.library().model])
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnsupportedModelError(f"open_clip cannot build `{name}`: {reason}") from error
+    return Described(
+        architecture=Architecture(
+            library=LIBRARY,
+            name=name,
+            family=CUSTOM_FAMILY if configs.is_custom(config) else FAMILY,
+            config=json.loads(json.dumps(config, sort_keys=True)),
+            towers=towers,
+            num_classes=0,
+        ),
+        preprocess=_images(library.visual.image_size, images),
+        prompting=Prompting(
+            tokenization=tokenization(config["text_cfg"], tokenizer, (text.context_length, text.vocab_size))
+        ),
+    )
+
+
+def _heads(transformer: Any) -> TowerHeads:  # noqa: ANN401 - open_clip is untyped
+    attention = transformer.resblocks[0].attn
+    return TowerHeads(
+        layers=len(transformer.resblocks), num_heads=attention.num_heads, head_dim=attention.head_dim
+    )
+
+
+def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = config["vision_cfg"]
+    return found
+
+
+def _images(size: tuple[int, int], given: Mapping[str, Any]) -> Preprocess:
+    """Read a `preprocess_cfg`; what it leaves out is as OpenAI's models have it.
+
+    Raises:
+        UnsupportedModelError: If a field has a value that no preprocessing of ours has.
+    """
+    mode, interpolation = str(given.get("resize_mode") or "shortest"), given.get("interpolation")
+    if mode not in CROPS:
+        raise UnsupportedModelError(
+            f"its preprocessing is not supported: resize_mode `{mode}`",
+            hint=f"supported: {', '.join(CROPS)}",
+        )
+    try:
+        return Preprocess.model_validate(
+            {
+                "input_size": (3, *size),
+                "mean": tuple(given.get("mean") or OPENAI_MEAN),
+                "std": tuple(given.get("std") or OPENAI_STD),
+                "interpolation": "bicubic" if interpolation in (None, "random") else interpolation,
+                "crop_mode": CROPS[mode],
+            }
+        )
+    except ValidationError as error:
+        raise UnsupportedModelError(f"its preprocessing is not supported: {first_problem(error)}") from error
+    except TypeError as error:
+        raise UnsupportedModelError(f"its preprocessing has no usable mean and std: {error}") from error
+
+
+OPENCLIP = _family(
+    FAMILY,
+    text="",
+    claims=True,
+    covers="`CLIP` with open_clip's own towers, zero-shot: ViT-B-32, ViT-L-14, CLIPA, ...",
+    refuses="CoCa: a third stack of blocks; ResNets: no heads; towers of timm or transformers; scales and norms that "
+    "span the heads; text towers with a class token; poolings with several answers",
+)
+OPENCLIP_CUSTOM_TEXT = _family(
+    CUSTOM_FAMILY,
+    text="text.",
+    claims=False,
+    covers="`CustomTextCLIP` with open_clip's own towers, zero-shot",
+    refuses=f"as `{FAMILY}`",
+)

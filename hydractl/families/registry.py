@@ -1,0 +1,125 @@
+"""The table of families. Importing it loads no model library."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.openclip.family import OPENCLIP, OPENCLIP_CUSTOM_TEXT
+from hydractl.families.timm.eva import TIMM_EVA
+from hydractl.families.timm.vit import TIMM_VIT
+from hydractl.families.transformers.bert import BERT, ELECTRA, ROBERTA
+from hydractl.families.transformers.clip import CLIP, SIGLIP
+from hydractl.families.transformers.deberta import DEBERTA
+from hydractl.families.transformers.distilbert import DISTILBERT
+from hydractl.families.transformers.modernbert import MODERNBERT
+from hydractl.families.transformers.mpnet import MPNET
+from hydractl.families.transformers.refused import REFUSED
+from hydractl.families.transformers.vision_models import BEIT, DEIT, DINOV2, DINOV2_REGISTERS, TOWER, VIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hydractl.families.base import Family
+    from hydractl.manifest import Architecture
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.name: family
+        for family in (
+            CLIP,
+            SIGLIP,
+            BERT,
+            ROBERTA,
+            ELECTRA,
+            DISTILBERT,
+            MODERNBERT,
+            DEBERTA,
+            MPNET,
+            VIT,
+            DEIT,
+            BEIT,
+            DINOV2,
+            DINOV2_REGISTERS,
+            TOWER,
+            OPENCLIP,
+            OPENCLIP_CUSTOM_TEXT,
+            TIMM_EVA,
+            TIMM_VIT,
+        )
+    }
+)
+
+
+def family_of(architecture: Architecture) -> Family:
+    """Return the family that a checkpoint names.
+
+    Raises:
+        UnsupportedModelError: If this version does not have it.
+    """
+    family = FAMILIES.get(architecture.family)
+    if family is None:
+        raise UnsupportedModelError(
+            f"{architecture.name}: family `{architecture.family}` is unknown here",
+            hint=f"this version knows: {', '.join(FAMILIES)}",
+        )
+    return family
+
+
+def family_for_name(name: str) -> Family:
+    """Return the family that reads an architecture name; timm's comes last and takes any.
+
+    Raises:
+        UnsupportedModelError: If heads cannot be cut in it.
+    """
+    _refuse(name, where=name)
+    _refuse_path(name)
+    return next(family for family in FAMILIES.values() if family.claims(name))
+
+
+def is_architecture(name: str) -> bool:
+    """Return whether a family other than timm's reads an architecture of this name; timm's own are not looked up."""
+    return any(family.claims(name) for family in FAMILIES.values() if family.library != "timm")
+
+
+def family_for_config(config: Mapping[str, object], *, where: str) -> Family:
+    """Return the family whose library wrote a `config.json`.
+
+    Raises:
+        UnsupportedModelError: If none did.
+    """
+    for family in FAMILIES.values():
+        if family.matches(config):
+            return family
+    _refuse(config.get("model_type"), where=where)
+    kind = config.get("model_type") or config.get("architectures") or "unknown"
+    raise UnsupportedModelError(
+        f"{where}: models of type `{kind}` are not supported",
+        hint=f"supported families: {', '.join(FAMILIES)}",
+    )
+
+
+def _refuse_path(name: str) -> None:
+    """Refuse a file or folder where the name of an architecture belongs."""
+    path = Path(name)
+    if "/" not in name and path.suffix != ".json":
+        return  # a name, whatever else may be called so
+    with suppress(OSError):  # a name too long for a path
+        if path.is_file():
+            raise UnsupportedModelError(
+                f"{name}: is a file, not the name of an architecture",
+                hint=f"give its folder: `{path.parent}`",
+            )
+        if path.is_dir():
+            raise UnsupportedModelError(
+                f"{name}: is a folder, not the name of an architecture",
+                hint=f"`hydractl import WEIGHTS --arch {name} -o base.st` makes a base of weights that belong to it",
+            )
+
+
+def _refuse(kind: object, *, where: str) -> None:
+    if isinstance(kind, str) and (reason := REFUSED.get(kind)):
+        raise UnsupportedModelError(f"{where}: models of type `{kind}` are not supported: {reason}")

@@ -1,0 +1,199 @@
+"""The tower of a transformers DeBERTa-v2 or v3, out of the library's own modules.
+
+P is the number of relative positions that are told apart: one for each bucket to either side.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+from hydractl.families.attention import HeadGroup, HeadParts, Side
+from hydractl.families.dismantling import part
+from hydractl.families.tower import Hosted, Model, Stream, Tower
+from hydractl.families.transformers.bert_modules import NAMES as BERT_NAMES
+from hydractl.families.transformers.bert_modules import PostNormBlock, key_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hydractl.families.transformers.models import Kept
+
+BLOCK = "deberta.encoder.layer.{layer}."
+NAMES = {ours: BLOCK + theirs for ours, theirs in BERT_NAMES.items()} | {
+    **{
+        f"attn.members.0.{ours}.": f"{BLOCK}attention.self.{theirs}_proj."
+        for ours, theirs in {
+            "q": "query", "k": "key", "v": "value", "pos_key": "pos_key", "pos_query": "pos_query",
+        }.items()
+    },
+    "conv.host.": "deberta.encoder.conv.",
+}  # fmt: skip
+"""For each part of `DebertaBlock` the library's name; the convolution is not called after its layer."""
+READOUT = ("pooler", "classifier", "dropout")
+
+
+class DisentangledGroup(HeadGroup):
+    """Heads whose scores are three products: of words, of a word and a relative position, and the other way round."""
+
+    along_heads: ClassVar[tuple[str, ...]] = (*HeadGroup.along_heads, "pos_key", "pos_query")
+
+    def __init__(self, parts: HeadParts, library: Any) -> None:  # noqa: ANN401 - transformers is untyped
+        """Take what relative positions need from the library's attention."""
+        super().__init__(parts)
+        own = library
+        self.share = own.share_att_key
+        self.kinds = tuple(kind for kind in ("c2p", "p2c") if kind in own.pos_att_type)
+        self.pos_key: nn.Linear | None = getattr(own, "pos_key_proj", None)
+        self.pos_query: nn.Linear | None = getattr(own, "pos_query_proj", None)
+        self.pos_drop = own.pos_dropout if own.relative_attention else nn.Identity()
+        self.buckets = own.position_buckets if own.relative_attention else 0
+        self.furthest = own.max_relative_positions if own.relative_attention else 0
+
+    def scores_bias(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+    ) -> torch.Tensor | None:
+        """See `HeadGroup.scores_bias`: the products with relative positions, scaled as the one of words is."""
+        if side.table is None or not self.kinds:
+            return super().scores_bias(q, k, queries, side)
+        table = self.pos_drop(side.table)
+        index = self._positions(k.shape[-2], table.shape[1], queries, k.device)
+        index = index.expand(*q.shape[:2], *index.shape)
+        bias = torch.zeros((), dtype=q.dtype, device=q.device)
+        if "c2p" in self.kinds:
+            positions = self._heads_of(self.k if self.share else self.pos_key, table)
+            bias = bias + torch.matmul(q * self.scale, positions.transpose(-1, -2)).gather(-1, index)
+        if "p2c" in self.kinds:
+            positions = self._heads_of(self.q if self.share else self.pos_query, table)
+            bias = bias + torch.matmul(positions * self.scale, k.transpose(-1, -2)).gather(-2, index)
+        return bias if side.mask is None else bias.masked_fill(~side.mask, torch.finfo(q.dtype).min)
+
+    def _heads_of(self, layer: nn.Linear | None, table: torch.Tensor) -> torch.Tensor:
+        """Return (1, H, P, K) of the relative positions (1, P, D)."""
+        assert layer is not None  # noqa: S101 - the library makes what its configuration asks for
+        found: torch.Tensor = layer(table).unflatten(-1, (self.heads, self.head_dim))
+        return found.transpose(1, 2)
+
+    def _positions(
+        self, tokens: int, count: int, queries: slice | None, device: torch.device
+    ) -> torch.Tensor:
+        """Return for each query and key (T', T) the number, 0 to P - 1, of how far apart they are."""
+        far: torch.Tensor = torch.arange(1 - tokens, tokens, device=device)
+        if self.buckets > 0 and self.furthest > 0:
+            far = make_log_bucket_position(far, self.buckets, self.furthest).long()
+        numbers = (far + count // 2).clamp(0, count - 1)
+        at = torch.arange(tokens, device=device)
+        asked = at if queries is None else at[queries]
+        found: torch.Tensor = numbers[asked[:, None] - at + tokens - 1]
+        return found
+
+
+class ConvStep(Hosted):
+    """A convolution over neighbouring tokens of the embedding, added to what the first block makes of it."""
+
+    def forward(self, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return tokens (N, T, D) of `embedded` and `tokens` (N, T, D) and the padding `mask` (N, 1, 1, T)."""
+        out: torch.Tensor = self.host(x["embedded"], x["tokens"], x["mask"][:, 0, 0].long())
+        return out
+
+
+class DebertaBlock(PostNormBlock):
+    """BERT's block, its attention disentangled; the first may be followed by a convolution."""
+
+    conv: nn.Module | None
+
+    def side(self, stream: Stream) -> Side:
+        """See `PostNormBlock.side`."""
+        return Side(mask=stream.context["mask"], table=stream.constants.get("positions"))
+
+    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+        """See `Block.join`."""
+        out = super().join(stream, y)
+        if self.conv is None:
+            return out
+        parts = {"embedded": stream.tokens, "tokens": out.tokens, "mask": stream.context["mask"]}
+        return stream.with_tokens(self.conv(parts))
+
+
+class DebertaEmbed(Hosted):
+    """Word, position and segment embeddings, and those of relative positions."""
+
+    def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
+        """Return the stream of texts (B, T), their padding mask and the relative positions (1, P, D)."""
+        deberta: Any = self.host.deberta
+        mask = key_mask(texts)
+        tokens = deberta.embeddings(
+            input_ids=texts["input_ids"],
+            token_type_ids=texts.get("token_type_ids"),
+            mask=mask[:, 0, 0].long(),
+        )
+        table = None if deberta.encoder is None else deberta.encoder.get_rel_embedding()
+        # a view of a parameter passes for one that wants a gradient even where none is computed
+        constants = {} if table is None else {"positions": table.clone().unsqueeze(0)}
+        return Stream(tokens, {"mask": mask}, constants)
+
+
+class DebertaReadout(Hosted):
+    """Pooler and classifier, of the first token."""
+
+    def forward(self, stream: Stream) -> torch.Tensor:
+        """Return logits (N, C)."""
+        host: Any = self.host
+        logits: torch.Tensor = host.classifier(host.dropout(host.pooler(stream.tokens)))
+        return logits
+
+
+def wrap_deberta(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - transformers is untyped
+    """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
+    encoder = library.deberta.encoder
+    elsewhere = ("deberta.encoder.layer", "deberta.encoder.conv", *READOUT)
+    blocks = [_block(layer, heads) for layer, heads in zip(encoder.layer, kept, strict=True)]
+    if encoder.conv is not None:
+        blocks[0].conv = ConvStep(encoder.conv)
+    neighbours = encoder.conv is not None and len(blocks) == 1
+    return Model(
+        {
+            "text": Tower(
+                embed=DebertaEmbed(part(library, lambda n: not n.startswith(elsewhere))),
+                blocks=blocks,
+                readout=DebertaReadout(part(library, lambda n: n.startswith(READOUT))),
+                reads=None if neighbours else slice(0, 1),
+                names=NAMES,
+            )
+        }
+    )
+
+
+def _block(layer: Any, kept: tuple[int, ...]) -> DebertaBlock:  # noqa: ANN401 - as above
+    own, out = layer.attention.self, layer.attention.output
+    parts = HeadParts(
+        kept=kept,
+        head_dim=own.attention_head_size,
+        scale=_scale(own),
+        q=own.query_proj,
+        k=own.key_proj,
+        v=own.value_proj,
+        proj=out.dense,
+        proj_drop=out.dropout,
+        dropout=own.dropout.p,
+    )
+    block = DebertaBlock(
+        DisentangledGroup(parts, own),
+        norm1=out.LayerNorm,
+        up=layer.intermediate,
+        down=layer.output.dense,
+        norm2=layer.output.LayerNorm,
+        drop=layer.output.dropout,
+    )
+    block.conv = None
+    return block
+
+
+def _scale(own: Any) -> float:  # noqa: ANN401 - as above
+    """Return 1 / sqrt(K times the products that are summed), the root rounded to single precision as the library's is."""
+    products = 1 + sum(kind in own.pos_att_type for kind in ("c2p", "p2c"))
+    with torch.device("cpu"):
+        return 1 / torch.tensor(own.attention_head_size * products, dtype=torch.float32).sqrt().item()

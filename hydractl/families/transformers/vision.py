@@ -1,0 +1,171 @@
+"""What all image models of transformers have in common: how `preprocessor_config.json` says images are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.families.transformers.library import quiet
+from hydractl.manifest import Preprocess, first_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FILES = ("preprocessor_config.json", "processor_config.json")
+PLAIN = frozenset({"ViT", "DeiT", "Beit", "Bit", "CLIP", "Siglip"})
+"""Image processors that resize, crop, rescale and normalise, in this order and no more."""
+RESAMPLING = MappingProxyType(
+    {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+)
+"""Pillow's numbers, which the library writes."""
+WHITE = 255
+
+
+def read_image_processor(folder: Path, size: tuple[int, int, int], *, fixed: bool = True) -> Preprocess:
+    """Return how a folder of the library says that images are read.
+
+    Args:
+        folder: Holds `preprocessor_config.json`.
+        size: Channels, height and width of the images that the model was made for.
+        fixed: Whether the model takes no other size; one that does takes what the folder says.
+
+    Raises:
+        CheckpointError: If the folder does not say it, or cannot be read.
+        UnsupportedModelError: If images are read in a way that no preprocessing of ours is.
+    """
+    says = _image_processor(folder)
+    where = f"{folder}: its image processor"
+    cropped, resized, mode = _sizes(says, where)
+    if fixed and cropped != size[1:]:
+        raise UnsupportedModelError(
+            f"{where} makes images of {_pixels(cropped)} pixels, the model takes {_pixels(size[1:])}",
+            hint="correct `size` or `crop_size` in preprocessor_config.json",
+        )
+    mean, std = _statistics(says, size[0], where)
+    number = says.get("resample")
+    try:
+        return Preprocess.model_validate(
+            {
+                "input_size": (size[0], *cropped),
+                "mean": mean,
+                "std": std,
+                "interpolation": RESAMPLING.get(2 if number is None else int(number), number),
+                "crop_pct": _crop_fraction(cropped, resized, where),
+                "crop_mode": mode,
+                "crop_offset": "nearest" if cropped == resized and mode == "squash" else "before",
+            }
+        )
+    except ValidationError as error:
+        raise UnsupportedModelError(f"{where} is not supported: {first_problem(error)}") from error
+
+
+def default_preprocess(size: tuple[int, int, int]) -> Preprocess:
+    """Return how images are read by a model without a folder: squashed to its size, values in -1..1.
+
+    Raises:
+        UnsupportedModelError: If they have neither one channel nor three.
+    """
+    half = (0.5,) * size[0]
+    try:
+        return Preprocess(input_size=size, mean=half, std=half, crop_mode="squash")  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise UnsupportedModelError(f"images of {size[0]} channels are not supported") from error
+
+
+def _image_processor(folder: Path) -> dict[str, Any]:
+    """Return the settings of a folder's image processor, the defaults of its class filled in."""
+    from transformers import AutoImageProcessor
+
+    hint = f"a vision model needs `{FILES[0]}` beside its weights"
+    if not any((folder / name).is_file() for name in FILES):
+        raise CheckpointError(f"{folder}: does not say how its images are read", hint=hint)
+    try:
+        with quiet():
+            found = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # the library raises whatever its parsers do
+        raise CheckpointError(
+            f"{folder}: its image processor cannot be read: {str(error).splitlines()[0]}", hint=hint
+        ) from error
+    name = type(found).__name__
+    if name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor") not in PLAIN:
+        raise UnsupportedModelError(
+            f"{folder}: images are read by a {name}, which is not supported",
+            hint=f"supported: {', '.join(f'{kind}ImageProcessor' for kind in sorted(PLAIN))}",
+        )
+    settings: dict[str, Any] = found.to_dict()
+    return settings
+
+
+def _sizes(says: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[int, int], str]:
+    """Return the height and width of an input, those that an image is resized to, and how (see `Preprocess`)."""
+    if not says.get("do_resize") or says.get("do_pad"):
+        odd = "pads images" if says.get("do_pad") else "does not resize images"
+        raise UnsupportedModelError(f"{where} {odd}, which is not supported")
+    size = {k: v for k, v in dict(says["size"]).items() if v is not None}
+    crop = dict(says.get("crop_size") or {}) if says.get("do_center_crop") else {}
+    cropped = _pair(crop) if crop else None
+    if size.keys() == {"height", "width"}:
+        resized = _pair(size)
+        return cropped or resized, resized, "squash"
+    if size.keys() != {"shortest_edge"} or cropped is None or cropped[0] != cropped[1]:
+        raise UnsupportedModelError(
+            f"{where} resizes to {size} and {f'crops to {crop}' if crop else 'does not crop'}, which is not supported",
+            hint="supported: a `height` and a `width`, or a `shortest_edge` and a square crop",
+        )
+    return cropped, (int(size["shortest_edge"]),) * 2, "center"
+
+
+def _crop_fraction(cropped: tuple[int, int], resized: tuple[int, int], where: str) -> float:
+    """Return the fraction of a side that the crop keeps, such that the other way round gives `resized` exactly."""
+    for slack in (0.0, 0.5):  # the size to resize to is rounded down, after a division that is not exact
+        fraction = cropped[0] / (resized[0] + slack)
+        if (
+            all(math.floor(c / fraction) == r for c, r in zip(cropped, resized, strict=True))
+            and fraction <= 1
+        ):
+            return fraction
+    raise UnsupportedModelError(
+        f"{where} resizes to {_pixels(resized)} pixels and crops to {_pixels(cropped)}, which is not supported",
+        hint="the crop must keep the same fraction of both sides, and no more than all of it",
+    )
+
+
+def _statistics(
+    says: Mapping[str, Any], channels: int, where: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return means and standard deviations on the scale where white is 1."""
+    white = WHITE * float(says["rescale_factor"] if says.get("do_rescale") else 1)
+    if math.isclose(white, 1.0, rel_tol=1e-6):
+        white = 1.0
+    mean, std = (
+        _one_a_channel(says, key, channels, where) if says.get("do_normalize") else (neutral,) * channels
+        for key, neutral in (("image_mean", 0.0), ("image_std", 1.0))
+    )
+    return tuple(m / white for m in mean), tuple(s / white for s in std)
+
+
+def _one_a_channel(says: Mapping[str, Any], key: str, channels: int, where: str) -> tuple[float, ...]:
+    given = says.get(key)
+    values = tuple(given) if isinstance(given, Iterable) else (given,) * channels
+    numbers = tuple(float(v) for v in values if isinstance(v, int | float))
+    if len(values) != channels or len(numbers) != channels:
+        raise UnsupportedModelError(
+            f"{where} has `{key}` {given}, the model takes images of {channels} channels"
+        )
+    return numbers
+
+
+def _pair(size: Mapping[str, Any]) -> tuple[int, int]:
+    return int(size["height"]), int(size["width"])
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"

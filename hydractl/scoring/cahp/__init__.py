@@ -1,0 +1,1 @@
+"""CAHP: heads grouped by how they tell classes apart."""

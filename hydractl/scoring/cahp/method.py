@@ -1,0 +1,177 @@
+"""CAHP: heads grouped by how they tell classes apart, one of each group stays (Livertovsky, Somin, Singer 2026)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.errors import DataError, UsageError
+from hydractl.manifest import HeadName
+from hydractl.progress import counted
+from hydractl.scoring.cahp.clusters import Grouped, find_knee, group_points, silhouettes
+from hydractl.scoring.cahp.embedding import embed, fitting_perplexity
+from hydractl.scoring.cahp.moments import class_moments
+from hydractl.scoring.cahp.profile import compare
+from hydractl.scoring.cahp.settings import CahpSettings
+from hydractl.scoring.gradients.salience import gate_gradients
+from hydractl.scoring.job import Ranking, ScoreJob
+
+if TYPE_CHECKING:
+    from hydractl.manifest import Option
+    from hydractl.progress import Progress
+    from hydractl.scoring.cahp.moments import Moments
+    from hydractl.scoring.cahp.profile import Compared
+
+FEWEST_HEADS = 3
+
+
+def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
+    """Group the heads of a tower and score each by its salience (CAHP, arXiv 2606.19150, steps 1 to 6).
+
+    1. Each head's attention on each sample, without padding, becomes a signature (`cahp_signature`).
+    2. For each two classes the Jeffries-Matusita distance of a head's signatures makes up its profile (`cahp_profile`).
+    3. t-SNE makes a point in the plane of each profile (`cahp_embedding`); or profiles are compared as they are.
+    4. Salience: |∂L/∂ξ| of gates on heads, a mean over batches, then min-max over all heads: 1 is the most salient.
+    5. k-medoids for every k; the knee of the mean simplified silhouette chooses k (`cahp_clusters`). A budget fixes it.
+    6. A group is led by its most salient head, then come the others by falling salience; or by the medoid, then by rising
+       distance to it. Groups are in the order of their first heads; ties go to the lower head.
+
+    Which heads are kept in the end, and that no layer stays empty (step 7), is for who reads the clusters.
+
+    The salience is of the first batches in the order of the data, as in the authors' code; texts come sorted by length here,
+    so these are the shortest ones. `--salience-share 1` takes all.
+
+    One tower can be scored, and one that sees the samples. A profile says how a head's attention on a sample depends on the
+    sample's class, and two profiles are comparable since their coordinates are the same two tokens of the same samples.
+    A text tower that is asked the same prompts for every sample tells no classes of samples apart, and its tokens are not
+    an image's; so a zero-shot model is scored with `--towers vision`.
+
+    Raises:
+        UsageError: If there are several towers or one that does not see the samples, or a budget that leaves no head.
+        DataError: If the data cannot be used, or the tower has too few heads.
+    """
+    settings = job.set_for(CahpSettings)
+    tower = _only_tower(job)
+    heads = job.architecture.towers[tower].layers * job.architecture.towers[tower].num_heads
+    _check_heads(job, heads)
+    progress.step("Reading attention by class")
+    moments = class_moments(job, tower, size=settings.signature_size)
+    _warn_of_single_samples(moments, progress)
+    compared = compare(moments, progress, device=job.model.device)
+    share = max(1, int(settings.salience_share * moments.batches))
+    progress.step(f"Computing the salience on {share} of {counted(moments.batches, 'batch', 'batches')}")
+    salience = _unit_range(gate_gradients(job, batches=share)[tower].abs().mean(dim=0))
+    distances, results = _placed(compared, settings, heads, job.seed, progress)
+    grouped, found = _grouped(distances, job, settings, progress)
+    return Ranking(
+        scores={tower: salience.tolist()},
+        clusters=_clusters(tower, grouped, salience, distances, settings),
+        results={"form": compared.form.value, **results, **found},
+    )
+
+
+def _only_tower(job: ScoreJob) -> str:
+    """Return the tower to score."""
+    towers = list(job.scored)
+    blind = [name for name in towers if name in job.model.answer.fixed]
+    if len(towers) > 1 or blind:
+        seeing = [name for name in job.architecture.towers if name not in job.model.answer.fixed]
+        why = f", but `{blind[0]}` is asked the same for every sample" if blind else f", not of {len(towers)}"
+        raise UsageError(
+            f"`cahp` groups the heads of one tower by how they tell samples' classes apart{why}",
+            hint=f"add `--towers {seeing[-1]}`",
+        )
+    return towers[0]
+
+
+def _check_heads(job: ScoreJob, heads: int) -> None:
+    if heads < FEWEST_HEADS:
+        raise DataError(f"`cahp` groups {FEWEST_HEADS} heads at least, and the model has {heads}")
+    if not job.free and not 1 <= heads - job.budget <= heads:
+        raise UsageError(
+            "`cahp` keeps at least one head", hint="add `--keep-fraction 0.5`, or no budget at all"
+        )
+
+
+def _warn_of_single_samples(moments: Moments, progress: Progress) -> None:
+    single = sum(count == 1 for count in moments.counts)
+    if single:
+        progress.warn(
+            f"{single} of {counted(len(moments.counts), 'class', 'classes')} have a single sample, whose variance is taken "
+            "as 1e-6: their heads look more apart than they are"
+        )
+
+
+def _unit_range(salience: torch.Tensor) -> torch.Tensor:
+    """Return numbers brought to [0, 1] by their least and greatest; zeros where all are equal."""
+    spread = salience.max() - salience.min()
+    return (salience - salience.min()) / spread if spread > 0 else torch.zeros_like(salience)
+
+
+def _placed(
+    compared: Compared, settings: CahpSettings, heads: int, seed: int, progress: Progress
+) -> tuple[torch.Tensor, dict[str, Option]]:
+    """Return the distances (N, N) that heads are grouped by, and with what perplexity these were made."""
+    if settings.perplexity is None:  # no t-SNE
+        return compared.distances, {}
+    perplexity = fitting_perplexity(settings.perplexity, heads)
+    if perplexity != settings.perplexity:
+        progress.warn(
+            f"{heads} heads are too few for a perplexity of {settings.perplexity:g}: taking {perplexity:.3g}"
+        )
+    progress.step("Placing heads by t-SNE")
+    points = embed(compared, perplexity=perplexity, seed=seed)
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist"), {
+        "perplexity": perplexity
+    }
+
+
+def _grouped(
+    distances: torch.Tensor, job: ScoreJob, settings: CahpSettings, progress: Progress
+) -> tuple[Grouped, dict[str, Option]]:
+    """Return the groups, and how their number was found."""
+    if not job.free:
+        k = len(distances) - job.budget
+        return group_points(distances, k, seed=job.seed), {"k": k, "k_from": "budget"}
+    groups, curve = silhouettes(
+        distances,
+        seed=job.seed,
+        track=lambda ks: progress.track(ks, label="Grouping heads", total=len(ks)),
+    )
+    knee = find_knee(curve, degree=settings.degree)
+    if knee.source == "chord":
+        progress.warn(
+            f"the silhouettes have no knee: {knee.k} groups, whose silhouette is highest above the chord. "
+            "`--keep-fraction F` sets another number"
+        )
+    grouped = (
+        groups[knee.k - 2] if knee.k - 2 < len(groups) else group_points(distances, knee.k, seed=job.seed)
+    )
+    found: dict[str, Option] = {"k": knee.k, "k_from": knee.source.value, "degree": knee.degree}
+    return grouped, found | {"mss": tuple(curve)}
+
+
+def _clusters(
+    tower: str, grouped: Grouped, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
+) -> tuple[tuple[HeadName, ...], ...]:
+    """Return the groups' heads by name, each group from its first head on."""
+    orders = []
+    for medoid, members in zip(grouped.medoids, grouped.members(), strict=True):
+        ranks = {i: _rank(i, medoid, salience, distances, settings) for i in members}
+        orders.append(sorted(members, key=lambda i, ranks=ranks: ranks[i]))  # type: ignore[misc]
+    width = salience.shape[1]
+    return tuple(
+        tuple(HeadName(tower=tower, layer=i // width, head=i % width) for i in order)
+        for order in sorted(orders)
+    )
+
+
+def _rank(
+    head: int, medoid: int, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
+) -> tuple[float, int]:
+    """Return what a group's heads are sorted by."""
+    if settings.representative == "medoid":
+        # the medoid leads even if a head of a lower number lies on the same spot
+        return (-1.0 if head == medoid else float(distances[head, medoid]), head)
+    return (-float(salience.flatten()[head]), head)

@@ -1,0 +1,1 @@
+"""Greedy circuit extraction (Hydra Ensembles, Algorithm 1)."""

@@ -1,0 +1,66 @@
+"""Greedy circuit extraction (Hydra Ensembles, Algorithm 1): each step removes the head without which the objective is highest.
+
+How that head is looked for: exactly (`circuit_search`), or by what is remembered (`circuit_lazy`).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.heads.masks import HeadId
+from hydractl.manifest import Removal
+from hydractl.scoring.circuit.lazy import Lazy
+from hydractl.scoring.circuit.search import Exact
+from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.job import Ranking, ScoreJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hydractl.progress import Progress
+
+SEARCHES: Mapping[str, type[Exact]] = MappingProxyType({"exact": Exact, "lazy": Lazy})
+
+
+def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
+    """Remove `budget` heads one by one; of equally good candidates the lowest (tower, layer, head) goes.
+
+    A head's score is the step at which it went, so the order of scores is the order of removal; heads that stayed
+    all score one more than the last step. A search that does not value every candidate on all data says in the results
+    how much it did. An interrupted run ends as a whole one does.
+    """
+    search = SEARCHES[job.set_for(CircuitSettings).search](job)
+    done = job.log.done
+    with torch.inference_mode():
+        start = search.restart(len(done))
+        for removal in done[:start]:
+            search.circuit.remove(_head(removal))
+        search.circuit.check_room()
+        baseline = search.circuit.value() if job.log.baseline is None else job.log.baseline
+        job.log.begin(baseline)
+        removals = list(done)
+        steps = range(start, job.budget)
+        for step in progress.track(steps, label="Removing heads", total=len(steps)):
+            if step == len(done) and done:
+                search.recall(job.log.memory)
+            best, value = search.best(step)
+            if step < len(done):  # what the journal says counts, should rounding have changed since
+                search.gone(_head(done[step]))
+                continue
+            search.gone(best)
+            removal = Removal(tower=best.tower, layer=best.layer, head=best.head, objective=value)
+            removals.append(removal)
+            job.log.record(removal, search.memory())
+        if done and len(done) >= job.budget:
+            search.recall(job.log.memory)
+    tables = {n: [[float(job.budget)] * t.num_heads for _ in range(t.layers)] for n, t in job.scored.items()}
+    for step, removal in enumerate(removals):
+        tables[removal.tower][removal.layer][removal.head] = float(step)
+    return Ranking(scores=tables, removals=tuple(removals), baseline=baseline, results=search.results())
+
+
+def _head(removal: Removal) -> HeadId:
+    return HeadId(removal.tower, removal.layer, removal.head)

@@ -1,0 +1,252 @@
+"""A model that loses heads, and an objective's value without each further one.
+
+Algorithm 1 runs the whole model for every candidate; here a candidate in layer l costs the part of a pass from layer l on:
+
+- the stream that enters each layer is computed once a batch, for all candidates, and may be kept from one evaluation to
+  the next;
+- a head's own term is subtracted from the layer's attention output, which is not computed again;
+- the last block computes only the tokens that the readout reads;
+- heads that are gone are cut out, not masked.
+
+Candidates of one layer run side by side on the batch axis.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from hydractl.errors import DataError
+from hydractl.heads.masks import HeadId
+from hydractl.inputs import batch_of
+from hydractl.scoring.circuit.memory import Room
+from hydractl.scoring.circuit.objective import parse_objective
+from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, outcomes_read, traits_of, values_of
+from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.circuit.streams import Streams
+from hydractl.scoring.circuit.tower import Picks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from hydractl.inputs import Inputs
+    from hydractl.scoring.circuit.objective import Objective
+    from hydractl.scoring.circuit.tower import Entered
+    from hydractl.scoring.job import Samples, ScoreJob
+
+_Kind: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None, Objective, str], dict[str, torch.Tensor]]"
+_Logits: TypeAlias = "Callable[[Batch], Iterable[torch.Tensor]]"
+
+
+class Batch:
+    """One batch of a set of data.
+
+    Attributes:
+        role: `id` or `ood`.
+        number: Its own among all batches of the set, whichever process has it.
+        inputs: What the model is asked.
+        labels: Of its samples, None for OOD data.
+    """
+
+    def __init__(self, role: str, number: int, samples: Samples) -> None:
+        self.role, self.number = role, number
+        self.inputs, self.labels = samples
+
+
+class Circuit:
+    """A model that loses heads, and the value of the objective without each further one."""
+
+    def __init__(self, job: ScoreJob, *, keeps: bool = False) -> None:
+        """Take over a job's model.
+
+        Args:
+            job: Whose.
+            keeps: Whether streams are kept between evaluations, as far as memory allows.
+        """
+        settings = job.set_for(CircuitSettings)
+        self.model = job.model
+        self.objective = parse_objective(settings.objective)
+        self.ood_score = settings.ood_score
+        self.team = job.team
+        self.data = {"id": job.id_data, "ood": job.ood_data if self.objective.needs_ood else ()}
+        self.towers = tuple(job.scored)
+        self.left = {
+            name: [list(range(t.num_heads)) for _ in range(t.layers)]
+            for name, t in job.architecture.towers.items()
+        }
+        self.room = Room(job.model.device, job.max_memory, keeps=keeps)
+        self._held: dict[tuple[object, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
+        self._streams = Streams(self.room.kept // max(1, self.batches()) if keeps else 0)
+        self._whole: tuple[Outcomes, Outcomes] | None = None
+
+    def check_room(self) -> None:
+        """Refuse a bound on memory that is too low for the first batches, before anything is done.
+
+        Raises:
+            UsageError: With what they need.
+        """
+        if self.room.bound is None:
+            return
+        heads = [head for head in self.candidates() if self.left[head.tower][head.layer][0] == head.head]
+        for role, data in self.data.items():
+            for samples in itertools.islice(data, 1):
+                for _ in self._without(Batch(role, 0, samples), self._picks(heads)):
+                    pass
+
+    def candidates(self) -> list[HeadId]:
+        """Return the heads that are still there, in order."""
+        return [
+            HeadId(tower, i, h)
+            for tower, layers in self.left.items()
+            if tower in self.towers
+            for i, heads in enumerate(layers)
+            for h in heads
+        ]
+
+    def remove(self, head: HeadId) -> None:
+        """Cut a head out of the model."""
+        heads = self.left[head.tower][head.layer]
+        attention = self.model.tower(head.tower).layers()[head.layer].attn
+        attention.members[0] = attention.groups()[0].select(
+            [i for i, h in enumerate(heads) if h != head.head]
+        )
+        heads.remove(head.head)
+        self._held.clear()
+        self._whole = None
+        self._streams.gone(head)
+
+    def value(self) -> float:
+        """Return the objective of the circuit as it is."""
+        return float(values_of(self.objective, self.whole()[0])[0])
+
+    def whole(self) -> tuple[Outcomes, Outcomes]:
+        """Return what the circuit as it is makes of the data: outcomes and traits of one candidate."""
+        if self._whole is None:
+            self._whole = self._gather(lambda batch: [self.model(batch.inputs).unsqueeze(0)])
+        return self._whole
+
+    def candidate_values(self) -> dict[HeadId, float]:
+        """Return the objective without each remaining head in turn."""
+        heads = self.candidates()
+        return dict(zip(heads, values_of(self.objective, self.outcomes(heads)[0]).tolist(), strict=True))
+
+    def outcomes(self, heads: Sequence[HeadId], *, trails: bool = False) -> tuple[Outcomes, Outcomes]:
+        """Return what the model makes of the data without each of some heads in turn: outcomes, and traits if kept.
+
+        Args:
+            heads: Candidates, in order.
+            trails: Whether to keep what enters the blocks without each head, as far as there is room: one of them goes next.
+        """
+        self._streams.trails = trails
+        picks = self._picks(heads)
+        return self._gather(lambda batch: self._without(batch, picks))
+
+    def _picks(self, heads: Sequence[HeadId]) -> list[Picks]:
+        wanted = set(heads)
+        return [
+            Picks(
+                name,
+                {
+                    i: tuple(p for p, h in enumerate(left) if HeadId(name, i, h) in wanted)
+                    for i, left in enumerate(layers)
+                },
+            )
+            for name, layers in self.left.items()
+        ]
+
+    def passes(self) -> dict[str, int]:
+        """Return how many inputs each tower sees in a pass over all data of all processes."""
+        counts = dict.fromkeys(self.left, 0)
+        for data in self.data.values():
+            own = []
+            for inputs, _ in data:
+                asked = self.model.routed(inputs)
+                own.append(torch.tensor([batch_of(asked[name]) for name in self.left]))
+            for each in self.team.in_order(own):
+                for name, size in zip(self.left, each.tolist(), strict=True):
+                    counts[name] = size if name in self.model.answer.fixed else counts[name] + size
+        return counts
+
+    def batches(self) -> int:
+        """Return how many batches all processes have."""
+        return sum(len(self.team.in_order([torch.empty(0) for _ in data])) for data in self.data.values())
+
+    def forget(self) -> None:
+        """Drop what is kept from one evaluation to the next."""
+        self._streams.clear()
+        self._held.clear()
+        self._whole = None
+
+    def _without(self, batch: Batch, picks: Sequence[Picks]) -> Iterator[torch.Tensor]:
+        """Yield logits (k, B, C) of one batch: candidates' in order, each of the circuit without its head."""
+        asked = self.model.routed(batch.inputs)
+        if len(asked) == 1:
+            (own,) = (p for p in picks if p.tower in asked)
+            for _, found in self._outputs(batch, asked[own.tower], own):
+                yield from (self.model.answer({own.tower: each}) for each in found)
+            return
+        whole: dict[str, torch.Tensor] = {}
+        gone: dict[str, list[torch.Tensor]] = {}
+        for own in picks:
+            whole[own.tower], gone[own.tower] = self._whole_and_without(batch, asked[own.tower], own)
+        at_once = self.room.answers(self.model.answer(whole).numel())
+        for name, outputs in gone.items():
+            if outputs:
+                for some in torch.cat(outputs).split(at_once):
+                    yield self.model.answer({**whole, name: some})
+
+    def _whole_and_without(
+        self, batch: Batch, asked: Inputs, own: Picks
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return a tower's outputs (1, N, F), and those (k, N, F) without its picks; held where they are always the same."""
+        if own.key in self._held:
+            return self._held[own.key]
+        gone: list[torch.Tensor] = []
+        whole = torch.empty(0)
+        for layer, (entered, outputs) in enumerate(self._outputs(batch, asked, own)):
+            gone.extend(outputs)
+            if layer + 1 == len(self.left[own.tower]):
+                whole = self.model.tower(own.tower).finish(entered.leaving).unsqueeze(0)
+        found = whole, gone
+        if own.tower in self.model.answer.fixed:
+            self._held[own.key] = found
+        return found
+
+    def _outputs(
+        self, batch: Batch, asked: Inputs, own: Picks
+    ) -> Iterator[tuple[Entered, Iterator[torch.Tensor]]]:
+        """Yield what enters each layer of a tower, and its outputs (k, N, F) without the picks of that layer."""
+        tower, streams = self.model.tower(own.tower), self._streams
+        fixed = own.tower in self.model.answer.fixed
+        key = None if fixed else (own.tower, batch.role, batch.number)
+        for layer, entered in enumerate(streams.entering(key, tower, asked)):
+            left = self.left[own.tower][layer]
+            heads = [HeadId(own.tower, layer, left[i]) for i in own.heads[layer]]
+            yield entered, streams.without(key, (tower, layer, entered), heads, own.heads[layer], self.room)
+
+    def _gather(self, logits_of: _Logits) -> tuple[Outcomes, Outcomes]:
+        kinds = (outcomes_of, traits_of) if self.room.keeps else (outcomes_of,)
+        found: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in kinds]
+        for role, data in self.data.items():
+            names = outcomes_read(self.objective, labelled=role == "id")
+            own: list[dict[str, list[torch.Tensor]]] = [{name: [] for name in names} for _ in kinds]
+            for i, samples in enumerate(data):
+                batch = Batch(role, i * self.team.world + self.team.rank, samples)
+                parts = [self._seen(logits, batch, kinds) for logits in logits_of(batch)]
+                for kind, shares in zip(own, zip(*parts, strict=True), strict=True):
+                    for name in names:
+                        kind[name].append(torch.cat([share[name] for share in shares]))
+            for known, mine in zip(found, own, strict=True):
+                gathered = {name: self.team.in_order(mine[name]) for name in names}
+                known[role] = {name: torch.cat(every, dim=-1) for name, every in gathered.items() if every}
+        outcomes = [Outcomes(kind["id"], kind["ood"]) for kind in found]
+        return outcomes[0], outcomes[-1]
+
+    def _seen(
+        self, logits: torch.Tensor, batch: Batch, kinds: Sequence[_Kind]
+    ) -> list[dict[str, torch.Tensor]]:
+        if not logits.isfinite().all():
+            raise DataError("the model answers with numbers that are not finite on this data")
+        return [kind(logits, batch.labels, self.objective, self.ood_score) for kind in kinds]

@@ -1,0 +1,154 @@
+"""What candidate models make of the data, and the value of an objective that follows from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from hydractl.metrics.calibration import ece_many
+from hydractl.metrics.ood import LOGIT_SCORES, auroc_many, fpr_many
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hydractl.scoring.circuit.objective import Objective
+
+HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
+MSP = "msp"
+
+
+class Outcomes(NamedTuple):
+    """What K candidates made of N samples of ID and N' of OOD data, by name and no more than an objective reads.
+
+    `hits`, `nll` and `confidence` are (K, N), `score` is (K, N) or (K, N'); all but the boolean hits are float64.
+    """
+
+    inside: Mapping[str, torch.Tensor]
+    outside: Mapping[str, torch.Tensor]
+
+    def candidate(self, number: int) -> Outcomes:
+        """Return those of one candidate, K = 1."""
+        return self._each(lambda x, _: x[number : number + 1], self)
+
+    @classmethod
+    def stacked(cls, several: Sequence[Outcomes]) -> Outcomes:
+        """Return those of several sets of candidates as one, for the same samples."""
+        inside, outside = (
+            {name: torch.cat([each[i][name] for each in several]) for name in several[0][i]} for i in range(2)
+        )
+        return cls(inside, outside)
+
+    def plus(self, other: Outcomes) -> Outcomes:
+        """Return the sums."""
+        return self._each(torch.add, other)
+
+    def less(self, other: Outcomes) -> Outcomes:
+        """Return the differences."""
+        return self._each(torch.sub, other)
+
+    def _each(
+        self, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], other: Outcomes
+    ) -> Outcomes:
+        inside, outside = (
+            {name: change(x, theirs[name]) for name, x in own.items()}
+            for own, theirs in zip(self, other, strict=True)
+        )
+        return Outcomes(inside, outside)
+
+
+def outcomes_read(objective: Objective, *, labelled: bool) -> tuple[str, ...]:
+    """Return the names of the outcomes that an objective reads of ID data (labelled) or OOD data."""
+    names = {
+        HITS: labelled and objective.reads("acc", "ece"),
+        CONFIDENCE: labelled and objective.reads("ece"),
+        NLL: labelled and objective.reads("nll"),
+        SCORE: objective.needs_ood,
+    }
+    return tuple(name for name, read in names.items() if read)
+
+
+def outcomes_of(
+    logits: torch.Tensor, labels: torch.Tensor | None, objective: Objective, ood_score: str
+) -> dict[str, torch.Tensor]:
+    """Return what an objective reads of logits (K, B, C) and labels (B,), each (K, B); without labels the OOD score only.
+
+    Probabilities are float64: a trained model's lie so close to 1 that float32 would tie them.
+    """
+    exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
+    found: dict[str, torch.Tensor] = {}
+    if HITS in names or (SCORE in names and ood_score == MSP):
+        probs, classes = exact.softmax(dim=-1).max(dim=-1)
+        found = {CONFIDENCE: probs, SCORE: -probs}
+        if labels is not None:
+            found[HITS] = classes == labels
+    if SCORE in names and ood_score != MSP:
+        found[SCORE] = LOGIT_SCORES[ood_score](exact)
+    if labels is not None and NLL in names:
+        chosen = labels.expand(exact.shape[:-1]).unsqueeze(-1)
+        found[NLL] = -exact.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
+    return {name: found[name] for name in names}
+
+
+def traits_of(
+    logits: torch.Tensor, labels: torch.Tensor | None, objective: Objective, ood_score: str
+) -> dict[str, torch.Tensor]:
+    """Return what outcomes follow from, each (K, B), on scales on which the effects of heads roughly add up.
+
+    `hits` becomes the label's logit less the largest other one, probabilities become their log odds.
+    """
+    exact, names = logits.double(), outcomes_read(objective, labelled=labels is not None)
+    found: dict[str, torch.Tensor] = {}
+    if CONFIDENCE in names or (SCORE in names and ood_score == MSP):
+        top = exact.argmax(dim=-1, keepdim=True)
+        found = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
+    if SCORE in names and ood_score != MSP:
+        found[SCORE] = LOGIT_SCORES[ood_score](exact)
+    if labels is not None:
+        own = labels.expand(exact.shape[:-1]).unsqueeze(-1)
+        rest = exact.scatter(-1, own, float("-inf")).amax(dim=-1)
+        found |= {HITS: exact.gather(-1, own).squeeze(-1) - rest, NLL: _odds(exact, own)}
+    return {name: found[name].float() for name in names}
+
+
+def guessed(traits: Outcomes, ood_score: str) -> Outcomes:
+    """Return the outcomes that follow from traits."""
+    undo: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        HITS: lambda x: x > 0,
+        NLL: lambda x: torch.nn.functional.softplus(-x),
+        CONFIDENCE: torch.sigmoid,
+        SCORE: (lambda x: -x.sigmoid()) if ood_score == MSP else (lambda x: x),
+    }
+    inside, outside = ({n: undo[n](x.double()) for n, x in part.items()} for part in traits)
+    return Outcomes(inside, outside)
+
+
+def _odds(logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Return log p / (1 - p) of the classes `at` (..., 1), shape (...)."""
+    rest = logits.scatter(-1, at, float("-inf")).logsumexp(dim=-1)
+    return logits.gather(-1, at).squeeze(-1) - rest
+
+
+def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
+    """Return an objective's values for K candidates, shape (K,), float64, on the CPU; higher is better."""
+    parts = [term.factor * _metric(term.name, outcomes) for term in objective.terms]
+    return torch.stack(parts).sum(dim=0) if len(parts) > 1 else parts[0]
+
+
+def _metric(name: str, outcomes: Outcomes) -> torch.Tensor:
+    inside, outside = outcomes
+    if name == "acc":
+        return inside[HITS].double().mean(dim=1)
+    if name == "nll":
+        return inside[NLL].mean(dim=1)
+    if name == "ece":
+        # A softmax's largest term may exceed 1 by its rounding.
+        return ece_many(inside[CONFIDENCE].clamp(max=1.0), inside[HITS])
+    if name == "fpr95":
+        return fpr_many(inside[SCORE], outside[SCORE])
+    return auroc_many(inside[SCORE], outside[SCORE])
+
+
+def first_best(values: Sequence[float]) -> int:
+    """Return the index of the first maximum: Algorithm 1 replaces its best only by a strictly better one."""
+    return max(range(len(values)), key=lambda i: (values[i], -i))

@@ -1,0 +1,63 @@
+"""Ways to look for the head whose removal leaves the objective highest: all of them, exactly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl.scoring.circuit.model import Circuit
+from hydractl.scoring.circuit.outcomes import first_best
+from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.job import NOTHING_LEARNT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hydractl.heads.masks import HeadId
+    from hydractl.manifest import Option
+    from hydractl.scoring.job import Memory, ScoreJob
+
+
+class Exact:
+    """Algorithm 1: every candidate is valued on all data at each step."""
+
+    keeps = False
+
+    def __init__(self, job: ScoreJob) -> None:
+        self.circuit = Circuit(job, keeps=self.keeps)
+        self.settings = job.set_for(CircuitSettings)
+
+    def restart(self, done: int) -> int:
+        """Return after how many removals to go on, when so many of an interrupted run are known: all or fewer."""
+        return done
+
+    def best(self, step: int) -> tuple[HeadId, float]:
+        """Return the head to remove after `step` removals, and the objective without it."""
+        del step
+        return best_of(self.circuit.candidate_values())
+
+    def gone(self, head: HeadId) -> None:
+        """Remove a head."""
+        self.circuit.remove(head)
+
+    def memory(self) -> Memory:
+        """Return what an interrupted run needs to know besides its removals."""
+        return NOTHING_LEARNT
+
+    def recall(self, memory: Memory) -> None:
+        """Go on from what an interrupted run remembered.
+
+        Raises:
+            ManifestError: If it is not what such a search remembers.
+        """
+        del memory
+
+    def results(self) -> Mapping[str, Option]:
+        """Return what else a scores file says."""
+        return {}
+
+
+def best_of(values: Mapping[HeadId, float]) -> tuple[HeadId, float]:
+    """Return the first of the heads of the highest value, and that value."""
+    heads = list(values)
+    best = heads[first_best(list(values.values()))]
+    return best, values[best]

@@ -1,0 +1,102 @@
+"""What enters each block, kept from one evaluation of candidates to the next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, TypeAlias
+
+from hydractl.scoring.circuit.tower import Entered, Without, each_without, entering
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from hydractl.families.tower import Tower
+    from hydractl.heads.masks import HeadId
+    from hydractl.inputs import Inputs
+    from hydractl.scoring.circuit.memory import Room
+
+Key: TypeAlias = tuple[str, str, int]
+"""A tower, and a batch: its set and its number."""
+
+
+class Streams:
+    """Of each batch what enters the first blocks, as many as there is room for; and the same without each of some heads.
+
+    When one of these heads goes, what is known without it is what is known of the circuit. Each batch has an equal share of
+    the room, whoever has it: so what is kept, and with it the rounding, does not depend on the number of processes.
+
+    Attributes:
+        trails: Whether it is kept without each head that is valued.
+    """
+
+    def __init__(self, room: int) -> None:
+        """Keep nothing yet.
+
+        Args:
+            room: How many bytes may be kept of each batch.
+        """
+        self.room = room
+        self.trails = False
+        self._known: dict[Key, list[Entered]] = {}
+        self._without: dict[HeadId, dict[Key, tuple[Without, int]]] = {}
+        self._kept: Counter[tuple[str, int]] = Counter()
+
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        self._known.clear()
+        self._without.clear()
+        self._kept.clear()
+
+    def entering(self, key: Key | None, tower: Tower, inputs: Inputs) -> Iterator[Entered]:
+        """Yield each block with what enters it, and keep it; without a key keep nothing."""
+        if key is None or not self.room:
+            yield from entering(tower, inputs)
+            return
+        known = self._known.setdefault(key, [])
+        for layer, entered in enumerate(entering(tower, inputs, tuple(known))):
+            if layer == len(known) and self._fits(key, entered.size):
+                known.append(entered)
+            yield entered
+
+    def without(
+        self,
+        key: Key | None,
+        at: tuple[Tower, int, Entered],
+        heads: Sequence[HeadId],
+        positions: Sequence[int],
+        room: Room,
+    ) -> Iterator[torch.Tensor]:
+        """Yield a tower's outputs (k, N, F) without each of a layer's heads, and keep what enters later blocks then."""
+        trails = self.trails and self.room > 0
+        begin = 0
+        for found in each_without(*at, positions, room, trails=trails and key is not None):
+            if trails and key is not None and self._fits(key, found.size):
+                for number, head in enumerate(heads[begin : begin + len(found.outputs)]):
+                    self._without.setdefault(head, {})[key] = (found, number)
+            begin += len(found.outputs)
+            outputs = found.outputs
+            del found  # or the next is made while this is still there
+            yield outputs
+
+    def gone(self, head: HeadId) -> None:
+        """Take note that a head has been removed."""
+        known_without = self._without.pop(head, {})
+        self._without.clear()
+        for key, known in self._known.items():
+            if key[0] == head.tower:
+                full = len(known) >= head.layer
+                del known[head.layer :]
+                if full and key in known_without:
+                    found, number = known_without[key]
+                    known.extend(found.trail(number))
+        self._kept.clear()
+        for key, known in self._known.items():
+            self._kept[key[1:]] += sum(entered.size for entered in known)
+
+    def _fits(self, key: Key, size: int) -> bool:
+        batch = key[1:]
+        fits = self._kept[batch] + size <= self.room
+        self._kept[batch] += size * fits
+        return fits

@@ -1,0 +1,155 @@
+"""A tower without each of some heads, at the cost of what follows their layers.
+
+Axes: k candidates, B or N batch, T tokens, H heads, K head width, D width, F a tower's outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hydractl.families.tower import Block, Stream, Tower
+    from hydractl.inputs import Inputs
+    from hydractl.scoring.circuit.memory import Room
+
+
+class Entered(NamedTuple):
+    """A block with the stream that enters it, its heads' outputs z (B, T, H, K) and their projection y (B, T, D)."""
+
+    block: Block
+    stream: Stream
+    z: torch.Tensor
+    y: torch.Tensor
+
+    def of(self, rows: slice) -> Entered:
+        """Return it for some samples of the batch."""
+        context = {name: x[rows] for name, x in self.stream.context.items()}
+        stream = replace(self.stream, tokens=self.stream.tokens[rows], context=context)
+        return Entered(self.block, stream, self.z[rows], self.y[rows])
+
+    def copy(self) -> Entered:
+        """Return it with memory of its own."""
+        context = {name: x.clone() for name, x in self.stream.context.items()}
+        stream = replace(self.stream, tokens=self.stream.tokens.clone(), context=context)
+        return Entered(self.block, stream, self.z.clone(), self.y.clone())
+
+    @property
+    def leaving(self) -> Stream:
+        """The stream that leaves the block."""
+        return self.block.join(self.stream, self.y)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it holds on to."""
+        tensors = (self.stream.tokens, self.z, self.y, *self.stream.context.values())
+        return sum(x.untyped_storage().nbytes() for x in tensors)
+
+
+def entering(tower: Tower, inputs: Inputs, known: Sequence[Entered] = ()) -> Iterator[Entered]:
+    """Yield each block with what enters it, those that are known first."""
+    yield from known
+    if len(known) < len(tower.blocks):
+        stream = known[-1].leaving if known else tower.embed(inputs)
+        yield from following(tower, stream, len(known))
+
+
+def following(tower: Tower, stream: Stream, layer: int) -> Iterator[Entered]:
+    """Yield each block from a layer on with what enters it; the last one's of the tokens that are read."""
+    blocks = tower.layers()
+    for i in range(layer, len(blocks)):
+        queries = tower.queries(i)
+        z = blocks[i].heads(stream, queries)
+        y = blocks[i].project(z)
+        if queries is not None:
+            stream = stream.with_tokens(stream.tokens[:, queries])
+        yield Entered(blocks[i], stream, z, y)
+        if i + 1 < len(blocks):
+            stream = blocks[i].join(stream, y)
+
+
+class Picks(NamedTuple):
+    """Heads of a tower: its name, and for each layer their positions among those that are left."""
+
+    tower: str
+    heads: Mapping[int, tuple[int, ...]]
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[int, tuple[int, ...]], ...]]:
+        """The same for the same heads."""
+        return self.tower, tuple(sorted(self.heads.items()))
+
+
+class Without(NamedTuple):
+    """A tower's outputs (k, N, F) without each of k heads of a layer.
+
+    Attributes:
+        outputs: The tower's.
+        entered: What enters the layer.
+        positions: The heads' among those that are left in it.
+        rest: The layer's attention outputs (k B, T, D) without each head.
+        later: What enters the blocks that follow, (k B, ...); empty where it is not wanted.
+    """
+
+    outputs: torch.Tensor
+    entered: Entered
+    positions: Sequence[int]
+    rest: torch.Tensor
+    later: list[Entered]
+
+    def trail(self, number: int) -> list[Entered]:
+        """Return what enters the blocks from the layer's own on without the head of that number, in memory of its own."""
+        size = len(self.entered.y)
+        own = slice(number * size, (number + 1) * size)
+        others = [i for i in range(self.entered.z.shape[-2]) if i != self.positions[number]]
+        first = self.entered._replace(z=self.entered.z[..., others, :], y=self.rest[own].clone())
+        return [first, *(entered.of(own).copy() for entered in self.later)]
+
+    @property
+    def size(self) -> int:
+        """How many bytes all trails take."""
+        return self.rest.numel() * self.rest.element_size() + sum(entered.size for entered in self.later)
+
+
+def without(
+    tower: Tower, layer: int, entered: Entered, positions: Sequence[int], room: Room
+) -> Iterator[torch.Tensor]:
+    """Yield the tower's outputs (k, N, F) without each of a layer's heads at `positions`, several heads side by side."""
+    for found in each_without(tower, layer, entered, positions, room, trails=False):
+        yield found.outputs
+
+
+def each_without(
+    tower: Tower, layer: int, entered: Entered, positions: Sequence[int], room: Room, *, trails: bool
+) -> Iterator[Without]:
+    """Yield what there is without each of a layer's heads at `positions`, several heads side by side.
+
+    With `trails`, also what enters the blocks that follow, where there is room for that.
+    """
+    block, stream, z, y = entered
+    group = block.attn.groups()[0]
+
+    def some(heads: Sequence[int], *, trails: bool) -> Without:
+        rest = torch.cat([y - group.head_term(z, head) for head in heads])
+        joined = block.join(stream.tile(len(heads)), rest)
+        later = list(following(tower, joined, layer + 1)) if trails else []
+        outputs = tower.finish(later[-1].leaving) if later else tower.resume(joined, layer + 1)
+        return Without(outputs.reshape(len(heads), -1, outputs.shape[-1]), entered, heads, rest, later)
+
+    if not positions:
+        return
+
+    def fit(*, wanted: bool) -> int:
+        key = (id(tower), layer, y.shape, z.shape, wanted)
+        return room.side_by_side(key, y, 2 * entered.size, lambda: some(positions[:1], trails=wanted).outputs)
+
+    kept = trails and fit(wanted=True) > 0
+    side_by_side = fit(wanted=kept)
+    if not side_by_side:
+        raise room.refused()
+    for begin in range(0, len(positions), side_by_side):
+        yield some(positions[begin : begin + side_by_side], trails=kept)

@@ -1,0 +1,56 @@
+"""Controls that look at no data: random scores, and the size of a head's weights."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.families.base import Role, locate
+from hydractl.scoring.gradients.settings import MagnitudeSettings
+from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
+
+if TYPE_CHECKING:
+    from hydractl.progress import Progress
+
+
+def score_random(job: ScoreJob, _: Progress) -> Ranking:
+    """Draw every score uniformly from [0, 1), a function of the seed alone."""
+    draw = random.Random(f"scores-{job.seed}").random  # noqa: S311 - reproducible, not secret
+    towers = job.scored
+    return Ranking(
+        scores={
+            name: [[draw() for _ in range(t.num_heads)] for _ in range(t.layers)]
+            for name, t in towers.items()
+        }
+    )
+
+
+def score_magnitude(job: ScoreJob, progress: Progress) -> Ranking:
+    """Return the mean of |w| over each head's rows of q, k and v and its columns of the output projection.
+
+    The four matrices weigh the same whatever their sizes. Then scores are normalised as the settings say.
+    """
+    normalize = job.set_for(MagnitudeSettings).normalize
+    warn_of_unlike_towers(job, normalize, progress)
+    scores = {name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()}
+    weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
+    for name, tensor in job.model.library_state().items():
+        place = locate(job.family, name)
+        if place.heads is None or place.layer is None or place.heads.role not in {Role.INPUT, Role.OUTPUT}:
+            continue
+        if place.tower not in scores:
+            continue
+        tower = job.architecture.towers[place.tower]
+        heads = (
+            tensor.detach()
+            .double()
+            .movedim(place.heads.axis, 0)
+            .reshape(place.heads.copies, tower.num_heads, -1)
+        )
+        scores[place.tower][place.layer] += heads.abs().mean(dim=-1).sum(dim=0).cpu()
+        weight[place.tower][place.layer] += place.heads.copies
+    tables = {name: (table / weight[name]).tolist() for name, table in scores.items()}
+    return Ranking(scores=normalized(tables, normalize))

@@ -1,0 +1,142 @@
+"""Differentiable subset pruning: gates of which exactly K are to stay open (Li, Cotterell and Sachan 2021, section 4).
+
+Axes: N heads of all scored towers, of which K stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hydractl.errors import UsageError
+from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
+from hydractl.scoring.gates.settings import DspSettings
+from hydractl.scoring.gates.training import joint_weights, train_gates, warn_of_lost_weights
+from hydractl.scoring.job import Ranking, ScoreJob
+
+if TYPE_CHECKING:
+    from hydractl.progress import Progress
+
+COLDEST = 1e-8
+"""Where the temperature ends."""
+
+
+def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
+    """Learn which K heads to keep, K being what the budget leaves of all; a head's score is its w.
+
+    `results` has K as `kept`, and accuracy and negative log-likelihood, on the data that trained it, of the model that has
+    only the K heads with the highest w.
+
+    Raises:
+        UsageError: If no head or every head stays, so that there is nothing to choose.
+    """
+    settings = job.set_for(DspSettings)
+    total = sum(t.layers * t.num_heads for t in job.scored.values())
+    keep = total - job.budget
+    if not 0 < keep < total:
+        raise UsageError(
+            f"`dsp` chooses which heads stay, and {keep} of {total} leave no choice",
+            hint="change `--keep`, `--remove` or `--keep-fraction`",
+        )
+    warn_of_lost_weights(job, settings, progress)
+    first = initial_draws([total], seed=job.seed).to(job.model.device)
+
+    def make(steps: int) -> Gates:
+        if settings.temperature is None or settings.cooldown is None:
+            return StraightThrough(first, keep=keep)
+        cooldown = max(1, round(settings.cooldown * steps))
+        return SoftSubset(first, keep=keep, temperature=settings.temperature, cooldown=cooldown)
+
+    learned = train_gates(job, settings, make, progress)
+    return Ranking(
+        scores=tables(learned.model.gates.scores, job.scored),
+        results={
+            "kept": keep,
+            "training_accuracy": learned.metrics.accuracy,
+            "training_nll": learned.metrics.nll,
+            "steps": learned.steps,
+        },
+        weights=joint_weights(learned.model) if settings.trains_weights else None,
+    )
+
+
+class StraightThrough(Gates):
+    """Gates that are one for the K highest w and zero for the others; gradients pass as if a gate were its w."""
+
+    def __init__(self, w: torch.Tensor, *, keep: int) -> None:
+        """Begin with w (N,), of which `keep` = K stay, 0 < K < N."""
+        super().__init__()
+        self.w = nn.Parameter(w.clone())
+        self.keep = keep
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """See `Gates.scores`: w."""
+        return self.w
+
+    def begin(self, step: int, *, seed: int) -> None:
+        """See `Gates.begin`: there is nothing to draw."""
+
+    def forward(self) -> torch.Tensor:
+        """See `Gates.forward`; 0 or 1."""
+        return hard_top_k(self.w, self.keep) + (self.w - self.w.detach())
+
+
+class SoftSubset(StraightThrough):
+    """A relaxed choice of K in training, which hardens as the temperature falls; the K highest w in evaluation."""
+
+    def __init__(self, w: torch.Tensor, *, keep: int, temperature: float, cooldown: int) -> None:
+        """Begin with w (N,), of which `keep` = K stay; `temperature` falls to its end within `cooldown` steps."""
+        super().__init__(w, keep=keep)
+        self._begin, self._cooldown = temperature, cooldown
+        self._temperature = temperature
+        self._noise = torch.zeros_like(w)
+
+    def begin(self, step: int, *, seed: int) -> None:
+        """See `Gates.begin`."""
+        self._temperature = temperature_at(step, begin=self._begin, cooldown=self._cooldown)
+        drawn = step_uniform(len(self.w), seed=seed, step=step)
+        tiny = torch.finfo(drawn.dtype).tiny
+        self._noise = -(-(drawn.clamp(min=tiny).log())).clamp(min=tiny).log().to(self.w)
+
+    def forward(self) -> torch.Tensor:
+        """See `Gates.forward`."""
+        if not self.training:
+            return super().forward()
+        return soft_top_k(self.w + self._noise, self.keep, temperature=self._temperature)
+
+
+def hard_top_k(w: torch.Tensor, k: int) -> torch.Tensor:
+    """Return ones for the k highest of w (N,) and zeros for the others, without gradient; of equal ones the first."""
+    chosen = w.detach().sort(descending=True, stable=True).indices[:k]
+    return torch.zeros_like(w, requires_grad=False).index_fill(0, chosen, 1.0)
+
+
+def soft_top_k(r: torch.Tensor, k: int, *, temperature: float) -> torch.Tensor:
+    """Return the relaxed choice (N,) of the k highest of r, which sums to k (Xie and Ermon 2019; Li et al. 2021, eq. 11).
+
+    p_1 = softmax(r / t); for j = 2..k: r += ln(max(1 - p_{j-1}, ε)), p_j = softmax(r / t); their sum. It tends to the
+    hard choice as t falls to 0, and to k / N for each as t rises. In between an element may exceed 1, since what was
+    chosen in one round is only weakened in the next; as in the source, nothing is cut.
+
+    Args:
+        r: Shape (N,), float64 where temperatures are small.
+        k: 0 < k <= N.
+        temperature: t, above 0.
+    """
+    tiny = torch.finfo(r.dtype).tiny
+    p = (r / temperature).softmax(dim=0)
+    total = p
+    for _ in range(k - 1):
+        r = r + (1 - p).clamp(min=tiny).log()
+        p = (r / temperature).softmax(dim=0)
+        total = total + p
+    return total
+
+
+def temperature_at(step: int, *, begin: float, cooldown: int) -> float:
+    """Return the temperature of a step: from `begin` at step 0 down to `COLDEST` at step `cooldown`, by the same factor a step."""
+    share = min(1.0, step / cooldown)
+    return float(begin ** (1 - share) * COLDEST**share)

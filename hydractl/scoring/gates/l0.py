@@ -1,0 +1,111 @@
+"""Gates that a penalty on their number closes (Voita et al. 2019, section 5; hard concrete of Louizos et al. 2018).
+
+Axes: N heads of all scored towers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
+from hydractl.scoring.gates.settings import L0Settings
+from hydractl.scoring.gates.training import joint_weights, train_gates, warn_of_lost_weights
+from hydractl.scoring.job import Ranking, ScoreJob
+
+if TYPE_CHECKING:
+    from hydractl.progress import Progress
+
+BETA = 0.33
+LOW, HIGH = -0.1, 1.1
+"""γ and ζ: a gate is stretched to them, then cut to 0..1."""
+EDGE = 1e-6
+"""Noise lies so far within 0..1."""
+CLOSED = math.log(-LOW / HIGH)
+"""In evaluation a gate is zero where log α is at most this: sigmoid(log α) (ζ - γ) + γ = 0."""
+
+
+def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
+    """Learn gates under a penalty on how many are open; a head's score is log α of its gate.
+
+    The loss of a batch is its mean cross-entropy + λ Σ_h P(g_h ≠ 0). How many heads stay open hangs on λ alone; the budget
+    plays no part. A head is open where its gate without noise is not zero, which is where log α > ln(-γ/ζ) ≈ -2.4; so the
+    `results["open"]` highest scores are those of the open heads, as nothing else is scored above that bound. Equal scores
+    are equal gates. `results` also has accuracy and negative log-likelihood of the gated model on the data that trained it.
+
+    A gate between 0 and 1 scales its head, while pruning keeps a head whole or not at all. With `joint` training the
+    open gates are therefore multiplied into the output projections of the weights that are handed back: cut to the open
+    heads, they are the model as it trained. With `pipelined` training nobody does that, and the pruned model is
+    another one than the gated.
+    """
+    settings = job.set_for(L0Settings)
+    warn_of_lost_weights(job, settings, progress)
+    sizes = [t.num_heads for t in job.scored.values() for _ in range(t.layers)]
+    first = initial_draws(sizes, seed=job.seed).to(job.model.device)
+    learned = train_gates(
+        job,
+        settings,
+        lambda _total: HardConcrete(first),
+        progress,
+        penalty=lambda gates: settings.penalty * openness(gates.scores).sum(),
+    )
+    model = learned.model
+    log_alpha = model.gates.scores.detach()
+    if settings.trains_weights:
+        model.absorb(hard_concrete(log_alpha))
+    return Ranking(
+        scores=tables(log_alpha, job.scored),
+        results={
+            "open": int((log_alpha > CLOSED).sum()),
+            "training_accuracy": learned.metrics.accuracy,
+            "training_nll": learned.metrics.nll,
+            "steps": learned.steps,
+        },
+        weights=joint_weights(model) if settings.trains_weights else None,
+    )
+
+
+class HardConcrete(Gates):
+    """Hard concrete gates: noisy in training, the same noise for a whole batch; without noise in evaluation."""
+
+    def __init__(self, log_alpha: torch.Tensor) -> None:
+        """Begin with log α (N,)."""
+        super().__init__()
+        self.log_alpha = nn.Parameter(log_alpha.clone())
+        self._noise = torch.full_like(log_alpha, 0.5)
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """See `Gates.scores`: log α."""
+        return self.log_alpha
+
+    def begin(self, step: int, *, seed: int) -> None:
+        """See `Gates.begin`."""
+        drawn = step_uniform(len(self.log_alpha), seed=seed, step=step)
+        self._noise = (EDGE + (1 - 2 * EDGE) * drawn).to(self.log_alpha)
+
+    def forward(self) -> torch.Tensor:
+        """See `Gates.forward`; in 0..1."""
+        return hard_concrete(self.log_alpha, noise=self._noise if self.training else None)
+
+
+def hard_concrete(log_alpha: torch.Tensor, *, noise: torch.Tensor | None = None) -> torch.Tensor:
+    """Return gates (N,) in 0..1: clip(s (ζ - γ) + γ, 0, 1), where zero and one have a probability above 0.
+
+    s = sigmoid((ln u - ln(1 - u) + log α) / β) with noise u (Louizos et al. 2018, eq. 10 and 11), and sigmoid(log α)
+    without (Voita et al. 2019, the code): there is neither noise nor temperature in evaluation.
+
+    Args:
+        log_alpha: Shape (N,).
+        noise: u, shape (N,), within 0..1; None for evaluation.
+    """
+    inner = log_alpha if noise is None else (noise.log() - (1 - noise).log() + log_alpha) / BETA
+    return (inner.sigmoid() * (HIGH - LOW) + LOW).clamp(0.0, 1.0)
+
+
+def openness(log_alpha: torch.Tensor) -> torch.Tensor:
+    """Return the probability (N,) that a noisy gate is not zero: sigmoid(log α - β ln(-γ/ζ)) (Louizos et al. 2018, eq. 12)."""
+    return (log_alpha - BETA * CLOSED).sigmoid()

@@ -1,0 +1,217 @@
+"""How learned gates train: through the same loop as fine-tuning, on the data that the method is given."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.errors import CheckFailed, DataError
+from hydractl.inputs import map_inputs
+from hydractl.metrics.classification import accuracy, nll
+from hydractl.runtime import world_size
+from hydractl.scoring.gates.learned import GatedModel, Gates
+from hydractl.training.candidate import Job
+from hydractl.training.engine import Share, start_engine
+from hydractl.training.loop import train
+from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.state import Metrics, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+    from hydractl.progress import Progress
+    from hydractl.scoring.gates.settings import GateSettings
+    from hydractl.scoring.job import ScoreJob, Training
+    from hydractl.training.feeding.feed import Feed
+    from hydractl.training.loop import Trained
+
+PIECES = 4
+"""Of each batch: so many processes share the work at most, and the result hangs on no number of them."""
+CLIP = 1.0
+"""Largest gradient norm, of gates and weights together, as in the code of Li et al.: a relaxed choice that is about to harden
+has gradients of any size."""
+_GATES = "gates."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What training left.
+
+    Attributes:
+        model: In evaluation mode, on the CPU, fp32, with its gates.
+        metrics: Of the model with its gates as in evaluation, on the data that trained it.
+        steps: How many were taken.
+    """
+
+    model: GatedModel
+    metrics: Metrics
+    steps: int
+
+
+def train_gates(
+    job: ScoreJob,
+    settings: GateSettings,
+    make: Callable[[int], Gates],
+    progress: Progress,
+    *,
+    penalty: Callable[[Gates], torch.Tensor] | None = None,
+) -> Learned:
+    """Train gates, and with `joint` training the model's weights too; the job's model stays as it is.
+
+    AdamW without decay moves the gates at `gate_lr`, and the weights at `weights_lr`; both rates fall to nothing in a line,
+    and gradients are cut to a norm of 1.
+    Weights are fp32, computed with under autocast where the job's model is bf16. The result has the same bits for any number
+    of processes.
+
+    Args:
+        job: With what a method needs that trains.
+        settings: How long and how fast.
+        make: Returns the gates as training begins, given the number of steps.
+        progress: Hears of every epoch.
+        penalty: What is added to the loss of each batch.
+
+    Raises:
+        CheckFailed: If outputs or gates are no longer finite.
+        DataError: If there are no labels.
+        ValueError: If the job offers no training.
+    """
+    if job.training is None:
+        raise ValueError("a method that trains needs to be offered training")
+    feed = job.training.feed()
+    recipe = _recipe(settings, precision="bf16" if job.model.dtype == torch.bfloat16 else "fp32")
+    total = recipe.total_steps(feed.steps_per_epoch)
+
+    def build() -> GatedModel:
+        return _gated(job, make(total), weights=settings.trains_weights)
+
+    def begin_step(model: nn.Module, step: int) -> None:
+        _gates_of(model).begin(step, seed=job.seed)
+
+    names = [f"{_GATES}{name}" for name, _ in make(total).named_parameters()]
+    work = Job(
+        build=build,
+        feed=feed,
+        loss=lambda logits, labels: F.cross_entropy(logits.float(), labels, reduction="none"),
+        evaluate=_measure(job),
+        probe=_probe(feed),
+        recipe=recipe,
+        seed=job.seed,
+        rates=dict.fromkeys(names, settings.gate_lr),
+        begin_step=begin_step,
+        penalty=None if penalty is None else lambda model: penalty(_gates_of(model)),
+        pieces=PIECES,
+        measured_on="training",
+    )
+    trained = _trained(job.training, work, job.model.device, progress, settings=settings)
+    model = build()
+    _restore(model, trained.weights)
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise _diverged(settings)
+    return Learned(model=model.eval(), metrics=trained.metrics, steps=trained.step)
+
+
+def joint_weights(model: GatedModel) -> dict[str, torch.Tensor]:
+    """Return a gated model's tensors without its gates, under the library's names."""
+    return {name: tensor.detach() for name, tensor in model.model.library_state().items()}
+
+
+def warn_of_lost_weights(job: ScoreJob, settings: GateSettings, progress: Progress) -> None:
+    """Say so where weights will train that nobody keeps."""
+    if settings.trains_weights and not (job.training and job.training.keeps_weights):
+        progress.warn(
+            "joint training changes the weights too, and they are dropped: the scores are of a model that is not kept; "
+            "`--trained PATH` keeps it"
+        )
+
+
+def _trained(
+    offered: Training, work: Job, device: torch.device, progress: Progress, *, settings: GateSettings
+) -> Trained:
+    name = str(device) if world_size() == 1 else device.type
+    start = Snapshot() if offered.start is None else offered.start
+    with start_engine(name, precision=work.recipe.precision) as engine:
+        engine.wait()  # all have read the state before one writes it
+        try:
+            return train(work, engine, progress, folder=offered.folder, start=start)
+        except CheckFailed as error:
+            raise _diverged(settings) from error
+
+
+def _diverged(settings: GateSettings) -> CheckFailed:
+    both = " and `--weights-lr`" if settings.trains_weights else ""
+    return CheckFailed(
+        f"training the gates diverged at rate {settings.gate_lr:g}: the outputs are not finite",
+        hint=f"lower `--gate-lr`{both}",
+    )
+
+
+def _recipe(settings: GateSettings, *, precision: str) -> Recipe:
+    return Recipe(
+        optimizer="adamw",
+        lr=(settings.weights_lr or settings.gate_lr,),
+        weight_decay=0.0,
+        schedule="linear",
+        warmup=0,
+        epochs=settings.epochs,
+        clip=CLIP,
+        precision=precision,
+    )
+
+
+def _gated(job: ScoreJob, gates: Gates, *, weights: bool) -> GatedModel:
+    """Return a copy of the job's model with gates, on the CPU; its weights train or not."""
+    model = copy.deepcopy(job.model).to("cpu", torch.float32)
+    for parameter in model.parameters():
+        parameter.requires_grad = weights
+    return GatedModel(model, gates, job.scored)
+
+
+def _gates_of(model: nn.Module) -> Gates:
+    if not isinstance(model, GatedModel):
+        raise TypeError(f"expected a gated model, got {type(model).__name__}")
+    return model.gates
+
+
+def _restore(model: GatedModel, weights: Mapping[str, torch.Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            parameters[name].copy_(tensor)
+
+
+def _probe(feed: Feed) -> torch.Tensor | Mapping[str, torch.Tensor]:
+    """Return the inputs of one training sample, whatever this process's share."""
+    first = next(feed.steps(0, 1, Share(first=0, pieces=1, total=1)))[0]
+    return map_inputs(lambda x: x[:1], first.inputs)
+
+
+def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
+    """Return what measures a model on the job's data, all processes together and in the order of the data."""
+
+    def measure(model: nn.Module) -> Metrics | None:
+        own = []
+        with torch.inference_mode():
+            for inputs, labels in job.id_data:
+                if labels is None:
+                    raise DataError("training gates needs labelled data")
+                log_probs, wanted = model(inputs).float().log_softmax(-1).cpu(), labels.cpu()
+                fine, size = bool(log_probs.isfinite().all()), len(wanted)
+                found = (
+                    (accuracy(log_probs.exp(), wanted) * size, nll(log_probs, wanted) * size)
+                    if fine
+                    else (0.0, 0.0)
+                )
+                own.append(torch.tensor([*found, size, fine], dtype=torch.float64))
+        every = torch.stack(job.team.in_order(own))
+        if not every[:, -1].all():
+            return None
+        correct, loss, count, _ = every.sum(dim=0).tolist()
+        return Metrics(accuracy=round(correct) / count, nll=loss / count)
+
+    return measure

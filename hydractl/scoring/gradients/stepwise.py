@@ -1,0 +1,81 @@
+"""Removing the lowest-scored heads step by step, with scores computed anew without those that are gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hydractl.heads.masks import HeadId
+from hydractl.manifest import Removal
+from hydractl.scoring.cutting import heads_left, remove_head
+from hydractl.scoring.gradients.weights import mean_loss
+from hydractl.scoring.job import Ranking, ScoreJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hydractl.progress import Progress
+    from hydractl.scoring.normalize import Tables
+
+
+class Measured(NamedTuple):
+    """Scores of the heads that are left, in each layer in the order of `heads_left`, and the mean cross-entropy."""
+
+    tables: Tables
+    loss: float
+
+
+def remove_lowest(
+    job: ScoreJob, progress: Progress, measure: Callable[[], Measured], *, at_once: int
+) -> Ranking:
+    """Remove `job.budget` heads, the `at_once` lowest-scored in each step; of equal ones the lower (tower, layer, head).
+
+    What a removal records as its objective is −(mean cross-entropy) once its step is done, the same for all heads of a
+    step: `circuit`'s objective `-nll`. The next step's pass knows it anyway; only the last one costs a pass of its own.
+    A head's score is its place in the order of removal, as with `circuit`; heads that stay have one more than the last.
+
+    An interrupted run goes on after the last step that was recorded as a whole, and ends with the same bytes.
+
+    Args:
+        job: Its model loses the heads.
+        progress: Shows the steps.
+        measure: Scores what is left of the model.
+        at_once: How many go before scores are computed anew, at least 1.
+    """
+    known = job.log.done
+    removals = list(known[: len(known) // at_once * at_once])
+    for removal in removals:
+        remove_head(job.model, HeadId(removal.tower, removal.layer, removal.head))
+    found = _measured(job, measure, removed=len(removals))
+    baseline = -found.loss if job.log.baseline is None else job.log.baseline
+    job.log.begin(baseline)
+    steps = range(len(removals), job.budget, at_once)
+    for begin in progress.track(steps, label="Removing heads", total=len(steps)):
+        gone = _lowest(job, found.tables)[: min(at_once, job.budget - begin)]
+        for head in gone:
+            remove_head(job.model, head)
+        found = _measured(job, measure, removed=begin + len(gone))
+        for head in gone:
+            removal = Removal(tower=head.tower, layer=head.layer, head=head.head, objective=-found.loss)
+            if len(removals) >= len(known):  # a step that was cut off is done again; some of it is on record
+                job.log.record(removal)
+            removals.append(removal)
+    tables = {n: [[float(job.budget)] * t.num_heads for _ in range(t.layers)] for n, t in job.scored.items()}
+    for step, removal in enumerate(removals):
+        tables[removal.tower][removal.layer][removal.head] = float(step)
+    return Ranking(scores=tables, removals=tuple(removals), baseline=baseline)
+
+
+def _measured(job: ScoreJob, measure: Callable[[], Measured], *, removed: int) -> Measured:
+    """Return scores where a further step needs them, and else the loss alone."""
+    return measure() if removed < job.budget else Measured({}, mean_loss(job))
+
+
+def _lowest(job: ScoreJob, tables: Tables) -> list[HeadId]:
+    """Return the heads that are left by ascending score."""
+    scores = {
+        HeadId(tower, layer, head): score
+        for tower, rows in tables.items()
+        for layer, row in enumerate(rows)
+        for head, score in zip(heads_left(job.model.tower(tower), layer), row, strict=True)
+    }
+    return sorted(scores, key=lambda head: scores[head])

@@ -1,0 +1,142 @@
+"""The table of scoring methods and objectives by name. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hydractl.data.reference import did_you_mean
+from hydractl.errors import UsageError
+from hydractl.scoring.cahp.settings import CahpSettings
+from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.gates.settings import DspSettings, L0Settings
+from hydractl.scoring.gradients.settings import (
+    GnormSettings,
+    HeadmapSettings,
+    HiesSettings,
+    MagnitudeSettings,
+    MichelSettings,
+    TaylorSettings,
+)
+from hydractl.scoring.job import Method, Ranking, ScoreJob
+from hydractl.scoring.settings import RandomSettings, Settings, names_of, spelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hydractl.manifest import Option
+    from hydractl.progress import Progress
+
+
+def _lazily(module: str, name: str) -> Callable[[ScoreJob, Progress], Ranking]:
+    """Return a function that imports its method when it is first called."""
+
+    def run(job: ScoreJob, progress: Progress) -> Ranking:
+        ranking: Ranking = getattr(import_module(f"hydractl.scoring.{module}"), name)(job, progress)
+        return ranking
+
+    return run
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        method.name: method
+        for method in (
+            Method(
+                name="circuit",
+                summary="greedy removal by an objective on validation data (Algorithm 1)",
+                run=_lazily("circuit.method", "score_circuit"),
+                settings=CircuitSettings,
+            ),
+            Method(
+                name="taylor",
+                summary="|weight × gradient| of q, k and v (appendix D.1.1)",
+                run=_lazily("gradients.taylor", "score_taylor"),
+                settings=TaylorSettings,
+            ),
+            Method(
+                name="michel",
+                summary="mean |∂loss/∂gate| of gates on heads' outputs (Michel et al. 2019)",
+                run=_lazily("gradients.michel", "score_michel"),
+                settings=MichelSettings,
+            ),
+            Method(
+                name="gnorm",
+                summary="greedy removal by the norms of q, k and v gradients (Greedy-Gnorm)",
+                run=_lazily("gradients.gnorm", "score_gnorm"),
+                settings=GnormSettings,
+            ),
+            Method(
+                name="hies",
+                summary="importance as michel has it, and entropy of attention (HIES)",
+                run=_lazily("gradients.hies", "score_hies"),
+                settings=HiesSettings,
+            ),
+            Method(
+                name="headmap",
+                summary="layer by layer the heads whose masking raises the loss most (HeadMap)",
+                run=_lazily("headmap", "score_headmap"),
+                settings=HeadmapSettings,
+            ),
+            Method(
+                name="cahp",
+                summary="heads grouped by how they tell classes apart, one of each group; finds their number (CAHP)",
+                run=_lazily("cahp.method", "score_cahp"),
+                settings=CahpSettings,
+            ),
+            Method(
+                name="l0",
+                summary="learned gates that a penalty closes (Voita et al. 2019)",
+                run=_lazily("gates.l0", "score_l0"),
+                settings=L0Settings,
+            ),
+            Method(
+                name="dsp",
+                summary="learned gates of which K stay open (Li et al. 2021)",
+                run=_lazily("gates.dsp", "score_dsp"),
+                settings=DspSettings,
+            ),
+            Method(
+                name="magnitude",
+                summary="mean |weight|: a control",
+                run=_lazily("controls", "score_magnitude"),
+                settings=MagnitudeSettings,
+                needs_data=False,
+            ),
+            Method(
+                name="random",
+                summary="uniform random scores: a control",
+                run=_lazily("controls", "score_random"),
+                settings=RandomSettings,
+                needs_data=False,
+            ),
+        )
+    }
+)
+
+
+def settings_for(method: str, given: Mapping[str, Option]) -> Settings:
+    """Return a method's settings.
+
+    Args:
+        method: A name of `METHODS`.
+        given: What was set, by name; the rest is the method's default.
+
+    Raises:
+        UsageError: If the method is unknown or has no such setting, or a value is not allowed.
+    """
+    if method not in METHODS:
+        raise UsageError(
+            f"unknown method `{method}`",
+            hint=did_you_mean(method, METHODS) or f"methods: {', '.join(METHODS)}",
+        )
+    known = names_of(METHODS[method].settings)
+    for name in given:
+        if name not in known:
+            takers = [m.name for m in METHODS.values() if name in names_of(m.settings)]
+            raise UsageError(
+                f"`{spelled(name)}` has no effect with `--method {method}`",
+                hint=f"it is for {', '.join(f'`--method {m}`' for m in takers)}",
+            )
+    return METHODS[method].settings(**given)

@@ -1,0 +1,1 @@
+"""eval: how good, how well calibrated and how expensive are models?"""

@@ -1,0 +1,124 @@
+"""What the rows of a report cost: sizes are counted, times measured in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch.func import functional_call
+
+from hydractl.families.probe import blank_inputs
+from hydractl.manifest import Value
+from hydractl.metrics.cost import count_macs, count_parameters, measure_latency
+from hydractl.metrics.intervals import bootstrap
+from hydractl.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from hydractl.inputs import Inputs
+    from hydractl.manifest import Preprocess, Tokenization
+    from hydractl.stages.evaluate.predictions import Predictor
+
+LEAST, MOST = 3, 50
+BUDGET_S = 3.0  # for each row and batch size, unless `LEAST` calls take longer
+WARMUP, WARMUP_S = 3, 0.5  # calls whose time is not kept: at most so many, and no more after so long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The models that answer together in one row, with their preprocessing."""
+
+    models: tuple[Predictor, ...]
+    preprocess: tuple[Preprocess | Tokenization, ...]
+
+    def inputs(self, batch_size: int) -> list[Inputs]:
+        """Return blank inputs for each model, on its device."""
+        return [
+            m.adapted(blank_inputs(p, batch_size, device=m.device))
+            for m, p in zip(self.models, self.preprocess, strict=True)
+        ]
+
+
+def count_sizes(row: Loaded, metrics: Sequence[str]) -> dict[str, Value]:
+    """Return parameters, and multiply-accumulates for one sample: sums over the models of a row."""
+    found: dict[str, Value] = {}
+    if "parameters" in metrics:
+        found["parameters"] = Value(value=float(sum(count_parameters(m) for m in row.models)))
+    if "macs" in metrics:
+        pairs = zip(row.models, row.preprocess, strict=True)
+        found["macs"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
+    return found
+
+
+def measure_latencies(
+    rows: Sequence[Loaded],
+    metrics: Sequence[str],
+    *,
+    batch_size: int,
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> list[dict[str, Value]]:
+    """Return each row's median time of one forward pass in milliseconds, with the interval of the median.
+
+    The rows take turns, so that whatever else the machine does hits all alike.
+
+    Args:
+        rows: All in memory at once.
+        metrics: `latency_ms` is for one sample, `latency_batch_ms` for `batch_size`.
+        batch_size: At least 1.
+        seed: Of the intervals' resamples.
+        progress: Hears what begins.
+    """
+    found: list[dict[str, Value]] = [{} for _ in rows]
+    for metric, size in (("latency_ms", 1), ("latency_batch_ms", batch_size)):
+        if metric not in metrics:
+            continue
+        progress.step(f"Measuring time at batch {size}")
+        for values, times in zip(found, _in_turn([_call(row, size) for row in rows]), strict=True):
+            values[metric] = _median(torch.tensor(times, dtype=torch.float64) * 1e3, seed)
+    return found
+
+
+def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:
+    """Count on the meta device, where every backend runs the same operators."""
+    tensors = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+    inputs = blank_inputs(preprocess, 1, device="meta")
+    return count_macs(lambda x: functional_call(model, tensors, (x,)), inputs)
+
+
+def _call(row: Loaded, batch_size: int) -> Callable[[], object]:
+    inputs = row.inputs(batch_size)
+
+    @torch.inference_mode()
+    def call() -> None:
+        for model, images in zip(row.models, inputs, strict=True):
+            model.member_logits(images)
+
+    return call
+
+
+def _in_turn(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Return the seconds of repeated calls, one round after the other over all of them."""
+    for call in calls:
+        end = perf_counter() + WARMUP_S
+        for _ in range(WARMUP):
+            measure_latency(call, warmup=0, repeats=1)
+            if perf_counter() > end:
+                break
+    times: list[list[float]] = [[] for _ in calls]
+    end = perf_counter() + BUDGET_S * len(calls)
+    while len(times[0]) < LEAST or (len(times[0]) < MOST and perf_counter() < end):
+        for call, own in zip(calls, times, strict=True):
+            own.append(measure_latency(call, warmup=0, repeats=1).median_s)
+    return times
+
+
+def _median(times: Tensor, seed: int) -> Value:
+    generator = torch.Generator().manual_seed(seed)
+    low, high = bootstrap(len(times), lambda index: float(times[index].quantile(0.5)), generator=generator)
+    return Value(value=float(times.quantile(0.5)), low=low, high=high, count=len(times))

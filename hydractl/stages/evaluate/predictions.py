@@ -1,0 +1,172 @@
+"""What models say about data, and the file that keeps it.
+
+Axes: M members, B batch, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.checkpoint import Checkpoint, write_tensors
+from hydractl.data.batches import CACHE_BYTES, Batch
+from hydractl.data.inputs import Reading, encoded
+from hydractl.errors import CheckpointError, InputError
+from hydractl.inputs import batch_of, inputs_like
+from hydractl.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from hydractl.data.items import Items
+    from hydractl.families.tower import Model
+    from hydractl.fusion.hydra import Hydra
+    from hydractl.inputs import Inputs as ModelInputs
+    from hydractl.publish import Sink
+
+    Predictor = Model | Hydra
+
+LOG_PROBS, LABELS = "log_probs", "labels"
+
+
+class Inputs:
+    """A data set as model inputs, made once for models that read alike if they fit into memory."""
+
+    def __init__(
+        self, dataset: Items, *, batch_size: int, limit_bytes: int = CACHE_BYTES, name: str | None = None
+    ) -> None:
+        """Remember what to decode; nothing is read yet.
+
+        Args:
+            dataset: The images or texts.
+            batch_size: At least 1.
+            limit_bytes: How much memory decoded images may take; 0 decodes anew for each model.
+            name: What messages call the set; default: its own name.
+        """
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.limit_bytes = limit_bytes
+        self.name = name or dataset.name
+        self._held: tuple[Reading, Iterable[Batch[ModelInputs]]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batches(self, preprocess: Reading) -> Iterable[Batch[ModelInputs]]:
+        """Return the batches that a model with this preprocessing takes, in any order; raises as `encoded` does."""
+        if self._held is None or self._held[0] != preprocess:
+            self._held = None  # two sets of inputs never lie in memory together
+            found = encoded(
+                self.dataset, preprocess, batch_size=self.batch_size, limit_bytes=self.limit_bytes
+            )
+            self._held = (preprocess, found)
+        return self._held[1]
+
+
+def predict(
+    model: Predictor, inputs: Inputs, preprocess: Reading, *, name: str, progress: Progress = SILENT
+) -> Tensor:
+    """Return the log-probabilities of each of a model's members on a whole data set.
+
+    Memory holds one batch beside the result (and what `inputs` holds).
+
+    Args:
+        model: In evaluation mode, on the device and in the dtype that it shall run in.
+        inputs: The data.
+        preprocess: From the model's header.
+        name: What errors call the model.
+        progress: Sees the batches pass.
+
+    Returns:
+        Shape (M, N, C), float32, on the CPU: log-softmax of the logits, taken in float32.
+
+    Raises:
+        InputError: If a logit is not finite, or the device's memory does not suffice.
+        DataError: If an item cannot be read.
+        CheckpointError: If the model's tokenizer is missing or unfit.
+    """
+    result: Tensor | None = None
+    done = 0
+    total = -(-len(inputs) // inputs.batch_size)
+    for batch in progress.track(inputs.batches(preprocess), label=f"{name} on {inputs.name}", total=total):
+        log_probs = _forward(model, batch.inputs, name=name, data=inputs.name)
+        if result is None:
+            members, _, classes = log_probs.shape
+            result = torch.empty(members, len(inputs), classes)
+        result[:, batch.indices] = log_probs
+        done += log_probs.shape[1]
+    if result is None or done != len(inputs):
+        raise ValueError(f"{inputs.name}: {done} of {len(inputs)} items came")
+    return result
+
+
+def _forward(model: Predictor, inputs: ModelInputs, *, name: str, data: str) -> Tensor:
+    try:
+        with torch.inference_mode():
+            like = torch.empty(0, device=model.device, dtype=model.dtype)
+            logits = model.member_logits(inputs_like(inputs, like))
+            finite = bool(logits.isfinite().all())
+            log_probs = logits.float().log_softmax(-1).cpu()
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{name}: the device has not enough memory for {batch_of(inputs)} samples at once",
+            hint="choose a smaller `--batch-size`",
+        ) from error
+    if not finite:
+        raise InputError(
+            f"{name}: gives logits that are not finite on `{data}`",
+            hint="try `--dtype fp32`; if that does not help, the weights are broken",
+        )
+    return log_probs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPredictions:
+    """Everything that the metrics of a report follow from.
+
+    Attributes:
+        log_probs: For each row and data set, members' log-probabilities (M, N, C), float32, scaled by the row's
+            temperature if it has one. The ID set is `id`.
+        labels: For each labelled data set, the model's classes (N,), int64.
+    """
+
+    log_probs: dict[str, dict[str, Tensor]]
+    labels: dict[str, Tensor]
+
+    def write(self, file: Sink) -> None:
+        """Write a canonical safetensors file: `log_probs/ROW/DATA` and `labels/DATA`."""
+        tensors = {f"{LABELS}/{data}": found for data, found in self.labels.items()}
+        tensors |= {
+            f"{LOG_PROBS}/{row}/{data}": found
+            for row, sets in self.log_probs.items()
+            for data, found in sets.items()
+        }
+        write_tensors(file, tensors, header=None)
+
+    @classmethod
+    def load(cls, path: Path) -> SavedPredictions:
+        """Read what `write` wrote.
+
+        Raises:
+            CheckpointError: If the file is malformed or holds something else.
+        """
+        checkpoint = Checkpoint.open(path)
+        log_probs: dict[str, dict[str, Tensor]] = {}
+        labels: dict[str, Tensor] = {}
+        for name in sorted(checkpoint.specs):
+            match name.split("/"):
+                case ["log_probs", row, data]:
+                    log_probs.setdefault(row, {})[data] = checkpoint.tensor(name)
+                case ["labels", data]:
+                    labels[data] = checkpoint.tensor(name)
+                case _:
+                    raise CheckpointError(
+                        f"{path}: tensor `{name}` is no prediction",
+                        hint="expected a file that `hydractl eval --save-predictions` wrote",
+                    )
+        return cls(log_probs=log_probs, labels=labels)

@@ -1,0 +1,267 @@
+"""eval: how good, how well calibrated, how watchful and how expensive are models?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from hydractl import __version__
+from hydractl.data.inputs import content_of
+from hydractl.errors import CheckFailed, InputError
+from hydractl.fusion.hydra import load_any
+from hydractl.manifest import Fingerprint, Report, Row
+from hydractl.metrics.definitions import METRICS
+from hydractl.metrics.measures import measure
+from hydractl.metrics.needs import LATENCIES
+from hydractl.metrics.resampling import Resampling
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import publish, publish_text
+from hydractl.runtime import pick_device, require_one_process, torch_dtype, versions
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.predictions import SavedPredictions, predict
+from hydractl.stages.evaluate.refs import ID_NAME
+from hydractl.stages.evaluate.task import Task
+from hydractl.stages.evaluate.temperature import Scaling
+from hydractl.stages.shared.classes import settle
+from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.reading import open_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from hydractl.families.opening import OpenModel
+    from hydractl.manifest import Value
+    from hydractl.stages.evaluate.predictions import Inputs
+    from hydractl.stages.evaluate.refs import NamedModels
+
+__all__ = ["EvalConfig", "EvalReport", "run_eval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """What `eval` measured and where it was written."""
+
+    document: Report
+    paths: tuple[Path, ...]
+
+    def require_checks(self) -> None:
+        """Raise if a condition came true; call it once the report has been shown.
+
+        Raises:
+            CheckFailed: Naming each such condition and the number found.
+        """
+        failed = [check for check in self.document.checks if check.failed]
+        if failed:
+            what = ", ".join(f"`{c.condition}` (found {c.found:.6g})" for c in failed)
+            raise CheckFailed(
+                f"{len(failed)} of {len(self.document.checks)} checks failed for "
+                f"`{self.document.rows[0].name}`: {what}"
+            )
+
+
+def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
+    """Measure every row on every data set, and write report and predictions if wanted.
+
+    Models are loaded one row at a time unless time is measured, which needs them side by side.
+
+    Raises:
+        InputError: If a model or a data set cannot be used, or the models do not belong in one table.
+        OutputExists: If an output is there already.
+    """
+    require_one_process("eval")
+    device = pick_device(config.device)
+    dtype = None if config.dtype is None else torch_dtype(config.dtype)
+    opened = _open_rows(config)
+    _check_outputs(config, opened)
+    _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
+    task = Task.open(config, opened, progress)
+    rows, predictions = _measure_rows(config, opened, task, Machine(device, dtype), progress)
+    document = _document(config, task, rows, device, opened)
+    _publish(config, document, predictions)
+    paths = tuple(path for path in (config.save_predictions, config.out) if path is not None)
+    return EvalReport(document=document, paths=paths)
+
+
+class Machine(NamedTuple):
+    """Where and in which dtype models run; None is each model's own."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+
+
+def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
+    return [
+        [
+            open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
+            for m in named.models
+        ]
+        for row, named in enumerate(config.rows)
+    ]
+
+
+def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
+    for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
+        check_outputs(
+            [] if path is None else [path],
+            force=config.force,
+            models=[m for row in opened for m in row],
+            data=[config.data, *(d.ref for d in config.ood), config.heldout],
+            files=[config.naming.file],
+            option=option,
+        )
+
+
+def _check_alike(models: Sequence[OpenModel], *, renamed: bool) -> None:
+    """Refuse models that answer different questions; one without class names may stand beside any other.
+
+    Where classes are named on the command line, what zero-shot models store of them does not count.
+    """
+    first = models[0]
+    for model in models[1:]:
+        reads, wanted = content_of(model.header.preprocess), content_of(first.header.preprocess)
+        if reads != wanted:
+            raise InputError(f"{model.reference}: reads {reads}, {first.reference} reads {wanted}")
+    own = [m for m in models if not (renamed and m.header.prompting)]
+    named = next((m for m in own if m.header.labels), first)
+    for model in own:
+        ours, theirs = model.header.num_classes, named.header.num_classes
+        if ours != theirs and ours and theirs:
+            raise InputError(
+                f"{model.reference}: has {ours} classes, {named.reference} has {theirs}; one table compares models of one task"
+            )
+        if model.header.labels and model.header.labels != named.header.labels:
+            raise InputError(
+                f"{model.reference}: has other class labels, or in another order, than {named.reference}"
+            )
+
+
+def _measure_rows(
+    config: EvalConfig,
+    opened: Sequence[Sequence[OpenModel]],
+    task: Task,
+    machine: Machine,
+    progress: Progress,
+) -> tuple[list[Row], SavedPredictions]:
+    timed = any(m in LATENCIES for m in config.chosen)
+    rows: list[Row] = []
+    loaded: list[Loaded] = []
+    saved = SavedPredictions(log_probs={}, labels={ID_NAME: task.labels})
+    for named, models in zip(config.rows, opened, strict=True):
+        progress.step(f"Evaluating {named.name}")
+        row = _load(models, machine)
+        for model, opened_as in zip(row.models, models, strict=True):
+            settle(model, opened_as, task.classes)
+        scaling = Scaling(temperature=config.given_temperature)
+        if task.heldout is not None:
+            held = _predict_row(row, models, task.heldout.inputs, progress)
+            scaling = Scaling.fit(held, task.heldout.labels, row=named.name, progress=progress)
+            del held
+        found = {
+            name: scaling(_predict_row(row, models, inputs, progress)) for name, inputs in task.inputs.items()
+        }
+        others = scaling.values | count_sizes(row, config.chosen)
+        rows.append(_row(config, named, models, found, task.labels, others))
+        if config.save_predictions is not None:
+            saved.log_probs[named.name] = found
+        if timed:
+            loaded.append(row)
+        del row  # before the next one is loaded
+    if timed:
+        times = measure_latencies(
+            loaded, config.chosen, batch_size=config.batch_size, seed=config.seed, progress=progress
+        )
+        rows = [r.model_copy(update={"values": r.values | t}) for r, t in zip(rows, times, strict=True)]
+    return rows, saved
+
+
+def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
+    try:
+        loaded = tuple(load_any(m, dtype=machine.dtype).to(machine.device) for m in models)
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{models[0].reference}: does not fit into the memory of {machine.device}",
+            hint="try `--device cpu`, or `--no-latency`, which holds one row at a time",
+        ) from error
+    return Loaded(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
+
+
+def _predict_row(row: Loaded, opened: Sequence[OpenModel], inputs: Inputs, progress: Progress) -> Tensor:
+    """Return the log-probabilities of all members of all models of a row, (M, N, C)."""
+    triples = zip(row.models, row.preprocess, opened, strict=True)
+    parts = [predict(m, inputs, p, name=o.reference, progress=progress) for m, p, o in triples]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _row(
+    config: EvalConfig,
+    named: NamedModels,
+    models: Sequence[OpenModel],
+    found: dict[str, Tensor],
+    labels: Tensor,
+    others: dict[str, Value],
+) -> Row:
+    measured = measure(
+        found[ID_NAME],
+        labels,
+        {d.name: found[d.name] for d in config.ood},
+        metrics=config.chosen,
+        groups=config.groups,
+        resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
+    )
+    return Row(
+        name=named.name,
+        models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
+        members=found[ID_NAME].shape[0],
+        values=measured.values | others,
+        ood=measured.ood,
+        means=measured.means,
+    )
+
+
+def _document(
+    config: EvalConfig,
+    task: Task,
+    rows: Sequence[Row],
+    device: torch.device,
+    opened: Sequence[Sequence[OpenModel]],
+) -> Report:
+    libraries = {m.family.library for row in opened for m in row}
+    return Report(
+        rows=tuple(rows),
+        data=task.fingerprints,
+        near=tuple(d.name for d in config.near),
+        far=tuple(d.name for d in config.far),
+        definitions={m: METRICS[m].definition for m in config.chosen},
+        options={
+            "batch_size": config.batch_size,
+            "bootstrap": config.bootstrap,
+            "device": device.type,
+            "dtype": config.dtype,
+            **(
+                {}
+                if task.classes is None
+                else {"classes": task.classes.names, "templates": task.classes.templates}
+            ),
+            **({} if config.max_length is None else {"max_length": config.max_length}),
+            "seed": config.seed,
+            **({} if config.given_temperature is None else {"temperature": config.given_temperature}),
+        },
+        checks=tuple(condition.check(rows[0]) for condition in config.fail_if),
+        versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
+    )
+
+
+def _publish(config: EvalConfig, document: Report, predictions: SavedPredictions) -> None:
+    """Write both files or neither."""
+    with ExitStack() as stack:
+        if config.save_predictions is not None:
+            predictions.write(stack.enter_context(publish(config.save_predictions)))
+        if config.out is not None:
+            publish_text(config.out, document.to_json())

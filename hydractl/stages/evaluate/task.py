@@ -1,0 +1,128 @@
+"""The data sets of `eval`, opened once for all rows, with labels that mean the models' classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.data.batches import CACHE_BYTES
+from hydractl.data.inputs import open_items
+from hydractl.data.labels import align_labels, are_numerals, class_table, required_labels
+from hydractl.errors import DataError
+from hydractl.manifest import Fingerprint
+from hydractl.metrics.needs import TEMPERATURE
+from hydractl.stages.evaluate.predictions import Inputs
+from hydractl.stages.evaluate.refs import ID_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from hydractl.data.items import Items
+    from hydractl.families.opening import OpenModel
+    from hydractl.progress import Progress
+    from hydractl.stages.evaluate.config import EvalConfig
+    from hydractl.stages.shared.classes import Classes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heldout:
+    """The split that temperatures are fitted on; labels (N,) are the models' classes."""
+
+    inputs: Inputs
+    labels: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """The data, ready for any row.
+
+    Attributes:
+        inputs: The ID set and the OOD sets.
+        labels: Of the ID set, (N,), the models' classes.
+        heldout: What temperatures are fitted on; None if none are.
+        classes: What zero-shot models tell apart.
+        fingerprints: Of every set, the held-out one under `temperature`.
+    """
+
+    inputs: dict[str, Inputs]
+    labels: Tensor
+    heldout: Heldout | None
+    classes: Classes | None
+    fingerprints: dict[str, Fingerprint]
+
+    @classmethod
+    def open(cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], progress: Progress) -> Task:
+        """Open all data sets and translate the labels.
+
+        Raises:
+            DataError: If a set cannot be used, one that needs labels has none, or they do not fit the models.
+        """
+        how = opened[0][0].header.preprocess
+        refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood}
+        if config.heldout is not None:
+            refs[TEMPERATURE] = config.heldout
+        sets = {name: open_items(ref, how, progress=progress) for name, ref in refs.items()}
+        models = [m for row in opened for m in row]
+        classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)
+        heldout = None if config.heldout is None else sets[TEMPERATURE]
+        labels, fitted_on = _labels(sets[ID_NAME], heldout, models, classes, progress)
+        limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
+        progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
+        inputs = {
+            name: Inputs(found, batch_size=config.batch_size, limit_bytes=limit, name=name)
+            for name, found in sets.items()
+        }
+        fingerprints = {
+            name: Fingerprint(reference=found.name, sha256=found.fingerprint(), count=len(found))
+            for name, found in sets.items()
+        }
+        held = None
+        if fitted_on is not None:
+            held = Heldout(inputs=inputs.pop(TEMPERATURE), labels=fitted_on)
+            if fingerprints[TEMPERATURE].sha256 == fingerprints[ID_NAME].sha256:
+                progress.warn(
+                    "`--temperature` and `--data` hold the same samples: calibration will look better than it is"
+                )
+        return cls(inputs=inputs, labels=labels, heldout=held, classes=classes, fingerprints=fingerprints)
+
+
+def _labels(
+    tested: Items,
+    heldout: Items | None,
+    models: Sequence[OpenModel],
+    asked: Classes | None,
+    progress: Progress,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the labels of the ID set and of the held-out split as the models' classes.
+
+    A class name means the same in both, even where the ID set's classes are taken in order.
+    """
+    names = asked.names if asked else next((m.header.labels for m in models if m.header.labels), ())
+    count = len(names) if asked else models[0].header.num_classes
+    labels = required_labels(tested, "--data", hint="unlabelled data can be an OOD set: `--near NAME=DATA`")
+    by_text = asked is not None
+    classes = class_table(tested, names, num_classes=count, by_text=by_text, progress=progress)
+    aligned = torch.tensor([classes[label] for label in labels])
+    if heldout is None:
+        return aligned, None
+    labels = required_labels(
+        heldout, "--temperature", hint="name a labelled split, or a number to divide all logits by"
+    )
+    known = dict(zip(tested.class_names, classes, strict=True))
+    if all(name in known for name in heldout.class_names):
+        return aligned, torch.tensor([known[heldout.class_names[label]] for label in labels])
+    strange = [name for name in heldout.class_names if name not in known]
+    if not names and not (are_numerals(strange) and all(int(name) < count for name in strange)):
+        raise DataError(
+            f"`--temperature {heldout.name}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
+            hint="choose the classes of `--data` with `::classes=`, or name them alike",
+        )
+    try:
+        found = align_labels(heldout, names, num_classes=count, by_text=by_text, progress=progress)
+    except DataError as error:
+        raise DataError(f"`--temperature {heldout.name}`: {error.message}", hint=error.hint) from error
+    return aligned, torch.tensor(found)

@@ -1,0 +1,1 @@
+"""finetune: train a base or a member."""

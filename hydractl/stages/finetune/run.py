@@ -1,0 +1,231 @@
+"""finetune: train a base or a member on labelled data, and write what it was with other weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.checkpoint import write_tensors
+from hydractl.data.inputs import encoded
+from hydractl.errors import CheckFailed, DataError
+from hydractl.families.opening import build_checked
+from hydractl.families.probe import blank_inputs
+from hydractl.manifest import Kind
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import publish
+from hydractl.stages.finetune.work import FinetuneConfig, Work, fingerprint_of, prepare
+from hydractl.stages.shared.interrupted import resumable
+from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.trained import stored_tensors
+from hydractl.training.candidate import Job
+from hydractl.training.engine import start_engine
+from hydractl.training.evaluate import classifier_metrics
+from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.loop import train
+from hydractl.training.recipes.parts import reset_head
+from hydractl.training.state import Snapshot, StateFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+    from hydractl.families.tower import Model
+    from hydractl.manifest import Header
+    from hydractl.training.engine import Engine
+    from hydractl.training.loop import Trained
+    from hydractl.training.state import Metrics
+
+__all__ = ["FinetuneConfig", "FinetuneReport", "run_finetune"]
+
+EVAL_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneReport:
+    """What `finetune` did.
+
+    Attributes:
+        path: The output.
+        kind: base or member.
+        accuracy: On the validation data, of the weights as written, in [0, 1].
+        nll: Likewise, in nats.
+        lr: The learning rate that validated best.
+        step: How many steps the written weights took.
+        total_steps: How many were planned.
+        trained_parameters: How many parameters trained.
+        frozen_parameters: How many did not.
+        resumed_from: The step at which the run went on, None if it ran through.
+    """
+
+    path: Path
+    kind: Kind
+    accuracy: float
+    nll: float
+    lr: float
+    step: int
+    total_steps: int
+    trained_parameters: int
+    frozen_parameters: int
+    resumed_from: int | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files written."""
+        return (self.path,)
+
+
+def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> FinetuneReport:
+    """Train a model and publish it; an interrupted run goes on where its state says.
+
+    Raises:
+        InputError: If an input cannot be used; nothing is written then.
+        UsageError: If the options do not fit the model, the data or the state of an earlier run.
+        CheckFailed: If training diverged.
+        OutputExists: If the output is there already.
+    """
+    work = prepare(config, progress)
+    folder = None if config.state is None else StateFolder(config.state, fingerprint_of(work))
+    resumes = folder is not None and folder.check(force=config.force)
+    start = folder.load() if folder is not None and resumes else Snapshot()
+    if resumes:
+        progress.step(f"Going on at step {start.position.step}, from {config.state}")
+    try:
+        with resumable(config.out), start_engine(config.device, precision=config.recipe.precision) as engine:
+            report = _train(work, engine, folder, start, progress)
+    except (CheckFailed, DataError):
+        # the same would happen again, so there is nothing to go on with
+        if folder is not None:
+            folder.clear()
+        raise
+    return report
+
+
+def _train(
+    work: Work, engine: Engine, folder: StateFolder | None, start: Snapshot, progress: Progress
+) -> FinetuneReport:
+    config, recipe = work.config, work.config.recipe
+    measure = _measure(work, engine)
+    job = _job(work, measure)
+    engine.wait()  # all have read the state before one writes it
+    trained = train(job, engine, progress, folder=folder, start=start)
+    tensors = _tensors(work, trained)
+    metrics = trained.metrics
+    if recipe.precision != "fp32" or any(t.dtype != torch.float32 for t in tensors.values()):
+        stored = build_checked(
+            work.opened.family, work.header, tensors, where=config.model, dtype=torch.float32
+        )
+        metrics = measure(stored.to(engine.device)) or metrics
+    report = FinetuneReport(
+        path=config.out,
+        kind=work.header.kind,
+        accuracy=metrics.accuracy,
+        nll=metrics.nll,
+        lr=trained.lr,
+        step=trained.step,
+        total_steps=job.total,
+        trained_parameters=(count := sum(t.numel() for t in trained.weights.values())),
+        frozen_parameters=sum(t.numel() for t in tensors.values()) - count,
+        resumed_from=start.position.step if start.weights or start.winner else None,
+    )
+    if engine.leads:
+        with publish(config.out) as file:
+            write_tensors(file, tensors, header=_finished(work, report))
+        if folder is not None:
+            folder.clear()
+    engine.wait()
+    return report
+
+
+def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None]:
+    """Return what measures a model on the validation data."""
+    return classifier_metrics(
+        engine,
+        encoded(work.val.items, work.how, batch_size=EVAL_BATCH),
+        torch.tensor(work.val.labels),
+    )
+
+
+def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
+    """Say to the loop what to train."""
+    config, recipe = work.config, work.config.recipe
+    feed = ItemFeed.open(
+        work.train.items,
+        work.train.labels,
+        work.how,
+        augment=recipe.augment,
+        batch_size=recipe.batch_size,
+        seed=config.seed,
+    )
+    return Job(
+        build=lambda: _build(work),
+        feed=feed,
+        loss=lambda logits, labels: F.cross_entropy(
+            logits, labels, label_smoothing=recipe.label_smoothing, reduction="none"
+        ),
+        evaluate=measure,
+        probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
+        recipe=recipe,
+        seed=config.seed,
+        save_every=config.save_every,
+    )
+
+
+def _build(work: Work) -> Model:
+    """Return the model as training begins: in fp32 whatever is stored, gradients where parameters train."""
+    state = work.opened.checkpoint.tensors()
+    if work.config.recipe.reset_head:
+        state = reset_head(work.opened.family, state)
+    model = build_checked(
+        work.opened.family, work.header, state, where=work.config.model, dtype=torch.float32
+    )
+    for name, tensor in model.library_state().items():
+        tensor.requires_grad_(name in work.names)
+    return model
+
+
+def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
+    """Return what is written: every tensor in its stored dtype, untouched where it did not train.
+
+    Raises:
+        CheckFailed: If a weight does not fit its dtype.
+    """
+    model = _build(work)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in trained.weights.items():
+            parameters[name].copy_(tensor)
+    return stored_tensors(
+        work.opened.checkpoint,
+        model.library_state(),
+        trained=work.names,
+        hint="lower `--lr`, or add `--clip 1.0`",
+    )
+
+
+def _finished(work: Work, report: FinetuneReport) -> Header:
+    """Return the header of the output: what the input was, and one more step."""
+    opened, header = work.opened, work.header
+    base = header.base
+    if header.kind == Kind.BASE and base is None and opened.scratch is None:
+        base = opened.checkpoint.digest
+    step = make_step(
+        "finetune",
+        family=opened.family,
+        options=work.config.options(),
+        inputs=work.inputs,
+        seed=work.config.seed,
+        results={
+            "validation_accuracy": report.accuracy,
+            "validation_nll": report.nll,
+            "validation_count": len(work.val.items),
+            "lr": report.lr,
+            "steps": report.step,
+            "trained_parameters": report.trained_parameters,
+        },
+    )
+    return header.model_copy(update={"base": base, "made_by": step})

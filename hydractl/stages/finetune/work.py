@@ -1,0 +1,192 @@
+"""What `finetune` knows before it computes anything: its options, and every check that headers and labels allow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydractl import __version__
+from hydractl.data.inputs import check_augment, check_reads, limited, open_items
+from hydractl.data.labels import align_labels, required_labels
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.opening import check_tensors, expected_specs, open_model
+from hydractl.manifest import InputFile, Kind
+from hydractl.publish import is_stream
+from hydractl.runtime import digest_text, pick_device, versions, world_size
+from hydractl.stages.shared.outputs import check_outputs
+from hydractl.training.recipes.parts import trainable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hydractl.data.inputs import Reading
+    from hydractl.data.items import Items
+    from hydractl.data.reference import DataRef
+    from hydractl.families.opening import OpenModel
+    from hydractl.manifest import Header, Option
+    from hydractl.progress import Progress
+    from hydractl.training.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneConfig:
+    """What to train, on what, how, and where to.
+
+    Attributes:
+        model: A base or a member; `arch:NAME` trains from random weights.
+        data: Labelled training data.
+        val: Labelled validation data.
+        out: Output.
+        recipe: How to train.
+        arch: Architecture of a bare file.
+        max_length: Tokens of a text at most, no more than the model reads; None for as many.
+        save_every: Steps between saves of the state; None for every half minute, and for epochs.
+        seed: Of random weights, the order of the data, augmentation and dropout.
+        device: auto, cpu, cuda, cuda:N or mps.
+        force: Replace an existing output, and drop the state of another run.
+    """
+
+    model: str
+    data: DataRef
+    val: DataRef
+    out: Path
+    recipe: Recipe
+    arch: str | None = None
+    max_length: int | None = None
+    save_every: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.save_every is not None and self.save_every < 1:
+            raise UsageError(f"`--save-every {self.save_every}`: must be at least 1")
+        if self.save_every is not None and self.state is None:
+            raise UsageError(
+                f"`--save-every` has no effect with `-o {self.out}`: a stream leaves no place to go on from",
+                hint="name a file with `-o`, or leave `--save-every` out",
+            )
+        if self.arch is not None and self.model.startswith("arch:"):
+            raise UsageError(
+                f"`--arch` has no effect with `{self.model}`, which names its architecture",
+                hint="leave `--arch` out",
+            )
+        if self.model == "-" and world_size() > 1:
+            raise UsageError(
+                "several processes cannot share standard input", hint="write the model to a file first"
+            )
+
+    def options(self) -> dict[str, Option]:
+        """Return what shapes the result, as lineage options; the lineage drops those that are None."""
+        return {**self.recipe.options(), "max_length": self.max_length}
+
+    @property
+    def state(self) -> Path | None:
+        """Where the state of an unfinished run lies; nowhere for a stream."""
+        return None if is_stream(self.out) else self.out.with_name(f"{self.out.name}.state")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled:
+    """A data set whose labels are the model's."""
+
+    items: Items
+    labels: tuple[int, ...]
+
+    def as_input(self) -> InputFile:
+        """Return its lineage entry."""
+        return InputFile(name=self.items.name, sha256=self.items.fingerprint())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Everything that is known before anything is computed; `how` is how the model reads items in this run."""
+
+    config: FinetuneConfig
+    opened: OpenModel
+    header: Header
+    how: Reading
+    names: tuple[str, ...]
+    train: Labelled
+    val: Labelled
+    inputs: tuple[InputFile, ...]
+
+
+def prepare(config: FinetuneConfig, progress: Progress) -> Work:
+    """Check everything that headers and labels can tell."""
+    pick_device(config.device)
+    opened = open_model(config.model, arch=config.arch, seed=config.seed)
+    if opened.header.prompting is not None:
+        raise UsageError(
+            f"{config.model}: compares images with texts and has no classes to train on",
+            hint="zero-shot models are pruned and fused without training",
+        )
+    header = opened.header
+    if header.kind == Kind.HYDRA:
+        raise CheckpointError(
+            f"{config.model}: is a hydra, whose members are fused already",
+            hint="fine-tune the members, then fuse them again",
+        )
+    check_outputs([config.out], force=config.force, models=[opened], data=[config.data, config.val])
+    check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, header))
+    check_reads(header.preprocess, model=config.model)
+    how = limited(header.preprocess, config.max_length, model=config.model)
+    check_augment(how, config.recipe.augment)
+    names = _trainable(config, opened)
+    training = _labelled(config.data, "--data", header, progress)
+    header = _with_class_names(header, training.items, training.labels)
+    validation = _labelled(config.val, "--val", header, progress)
+    steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
+    progress.step(
+        f"Training {opened.name} on {len(training.items)} {training.items.content} for {steps} steps, "
+        f"validating on {len(validation.items)}"
+    )
+    return Work(
+        config=config,
+        opened=opened,
+        header=header,
+        how=how,
+        names=names,
+        train=training,
+        val=validation,
+        inputs=(opened.as_input(), training.as_input(), validation.as_input()),
+    )
+
+
+def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
+    """Return the tensors that train, told by the shapes alone."""
+    header = opened.header
+    state = opened.family.build(header.architecture, header.masks[0], None).library_state()
+    with_elements = {n: t for n, t in state.items() if t.numel()}
+    return trainable(opened.family, header.architecture, config.recipe, with_elements)
+
+
+def _labelled(reference: DataRef, option: str, header: Header, progress: Progress) -> Labelled:
+    items = open_items(reference, header.preprocess, progress=progress)
+    required_labels(items, option)
+    labels = align_labels(
+        items, header.labels, num_classes=header.architecture.num_classes, progress=progress
+    )
+    return Labelled(items=items, labels=labels)
+
+
+def _with_class_names(header: Header, items: Items, labels: tuple[int, ...]) -> Header:
+    """Take over the data's class names where the model has none and every class is named once."""
+    position = dict(zip(items.labels or (), labels, strict=True))
+    if header.labels or sorted(position.values()) != list(range(header.architecture.num_classes)):
+        return header
+    names = {position[own]: name for own, name in enumerate(items.class_names) if own in position}
+    return header.model_copy(update={"labels": tuple(names[i] for i in sorted(names))})
+
+
+def fingerprint_of(work: Work) -> str:
+    """Return the digest of everything that the result hangs on."""
+    told = {
+        "options": work.config.options(),
+        "seed": work.config.seed,
+        "inputs": [(file.name, file.sha256) for file in work.inputs],
+        "header": work.header.to_metadata(),
+        "versions": {"hydractl": __version__, **versions("torch", work.opened.family.library)},
+    }
+    return digest_text(json.dumps(told, sort_keys=True))

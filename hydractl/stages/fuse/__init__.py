@@ -1,0 +1,1 @@
+"""fuse: M members become one hydra."""

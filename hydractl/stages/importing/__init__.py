@@ -1,0 +1,1 @@
+"""import: weights that a training script saved become a base."""

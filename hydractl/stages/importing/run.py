@@ -1,0 +1,284 @@
+"""import: weights that a training script saved become a base of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydractl.checkpoint import write_tensors
+from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
+from hydractl.families.opening import expected_specs, folder_files
+from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, is_architecture
+from hydractl.manifest import Header, InputFile, Kind, Tokenization, full_mask
+from hydractl.progress import SILENT, Progress, counted
+from hydractl.publish import publish
+from hydractl.runtime import digest_file, digest_text, require_one_process
+from hydractl.source import folder_config, parse_arch
+from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit
+from hydractl.stages.importing.labels import are_names, labelled, read_labels
+from hydractl.stages.importing.read import Weights, files_of, read_weights
+from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.outputs import check_outputs
+
+if TYPE_CHECKING:
+    from hydractl.families.base import Described, Family
+    from hydractl.manifest import Step
+
+CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}
+"""What the libraries call the number of classes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportConfig:
+    """What to import, and as what.
+
+    Attributes:
+        source: A file of torch (`.pth`, `.pt`, `.bin`, `.ckpt`) or safetensors, or the `.index.json` of shards.
+        arch: `NAME[::key=value,...]`, or a folder whose `config.json` says it.
+        out: The base.
+        num_classes: What the classifier tells apart; None for the architecture's own, or as many as there are labels.
+        labels: Names of the classes: a file (a name a line, or a JSON list), or `a,b,c`.
+        tokenizer: A folder or a `tokenizer.json`, for texts.
+        ema: Take the exponential moving average of the weights.
+        force: Replace an existing output.
+    """
+
+    source: str
+    arch: str
+    out: Path
+    num_classes: int | None = None
+    labels: str | None = None
+    tokenizer: Path | None = None
+    ema: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_classes is not None and self.num_classes < 1:
+            raise UsageError(f"`--num-classes {self.num_classes}`: a classifier has one class at least")
+        given = [
+            name
+            for name, value in (("--num-classes", self.num_classes), ("--tokenizer", self.tokenizer))
+            if value is not None
+        ]
+        if self.folder is not None and given:
+            raise UsageError(
+                f"`{given[0]}` goes with an architecture's name; the folder `{self.folder}` has its own",
+                hint=self.way_out or f"leave `{given[0]}` out",
+            )
+
+    @property
+    def way_out(self) -> str | None:
+        """What to type where `--arch` may mean a folder or an architecture of that name."""
+        if self.folder is None or not is_architecture(self.arch):
+            return None
+        return f"`{self.arch}` is a folder here: write `./{self.arch}` for it, `{self.arch}::` for the architecture"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that says the architecture, or None where a name does."""
+        path = Path(self.arch)
+        try:
+            return path if path.is_dir() else None
+        except OSError:  # a name too long for a path
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """What `import` found and made of it; `wrapper`, `prefix`, `left_out` and `converted` as in the stage's parts."""
+
+    path: Path
+    architecture: str
+    num_classes: int
+    heads: int
+    tensors: int
+    parameters: int
+    size_bytes: int
+    wrapper: str
+    prefix: str
+    left_out: tuple[str, ...]
+    converted: str | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files written."""
+        return (self.path,)
+
+
+def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportReport:
+    """Import weights.
+
+    Memory holds them once at most: those of an uncompressed archive stay on disk until they are written.
+
+    Raises:
+        CheckpointError: If the file is no file of weights, needs code to be read, or does not fit the architecture.
+        UnsupportedModelError: If heads cannot be cut in the architecture.
+        OutputExists: If the output is there already.
+    """
+    require_one_process("import")
+    files = files_of(config.source)
+    check_outputs([config.out], force=config.force, files=[*files, *_beside(config)])
+    labels = read_labels(config.labels)
+    described = _described(config, len(labels) or None)
+    family = FAMILIES[described.architecture.family]
+    header = _header(described)
+    expected = expected_specs(family, header)
+    if labels:
+        header = labelled(header, labels)
+    progress.step(f"Reading {config.source}")
+    weights = read_weights(files, ema=config.ema)
+    try:
+        fitted = fit(
+            weights.tensors, expected, family=family, architecture=header.architecture, where=config.source
+        )
+    except OtherClassesError as error:
+        raise CheckpointError(error.message, hint=_classes_hint(config, error)) from error
+    _check_finite(config.source, fitted)
+    _tell(progress, config, weights, fitted, header)
+    step = _step(config, files, family, header, weights, fitted)
+    progress.step(f"Writing {config.out}")
+    with publish(config.out) as file:
+        write_tensors(file, fitted.tensors, header=header.model_copy(update={"made_by": step}))
+    return _report(config, header, weights, fitted)
+
+
+def _beside(config: ImportConfig) -> list[Path]:
+    """Return the files that are read besides weights: an index, those that say the architecture, labels, a tokenizer."""
+    folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
+    labels = [] if config.labels is None or are_names(config.labels) else [Path(config.labels)]
+    tokenizer = [] if config.tokenizer is None else [config.tokenizer]
+    return [
+        Path(config.source),
+        *labels,
+        *tokenizer,
+        *(path for folder in folders for path in folder_files(folder)),
+    ]
+
+
+def _described(config: ImportConfig, labels: int | None) -> Described:
+    """Describe the architecture; as many classes as `labels` where nothing else says how many."""
+    if config.folder is not None:
+        try:
+            found = folder_config(config.folder)
+            return family_for_config(found, where=str(config.folder)).read_config(found, config.folder)
+        except (CheckpointError, UnsupportedModelError) as error:
+            if config.way_out is None:
+                raise
+            raise type(error)(
+                error.message, hint="; ".join(filter(None, (error.hint, config.way_out)))
+            ) from error
+    name, options = parse_arch(config.arch)
+    family = family_for_name(name)
+    key = CLASSES[family.library]
+    if config.num_classes is not None and options.get(key, config.num_classes) != config.num_classes:
+        raise UsageError(
+            f"`--num-classes {config.num_classes}` and `{key}={options[key]}` of `--arch` differ"
+        )
+    number = config.num_classes or labels
+    if number is not None and key not in options:
+        options[key] = number
+    described = family.describe(name, options)
+    if described.prompting is not None and (config.num_classes or labels):
+        raise UsageError(
+            f"`{name}` has no classes of its own: texts name them", hint="drop `--num-classes` and `--labels`"
+        )
+    if config.tokenizer is None:
+        return described
+    if not isinstance(described.preprocess, Tokenization) and described.prompting is None:
+        raise UsageError(f"`--tokenizer` is for texts, which `{name}` does not read")
+    return family.describe(name, options | {"tokenizer": str(config.tokenizer)})
+
+
+def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
+    """Return what to type where the weights' classifier is of another size."""
+    if config.folder is not None:
+        return f"correct `id2label` or the number of classes in {config.folder}/config.json"
+    if config.labels is not None and config.num_classes is None:
+        return f"give {counted(error.number, 'label')}: `--labels` has one name a class"
+    return error.hint
+
+
+def _check_finite(source: str, fitted: Fitted) -> None:
+    """Refuse weights that are not numbers: whatever is made of them answers with none.
+
+    Raises:
+        CheckpointError: Naming the first tensor.
+    """
+    for name, tensor in fitted.tensors.items():
+        finite = tensor.isfinite() if tensor.is_floating_point() else None
+        if finite is not None and not finite.all():
+            count = finite.numel() - int(finite.sum())
+            raise CheckpointError(
+                f"{source}: tensor `{name}` holds {counted(count, 'number')} of {finite.numel()} that "
+                f"{'is' if count == 1 else 'are'} not finite",
+                hint="did the training diverge? take an earlier checkpoint of it",
+            )
+
+
+def _header(described: Described) -> Header:
+    return Header(
+        kind=Kind.BASE,
+        architecture=described.architecture,
+        masks=(full_mask(described.architecture),),
+        preprocess=described.preprocess,
+        labels=described.labels,
+        prompting=described.prompting,
+    )
+
+
+def _tell(progress: Progress, config: ImportConfig, weights: Weights, fitted: Fitted, header: Header) -> None:
+    """Say what was decided that the user may have wanted otherwise."""
+    if weights.ema is not None:
+        progress.warn(
+            f"{config.source}: has a moving average of the weights too (`{weights.ema}`); `--ema` takes it"
+        )
+    if fitted.converted is not None:
+        progress.warn(
+            f"{config.source}: its tensors have other names; {fitted.converted}'s own conversion was used"
+        )
+    if fitted.left_out:
+        progress.warn(
+            f"{config.source}: left out {counted(len(fitted.left_out), 'tensor')} beside `{fitted.prefix}`, "
+            f"for example `{fitted.left_out[0]}`"
+        )
+    if isinstance(header.preprocess, Tokenization) and header.preprocess.tokenizer is None:
+        progress.warn(
+            "the base has no tokenizer, so it reads token numbers alone; `--tokenizer PATH` adds one"
+        )
+
+
+def _step(
+    config: ImportConfig,
+    files: tuple[Path, ...],
+    family: Family,
+    header: Header,
+    weights: Weights,
+    fitted: Fitted,
+) -> Step:
+    digests = [digest_file(path) for path in files]
+    whole = digests[0] if len(digests) == 1 else digest_text("\n".join(digests))
+    return make_step(
+        "import",
+        family=family,
+        options={"arch": header.architecture.name, "num_classes": config.num_classes, "ema": config.ema},
+        inputs=[InputFile(name=Path(config.source).name, sha256=whole)],
+        results={"wrapper": weights.wrapper, "prefix": fitted.prefix, "converted": fitted.converted},
+    )
+
+
+def _report(config: ImportConfig, header: Header, weights: Weights, fitted: Fitted) -> ImportReport:
+    architecture = header.architecture
+    return ImportReport(
+        path=config.out,
+        architecture=architecture.name,
+        num_classes=architecture.num_classes,
+        heads=sum(tower.layers * tower.num_heads for tower in architecture.towers.values()),
+        tensors=len(fitted.tensors),
+        parameters=sum(tensor.numel() for tensor in fitted.tensors.values()),
+        size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in fitted.tensors.values()),
+        wrapper=weights.wrapper,
+        prefix=fitted.prefix,
+        left_out=fitted.left_out,
+        converted=fitted.converted,
+    )

@@ -1,0 +1,1 @@
+"""inspect: what is this file?"""

@@ -1,0 +1,133 @@
+"""inspect, of several files: how alike are these choices of heads?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydractl.errors import UsageError
+from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import check_output, is_stream, publish
+from hydractl.reporting.heads_figure import FORMATS, MOST_PANELS, Panel, draw_heads
+from hydractl.reporting.names import told_apart
+from hydractl.stages.inspect.choices import check_comparable, read_choices
+from hydractl.stages.inspect.comparison import Agreement, Choice, ComparisonReport, Pair
+from hydractl.stages.inspect.opened import check_local
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hydractl.heads.masks import Mask
+    from hydractl.heads.select import Budget
+
+    Tables = Mapping[str, Sequence[Sequence[float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareConfig:
+    """Which choices of heads to compare.
+
+    Attributes:
+        files: Scores, head masks and checkpoints, at least one; `-` once at most.
+        budget: What makes masks of scores; None for the scores' own.
+        plot: Where a figure goes: .png or .svg.
+        force: Replace an existing figure.
+    """
+
+    files: tuple[str, ...]
+    budget: Budget | None = None
+    plot: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise UsageError("nothing to compare", hint="give two files or more")
+        for file in self.files:
+            check_local(file)
+        if self.files.count("-") > 1:
+            raise UsageError("only one file can come from standard input")
+        if self.plot is not None and (is_stream(self.plot) or self.plot.suffix.lower() not in FORMATS):
+            raise UsageError(
+                f"`--plot {self.plot}`: a figure is a file that ends in {' or '.join(FORMATS)}",
+                hint=f"for example `--plot {self.plot.stem.strip('-') or 'heads'}.svg`",
+            )
+        if self.force and self.plot is None:
+            raise UsageError("`--force` replaces the figure of `--plot`; nothing else is written")
+
+
+def run_compare(config: CompareConfig, progress: Progress = SILENT) -> ComparisonReport:
+    """Compare every two choices of heads, and draw them all if that is wanted.
+
+    Raises:
+        InputError: If a file cannot be read or chooses no heads, or the models differ in shape.
+        UsageError: If scores order fewer heads than the budget removes, or there are no scores for a budget.
+        OutputExists: If the figure is there already.
+    """
+    if config.plot is not None:
+        inputs = [Path(file.removeprefix("local-dir:")) for file in config.files if file != "-"]
+        check_output(config.plot, force=config.force, inputs=inputs, option="--plot")
+    found: list[tuple[Choice, Tables | None]] = []
+    named: dict[str, str] = {}
+    for file in config.files:
+        choices, architecture = read_choices(file, config.budget)
+        found += choices
+        if architecture is not None:
+            named.setdefault(architecture, file)
+    check_comparable([choice for choice, _ in found])
+    if config.budget is not None and not any(tables for _, tables in found):
+        raise UsageError(
+            f"`{config.budget.typed}`: makes masks of scores, and none of the files are scores",
+            hint="masks and checkpoints say themselves which heads stay",
+        )
+    if config.plot is not None and len(found) > MOST_PANELS:
+        raise UsageError(f"a figure shows {MOST_PANELS} choices of heads at most, not {len(found)}")
+    if len(named) > 1:
+        texts = (f"{file} of a `{architecture}`" for architecture, file in named.items())
+        progress.warn(f"the files are of different architectures: {', '.join(texts)}")
+    pairs = tuple(_pair(first, second) for first, second in combinations(found, 2))
+    report = ComparisonReport(choices=tuple(c for c, _ in found), pairs=pairs, plot=config.plot)
+    if config.plot is not None:
+        progress.step("Drawing")
+        picture = draw_heads(_panels(report.choices), suffix=config.plot.suffix.lower())
+        with publish(config.plot) as sink:
+            sink.write(picture)
+    return report
+
+
+def _pair(first: tuple[Choice, Tables | None], second: tuple[Choice, Tables | None]) -> Pair:
+    (mine, my_scores), (other, other_scores) = first, second
+    return Pair(
+        first=mine.name,
+        second=other.name,
+        overall=_agreement((mine.mask, my_scores), (other.mask, other_scores)),
+        towers={
+            name: _agreement(
+                ({name: mine.mask[name]}, my_scores and {name: my_scores[name]}),
+                ({name: other.mask[name]}, other_scores and {name: other_scores[name]}),
+            )
+            for name in mine.mask
+        },
+    )
+
+
+def _agreement(first: tuple[Mask, Tables | None], second: tuple[Mask, Tables | None]) -> Agreement:
+    (mine, my_scores), (other, other_scores) = first, second
+    return Agreement(
+        overlap=overlap(mine, other),
+        chance_overlap=chance_overlap(mine, other),
+        jaccard=jaccard(mine, other),
+        jsd_nats=jensen_shannon(mine, other),
+        spearman=spearman(my_scores, other_scores) if my_scores and other_scores else None,
+        kendall=kendall(my_scores, other_scores) if my_scores and other_scores else None,
+    )
+
+
+def _panels(choices: Sequence[Choice]) -> list[Panel]:
+    labels = told_apart(["stdin" if choice.name == "-" else choice.name for choice in choices])
+    return [
+        Panel(name=label, mask=choice.mask, standing=choice.standing)
+        for label, choice in zip(labels, choices, strict=True)
+    ]

@@ -1,0 +1,142 @@
+"""Which model a checkpoint or a folder holds, and how its inputs are made."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import ValidationError
+
+from hydractl.errors import HydraError
+from hydractl.families.registry import FAMILIES
+from hydractl.families.transformers.refused import REFUSED
+from hydractl.manifest import Preprocess, Tokenization
+from hydractl.runtime import digest_text
+from hydractl.stages.inspect.report import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from hydractl.families.base import Described, Family
+    from hydractl.manifest import Header, Prompting
+
+
+class Foreign(NamedTuple):
+    """What a file or folder that hydractl did not write says of its model, and what to type next where that is not enough."""
+
+    identity: Identity
+    family: Family | None = None
+    hint: str | None = None
+
+
+def stated(header: Header) -> Identity:
+    """Return which model the header of a checkpoint of ours says it is."""
+    return Identity(
+        name=header.architecture.name,
+        num_classes=header.num_classes,
+        labels=header.labels,
+        architecture=header.architecture,
+        preprocess=_shown(header.preprocess),
+        prompting=_shown_prompting(header.prompting),
+        tokenizer_size=_tokenizer_size(header.preprocess, header.prompting),
+        masks=header.masks,
+        heads_kept=tuple(sum(len(k) for t in mask.values() for k in t.keep) for mask in header.masks),
+        heads_total=sum(t.layers * t.num_heads for t in header.architecture.towers.values()),
+    )
+
+
+def of_folder(file: str, config: Mapping[str, object], folder: Path) -> Foreign:
+    """Return which model a library's folder holds: as the commands that use it will read it, else as its configuration says.
+
+    Args:
+        file: What the user named.
+        config: Its `config.json`, empty for a bare file.
+        folder: Where it lies.
+    """
+    family = next((family for family in FAMILIES.values() if family.matches(config)), None)
+    if family is None:
+        return Foreign(_guessed(config), None, _hint(file, config))
+    try:
+        described = family.read_config(config, folder)
+    except HydraError as error:
+        hint = f"{error.message.removesuffix('.')}; {error.hint}" if error.hint else error.message
+        return Foreign(_guessed(config), family, f"no command can use it: {hint}")
+    return Foreign(_described(described, _guessed(config).name), family)
+
+
+def _described(found: Described, name: str | None) -> Identity:
+    heads = sum(t.layers * t.num_heads for t in found.architecture.towers.values())
+    return Identity(
+        name=name or found.architecture.name,
+        num_classes=found.architecture.num_classes,
+        labels=found.labels,
+        architecture=found.architecture,
+        preprocess=_shown(found.preprocess),
+        prompting=_shown_prompting(found.prompting),
+        tokenizer_size=_tokenizer_size(found.preprocess, found.prompting),
+        heads_kept=(heads,),
+        heads_total=heads,
+    )
+
+
+def _shown(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
+    """Return how an item becomes an input, with a tokenizer's digest in the place of its text, which nobody wants to read."""
+    return _digested(how) if isinstance(how, Tokenization) else how
+
+
+def _shown_prompting(found: Prompting | None) -> Prompting | None:
+    return None if found is None else found.model_copy(update={"tokenization": _digested(found.tokenization)})
+
+
+def _digested(how: Tokenization) -> Tokenization:
+    return how if how.tokenizer is None else how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
+
+
+def _tokenizer_size(how: Preprocess | Tokenization, prompting: Prompting | None) -> int | None:
+    """Return how many tokens a tokenizer knows, added ones included; None without one, or where its text does not tell."""
+    texts = prompting.tokenization if prompting else how
+    if not isinstance(texts, Tokenization) or texts.tokenizer is None:
+        return None
+    with suppress(ValueError, KeyError, TypeError, AttributeError):  # a header says what it likes
+        raw = json.loads(texts.tokenizer)
+        vocabulary = raw["model"]["vocab"]  # {token: number}, or [[token, weight], ...]
+        known = {*vocabulary} if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
+        return len(known | {added["content"] for added in raw.get("added_tokens") or ()})
+    return None
+
+
+def _guessed(folder: Mapping[str, object]) -> Identity:
+    """Read what a library's `config.json` says without the library."""
+    classes = folder.get("architectures")
+    name = folder.get("architecture") or (classes[0] if isinstance(classes, list) and classes else None)
+    num_classes = folder.get("num_classes")
+    labels = folder.get("label_names")
+    wanted = folder.get("pretrained_cfg")
+    given = (
+        {k: v for k, v in wanted.items() if k in Preprocess.model_fields} if isinstance(wanted, dict) else {}
+    )
+    try:
+        preprocess = Preprocess.model_validate_json(json.dumps(given))
+    except ValidationError:
+        preprocess = None
+    return Identity(
+        name=str(name) if name else None,
+        num_classes=num_classes if isinstance(num_classes, int) else None,
+        labels=tuple(str(label) for label in labels) if isinstance(labels, list) else (),
+        preprocess=preprocess,
+    )
+
+
+def _hint(file: str, folder: Mapping[str, object]) -> str:
+    kind = str(folder.get("model_type"))
+    if kind in REFUSED:
+        return f"models of type `{kind}` are not supported: {REFUSED[kind]}"
+    trained = folder.get("architectures")
+    wanted = next((f.covers for f in FAMILIES.values() if f.matches({"model_type": kind})), None)
+    if wanted is not None and isinstance(trained, list):
+        return f"its `config.json` is of a {', '.join(map(str, trained))}; hydractl reads {wanted}"
+    if folder:
+        return f"its `config.json` is of no family that this version knows ({', '.join(FAMILIES)})"
+    return f"it does not say which architecture it is; say so: `hydractl score {file} --arch NAME ...`"

@@ -1,0 +1,208 @@
+"""inspect: say what a file is, from its header alone, or from what stands beside the weights in a library's folder.
+
+No tensors are read, and of files no model library is loaded; a folder is read by the library that it is of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from hydractl.checkpoint import METADATA_KEY, Checkpoint
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.base import locate as locate_tensor
+from hydractl.families.base import name_in_memory
+from hydractl.families.registry import FAMILIES
+from hydractl.manifest import Fate
+from hydractl.progress import SILENT, Progress
+from hydractl.stages.inspect.identity import of_folder, stated
+from hydractl.stages.inspect.opened import check_local, member_names, open_local
+from hydractl.stages.inspect.report import (
+    Amount,
+    CheckpointReport,
+    DocumentReport,
+    Fused,
+    Identity,
+    Predicted,
+    Predictions,
+    TensorLine,
+)
+from hydractl.stages.shared.amount import order_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from hydractl.checkpoint import TensorSpec
+    from hydractl.families.base import Family
+    from hydractl.manifest import Header, HeadScores
+    from hydractl.source import Located
+
+FOREIGN, PREDICTIONS = "foreign", "predictions"
+PARTS = ("embed", "attention", "mlp", "norm", "readout", "head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectConfig:
+    """What to look at.
+
+    Attributes:
+        file: A checkpoint, a folder, an index of shards or a JSON file of ours; `-` is standard input.
+        tensors: Whether a checkpoint's tensors are listed one by one.
+    """
+
+    file: str
+    tensors: bool = False
+
+    def __post_init__(self) -> None:
+        check_local(self.file)
+
+
+def run_inspect(
+    config: InspectConfig,
+    progress: Progress = SILENT,  # noqa: ARG001 - every stage takes one
+) -> CheckpointReport | DocumentReport:
+    """Say what a file is; its content decides, not its name.
+
+    Raises:
+        CheckpointError: If a checkpoint is missing or malformed.
+        ManifestError: If a JSON file is none of ours, or malformed.
+        InputError: If it is neither, or cannot be read.
+        UsageError: If `--tensors` is asked of a JSON file.
+    """
+    found, located = open_local(config.file)
+    if isinstance(found, Checkpoint):
+        return _described(config, found, located)
+    if config.tensors:
+        raise UsageError(
+            f"{config.file}: is a {found.kind_of_file} file; `--tensors` is for checkpoints",
+            hint="leave it out",
+        )
+    return DocumentReport(file=config.file, kind=found.kind_of_file, document=found)
+
+
+def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[int | None, ...], ...]]:
+    """Return each head's rank among all heads of all towers, by tower and layer: 1 matters most.
+
+    The first head that `prune` removes is the last: of equal scores the lowest tower, layer and head. A greedy method ranks
+    what it removed; the heads that it kept have no rank.
+
+    Raises:
+        ManifestError: If the removals are not of the heads that have scores; it names the `file`.
+    """
+    total = sum(len(row) for table in scores.towers.values() for row in table.scores)
+    order = order_of(file, scores, scores.towers)
+    rank: dict[tuple[str, int, int], int] = {head: total - i for i, head in enumerate(order)}
+    return {
+        tower: tuple(
+            tuple(rank.get((tower, layer, head)) for head in range(len(row)))
+            for layer, row in enumerate(table.scores)
+        )
+        for tower, table in scores.towers.items()
+    }
+
+
+def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) -> CheckpointReport:
+    folder = located.config or {}
+    header = checkpoint.header
+    found = None if header else of_folder(config.file, folder, located.path)
+    family = FAMILIES.get(header.architecture.family) if header else found.family if found else None
+    fates = header.plan.fates if header and header.plan else {}
+    if header and header.plan and (astray := checkpoint.specs.keys() ^ fates.keys()):
+        raise CheckpointError(
+            f"{config.file}: tensor `{min(astray)}` is in the file or in its fuse plan, but not in both",
+            hint="was the file edited? fuse the members again",
+        )
+    lines = tuple(
+        TensorLine(
+            name=name,
+            dtype=spec.dtype,
+            shape=spec.shape,
+            size_bytes=spec.size_bytes,
+            part=_part(family, name, ours=header is not None),
+            fate=fates[name].value if fates else None,
+        )
+        for name, spec in sorted(checkpoint.specs.items())
+    )
+    predictions = None if header or folder else _predictions(checkpoint.specs)
+    return CheckpointReport(
+        file=config.file,
+        kind=header.kind.value if header else PREDICTIONS if predictions else FOREIGN,
+        model=stated(header) if header else found.identity if found else Identity(),
+        total=_amount(lines),
+        dtypes=_by(lines, lambda line: line.dtype),
+        parts=_by(sorted(lines, key=_place), lambda line: line.part),
+        fused=_fused(header, lines) if header else None,
+        predictions=predictions,
+        lineage=header.made_by if header else None,
+        metadata={k: v for k, v in sorted(checkpoint.metadata.items()) if k not in {METADATA_KEY, "format"}},
+        listing=lines if config.tensors else None,
+        hint=None if predictions or found is None else found.hint,
+    )
+
+
+def _predictions(specs: Mapping[str, TensorSpec]) -> Predictions | None:
+    """Read what `eval --save-predictions` wrote off its tensors' names and shapes; None if it is not such a file."""
+    log_probs, labels = [], {}
+    for name, spec in sorted(specs.items()):
+        match name.split("/"), spec.shape:
+            case ["log_probs", row, data], [members, samples, classes]:
+                log_probs.append(
+                    Predicted(row=row, data=data, members=members, samples=samples, classes=classes)
+                )
+            case ["labels", data], [samples]:
+                labels[data] = samples
+            case _:
+                return None
+    return Predictions(log_probs=tuple(log_probs), labels=labels) if log_probs else None
+
+
+def _part(family: Family | None, name: str, *, ours: bool) -> str:
+    """Return what a tensor belongs to; in files that are not ours it has the name that its library gives it on disk."""
+    if family is None:
+        return _stem(name)
+    return locate_tensor(family, name if ours else name_in_memory(family, name)).part
+
+
+def _stem(name: str) -> str:
+    """Return what a tensor of an unknown family belongs to: its name to three levels, layer numbers left out."""
+    levels = ["*" if part.isdecimal() else part for part in name.split(".")]
+    return ".".join(levels[: max(1, min(3, len(levels) - 1))])
+
+
+def _fused(header: Header, lines: tuple[TensorLine, ...]) -> Fused | None:
+    plan, count = header.plan, len(header.masks)
+    if plan is None:
+        return None
+    by_part: dict[str, list[TensorLine]] = {}
+    for line in sorted(lines, key=_place):
+        by_part.setdefault(line.part, []).append(line)
+    grouped = sum(line.size_bytes for line in lines if line.fate == Fate.GROUPED)
+    stored = sum(line.size_bytes for line in lines)
+    return Fused(
+        members=member_names(header),
+        trunk=plan.trunk,
+        mlp=plan.mlp,
+        amounts={part: _by(found, lambda line: line.fate or "") for part, found in by_part.items()},
+        apart_bytes=grouped + count * (stored - grouped),
+    )
+
+
+def _place(line: TensorLine) -> int:
+    """Return where a part stands in a model, so that parts are listed from input to output."""
+    return PARTS.index(line.part) if line.part in PARTS else len(PARTS)
+
+
+def _by(lines: Iterable[TensorLine], key: Callable[[TensorLine], str]) -> dict[str, Amount]:
+    found: dict[str, list[TensorLine]] = {}
+    for line in lines:
+        found.setdefault(key(line), []).append(line)
+    return {name: _amount(group) for name, group in found.items()}
+
+
+def _amount(lines: Sequence[TensorLine]) -> Amount:
+    return Amount(
+        tensors=len(lines),
+        parameters=sum(prod(line.shape) for line in lines),
+        size_bytes=sum(line.size_bytes for line in lines),
+    )

@@ -1,0 +1,1 @@
+"""prune: choose which heads stay, and slice the others out."""

@@ -1,0 +1,214 @@
+"""prune: choose which heads stay, and slice the others out."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes, write_checkpoint
+from hydractl.errors import CheckFailed, CheckpointError
+from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
+from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
+from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
+from hydractl.manifest import Header, HeadMask, Kind, TowerKeep
+from hydractl.metrics.cost import count_macs
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import is_stream, publish
+from hydractl.runtime import require_one_process, torch_dtype
+from hydractl.stages.prune.masks import choose_masks
+from hydractl.stages.prune.report import PrunedMember, PruneReport, Size
+from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.outputs import check_outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from hydractl.checkpoint import Chunks
+    from hydractl.manifest import InputFile
+    from hydractl.stages.prune.config import PruneConfig
+
+
+def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
+    """Prune a base into one or several members.
+
+    Raises:
+        InputError: If an input cannot be used; nothing is written then.
+        CheckFailed: If a member differs from the masked base by more than the tolerance.
+        OutputExists: If an output is there already.
+    """
+    require_one_process("prune")
+    opened = open_model(config.model, arch=config.arch)
+    if opened.header.kind != Kind.BASE:
+        raise CheckpointError(
+            f"{config.model}: is a {opened.header.kind}, but heads are counted in a base",
+            hint="prune the base it came from",
+        )
+    specs = _specs(opened, config)
+    outputs = config.outputs()
+    asked = config.diverse
+    check_outputs(
+        [*outputs, *(m for m in map(mask_path, outputs) if m)],
+        force=config.force,
+        models=[opened],
+        data=[] if asked is None else [asked.data, asked.ood],
+        files=[*config.scores, *config.masks, asked.naming.file if asked else None],
+    )
+    chosen = choose_masks(config, opened, progress)
+    masks = chosen.masks
+    differences = _verify(opened, masks, progress) if config.verify else [None] * len(masks)
+    members = []
+    # what is written is published when all of it is written: all members, or none
+    with contextlib.ExitStack() as stack:
+        for i, (mask, path, sources, difference) in enumerate(
+            zip(masks, outputs, chosen.sources, differences, strict=True)
+        ):
+            progress.step(f"Writing {path}")
+            member_specs = {
+                n: pruned_spec(opened.family, opened.header.architecture, mask.towers, n, s)
+                for n, s in specs.items()
+            }
+            members.append(_described(opened, mask, member_specs, path=path, difference=difference))
+            header = _member_header(config, opened, mask, sources, member=i)
+            write_checkpoint(
+                stack.enter_context(publish(path)),
+                member_specs,
+                partial(_data, opened, mask, specs),
+                header=header,
+            )
+            if beside := mask_path(path):
+                stack.enter_context(publish(beside)).write(mask.to_json().encode())
+    return PruneReport(
+        model=config.model,
+        heads=sum(t.layers * t.num_heads for t in opened.header.architecture.towers.values()),
+        base=_size(opened, opened.header.masks[0], opened.checkpoint.specs),
+        members=tuple(members),
+        found=chosen.found,
+        diverse=chosen.diverse,
+    )
+
+
+def mask_path(path: Path) -> Path | None:
+    """Return where a member's mask manifest goes: beside it, nowhere for a stream."""
+    return None if is_stream(path) else path.parent / f"{path.stem}.mask.json"
+
+
+def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
+    """Return the base's specs in the wanted dtype, after checking that they are those of its architecture."""
+    specs = opened.checkpoint.specs
+    check_tensors(config.model, specs, expected_specs(opened.family, opened.header))
+    if config.dtype is None:
+        return specs
+    torch_dtype(config.dtype)
+    name = config.dtype.upper().replace("FP", "F")
+    return {
+        k: TensorSpec(name, s.shape) if s.dtype in {"F32", "F16", "BF16", "F64"} else s
+        for k, s in specs.items()
+    }
+
+
+def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) -> list[float | None]:
+    """Compare each pruned model with the masked base, in fp32 whatever is stored: slicing rounds nothing."""
+    progress.step(
+        f"Checking that {len(masks)} pruned {'member equals' if len(masks) == 1 else 'members equal'} the masked base"
+    )
+    header, family = opened.header, opened.family
+    state = {k: v.float() if v.is_floating_point() else v for k, v in opened.checkpoint.tensors().items()}
+    inputs = probe_inputs(header)
+    found: list[float | None] = []
+    for i, mask in enumerate(masks):
+        sliced = {n: prune_tensor(family, header.architecture, mask.towers, n, t) for n, t in state.items()}
+        pruned_header = header.model_copy(update={"kind": Kind.MEMBER, "masks": (mask.towers,)})
+        with torch.inference_mode():
+            pruned = build_checked(family, pruned_header, sliced, where=f"member {i}")(inputs)
+            zeroed = zero_dropped(family, header.architecture, mask.towers, state)
+            masked = build_checked(family, header, zeroed, where=opened.reference)(inputs)
+        difference = largest_difference(pruned, masked)
+        if not difference <= TOLERANCE:
+            raise CheckFailed(
+                f"member {i} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
+                hint="are there non-finite weights? `--no-verify` skips the check",
+            )
+        found.append(difference)
+    return found
+
+
+def _member_header(
+    config: PruneConfig, opened: OpenModel, mask: HeadMask, sources: Sequence[InputFile], *, member: int
+) -> Header:
+    origin = None if config.masks else mask.origin  # what a mask file says of itself may have been edited
+    step = make_step(
+        "prune",
+        family=opened.family,
+        options={
+            "strategy": origin.strategy if origin else "mask",
+            "dtype": config.dtype,
+            **(dict(origin.budget.items()) if origin else {}),
+            "member": member,
+        },
+        inputs=[opened.as_input(), *sources],
+        seed=origin.seed if origin else None,
+        results={"verified": config.verify, "tolerance": TOLERANCE} if config.verify else {},
+    )
+    return opened.header.model_copy(
+        update={
+            "kind": Kind.MEMBER,
+            "masks": (mask.towers,),
+            "base": opened.header.base or opened.checkpoint.digest,
+            "made_by": step,
+        }
+    )
+
+
+def _data(opened: OpenModel, mask: HeadMask, specs: Mapping[str, TensorSpec], name: str) -> Chunks:
+    """Return a member's tensor as chunks, copying bytes where nothing changes."""
+    stored, wanted = opened.checkpoint.specs[name], specs[name]
+    architecture = opened.header.architecture
+    if stored == pruned_spec(opened.family, architecture, mask.towers, name, wanted):
+        return [opened.checkpoint.span(name)]
+    tensor = prune_tensor(opened.family, architecture, mask.towers, name, opened.checkpoint.tensor(name))
+    return [tensor_bytes(tensor.to(getattr(torch, TORCH_NAMES[wanted.dtype])))]
+
+
+def _described(
+    opened: OpenModel,
+    mask: HeadMask,
+    specs: Mapping[str, TensorSpec],
+    *,
+    path: Path,
+    difference: float | None,
+) -> PrunedMember:
+    """Count what was removed and compare with what the mask and the shapes say."""
+    architecture = opened.header.architecture
+    total = sum(t.layers * t.num_heads for t in architecture.towers.values())
+    kept = sum(len(layer) for tower in mask.towers.values() for layer in tower.keep)
+    size = _size(opened, mask.towers, specs)
+    return PrunedMember(
+        path=path,
+        mask_path=mask_path(path),
+        heads_kept=kept,
+        heads_removed=total - kept,
+        size=size,
+        largest_difference=difference,
+    )
+
+
+def _size(opened: OpenModel, mask: Mapping[str, TowerKeep], specs: Mapping[str, TensorSpec]) -> Size:
+    """Count parameters and bytes from the shapes, and MACs by running the model without data on the meta device."""
+    model = opened.family.build(opened.header.architecture, mask, None)
+    parameters = sum(p.numel() for p in model.parameters())
+    stored = sum(prod(spec.shape) for spec in specs.values())
+    held = sum(tensor.numel() for tensor in model.library_state().values())
+    if stored != held:
+        raise CheckpointError(f"{opened.reference}: shapes promise {stored} elements, the model has {held}")
+    model.answer.expect(1)  # a zero-shot model costs what its vision side costs
+    inputs = blank_inputs(opened.header.preprocess, 1, device="meta")
+    return Size(
+        parameters=parameters,
+        macs=count_macs(model, inputs),
+        size_bytes=sum(s.size_bytes for s in specs.values()),
+    )

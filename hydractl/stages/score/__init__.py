@@ -1,0 +1,1 @@
+"""score: how much does each head matter?"""

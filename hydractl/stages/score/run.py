@@ -1,0 +1,283 @@
+"""score: how much does each head matter?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from hydractl.data.batches import Deal, epoch_order
+from hydractl.data.inputs import encoded
+from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
+from hydractl.families.opening import OpenModel, load_model
+from hydractl.heads.masks import shape_of, total_heads
+from hydractl.heads.select import COMMON_KEEP_FRACTION, Budget
+from hydractl.manifest import Fingerprint, HeadScores, InputFile, Kind, TowerScores
+from hydractl.progress import SILENT, Progress, counted
+from hydractl.runtime import digest_text, own_device, torch_dtype
+from hydractl.scoring.job import ScoreJob
+from hydractl.scoring.settings import Amount
+from hydractl.scoring.team import start_team
+from hydractl.stages.score.config import ScoreConfig, ScoreReport
+from hydractl.stages.score.journal import open_journal
+from hydractl.stages.score.training import check_training, offered, open_state, publish_scores
+from hydractl.stages.shared.classes import ask
+from hydractl.stages.shared.interrupted import resumable
+from hydractl.stages.shared.lineage import TOOL
+from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.reading import Again, digests, labels_of, open_reader, open_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hydractl.data.items import Items
+    from hydractl.manifest import Architecture, Option, TowerHeads
+    from hydractl.scoring.job import Ranking, Samples
+    from hydractl.scoring.team import Team
+    from hydractl.stages.score.training import State
+    from hydractl.stages.shared.classes import Classes
+
+
+class _Run(NamedTuple):
+    """Who scores, from where on, and who hears of it."""
+
+    team: Team
+    state: State
+    progress: Progress
+
+
+def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
+    """Score every head of a base and write the scores file.
+
+    A greedy run keeps a journal beside the output: interrupted and started again, it goes on where it was and
+    ends with the same bytes. Several processes that a launcher started share the batches; they end with the same
+    bytes too, and the first of them writes.
+
+    Raises:
+        InputError: If the model or the data cannot be used.
+        OutputExists: If the output is there already.
+        Interrupted: If another process of the run ended before its time.
+    """
+    with resumable(config.out, force=config.force), start_team(own_device(config.device)) as team:
+        return _run(config, team, progress)
+
+
+def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
+    opened = open_reader(
+        config.model,
+        arch=config.arch,
+        seed=config.seed,
+        max_length=config.max_length,
+        reads=config.entry.needs_data,
+    )
+    if opened.header.kind != Kind.BASE:
+        raise CheckpointError(
+            f"{config.model}: is a {opened.header.kind}, but heads are scored in a base",
+            hint="score the base it came from",
+        )
+    if team.leads:  # once: another process may come here when the first one has written
+        check_outputs(
+            [config.out],
+            force=config.force,
+            models=[opened],
+            data=[config.data if config.entry.needs_data else None, config.ood],
+            files=[config.naming.file],
+        )
+        check_training(config, opened)
+    architecture = opened.header.architecture
+    scored = _scored(config, architecture)
+    heads = total_heads(shape_of(scored))
+    keep, removals = _amounts(config, scored, progress)
+    options = _options(config, keep=keep, removals=removals, total=heads)
+    references = {"id": config.data if config.entry.needs_data else None, "ood": config.ood}
+    sets = open_sets(opened, references, progress)
+    classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
+    if classes is not None:
+        options |= {"classes": classes.names, "templates": classes.templates}
+    data = {
+        role: Fingerprint(
+            reference=ref, sha256=sets[role].fingerprint(digests(sets[role], team)), count=len(sets[role])
+        )
+        for role, ref in references.items()
+        if ref is not None
+    }
+    document = _document(config, opened, options, data)
+    journal = open_journal(config.out, digest_text(document.to_json()), anew=config.force, team=team)
+    if journal.done:
+        progress.step(f"Going on after {counted(len(journal.done), 'removal')} of an interrupted run")
+    state = open_state(config, opened, document, progress)
+    team.in_order(())  # all have read the state before one writes it
+    job = _job(config, opened, classes, sets, _Run(team, state, progress))
+    job = replace(
+        job, towers=tuple(scored), keep=keep, budget=removals, free=config.budget is None, log=journal
+    )
+    progress.step(f"Scoring {counted(heads, 'head')} by {config.method}")
+    ranking = _ranking(config, job, state, progress)
+    scores = document.model_copy(
+        update={
+            "towers": {
+                n: TowerScores(scores=tuple(tuple(row) for row in table))
+                for n, table in ranking.scores.items()
+            },
+            "removals": ranking.removals,
+            "baseline": ranking.baseline,
+            "clusters": ranking.clusters,
+            "results": dict(ranking.results),
+        }
+    )
+    inputs = tuple(InputFile(name=sets[role].name, sha256=found.sha256) for role, found in data.items())
+    if team.leads:
+        scores = publish_scores(config, opened, scores, ranking, inputs=inputs)
+        journal.discard()
+        state.clear()
+    unasked = config.budget is None and config.settings.amount in {
+        Amount.REMOVALS,
+        Amount.KEEP,
+        Amount.KEPT,
+    }
+    return ScoreReport(
+        path=config.out,
+        scores=scores,
+        resumed_from=len(journal.done),
+        default_budget=unasked,
+        trained=config.trained,
+    )
+
+
+def _ranking(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:
+    """Run the method; a training that failed would fail again, so it leaves nothing to go on with."""
+    try:
+        return config.entry.run(job, progress)
+    except (CheckFailed, DataError):
+        if job.team.leads:
+            state.clear()
+        raise
+
+
+def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerHeads]:
+    """Return the towers whose heads are scored."""
+    for name in config.towers:
+        if name not in architecture.towers:
+            raise UsageError(
+                f"`--towers {name}`: {config.model} has no such tower",
+                hint=f"it has {', '.join(architecture.towers)}",
+            )
+    return {n: t for n, t in architecture.towers.items() if not config.towers or n in config.towers}
+
+
+def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
+    """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
+    shape = shape_of(towers)
+    budget = config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
+    try:
+        removals = budget.removals(shape)
+    except ValueError as error:
+        raise UsageError(f"`{budget.typed}`: {error}") from error
+    if config.budget is not None and config.settings.amount == Amount.NOTHING:
+        progress.warn(
+            f"`{config.budget.typed}` has no effect: scores by `{config.method}` are the same for every budget, which "
+            "`prune` takes"
+        )
+    layers = sum(t.layers for t in towers.values())
+    kept = total_heads(shape) - removals
+    keep = round(kept / layers)
+    if config.settings.amount == Amount.KEEP and config.budget is not None and keep * layers != kept:
+        progress.warn(
+            f"`--method {config.method}` scores layers that keep equally many heads: {keep} each, "
+            f"{counted(keep * layers, 'head')} in all; `{config.budget.typed}` keeps {kept}"
+        )
+    return keep, removals
+
+
+def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> dict[str, Option]:
+    """Return the options that shape the scores, and no others."""
+    settings = config.settings
+    options: dict[str, Option] = settings.options()
+    if settings.amount == Amount.REMOVALS:
+        options["removals"] = removals
+    if settings.amount == Amount.KEEP:
+        options["keep"] = keep
+    if settings.amount == Amount.KEPT or (settings.amount == Amount.CHOICE and config.budget is not None):
+        options["kept"] = total - removals
+    if settings.seeded or config.drawn is not None:
+        options["seed"] = config.seed
+    if config.entry.needs_data:
+        options |= {"batch_size": config.batch_size, "limit": config.drawn, "dtype": config.dtype}
+        options |= {"max_length": config.max_length}
+    if config.towers:
+        options["towers"] = config.towers
+    return {k: v for k, v in options.items() if v is not None}
+
+
+def _document(
+    config: ScoreConfig, opened: OpenModel, options: Mapping[str, Option], data: dict[str, Fingerprint]
+) -> HeadScores:
+    """Return the scores file without its scores: everything that decides them."""
+    return HeadScores(
+        method=config.method,
+        objective=getattr(config.settings, "objective", None),
+        options=dict(options),
+        model=Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),
+        architecture=opened.header.architecture.name,
+        data=data,
+        towers={},
+        tool=TOOL,
+    )
+
+
+def _job(
+    config: ScoreConfig,
+    opened: OpenModel,
+    classes: Classes | None,
+    sets: Mapping[str, Items],
+    run: _Run,
+) -> ScoreJob:
+    device = own_device(config.device)
+    dtype = torch_dtype(config.dtype) if config.dtype else None
+    model = load_model(opened, dtype=dtype).to(device)
+    ask(model, opened, classes)
+    like = torch.empty(0, device=device, dtype=model.dtype)
+    loaded = {}
+    training = None
+    for role, found in sets.items():
+        labels = labels_of(opened, found, classes, run.progress)[0] if role == "id" else None
+        loaded[role] = _samples(config, opened, found, labels=labels, like=like, team=run.team)
+        if labels is not None and config.settings.trains:
+            chosen = _chosen(config, found)
+            training = offered(config, opened, found, labels, indices=chosen, state=run.state)
+    return ScoreJob(
+        model=model,
+        family=opened.family,
+        architecture=opened.header.architecture,
+        id_data=loaded.get("id", ()),
+        ood_data=loaded.get("ood", ()),
+        settings=config.settings,
+        seed=config.seed,
+        max_memory=config.max_memory,
+        team=run.team,
+        training=training,
+    )
+
+
+def _samples(
+    config: ScoreConfig,
+    opened: OpenModel,
+    found: Items,
+    *,
+    labels: torch.Tensor | None,
+    like: torch.Tensor,
+    team: Team,
+) -> Iterable[Samples]:
+    """Return this process's batches on the device and in the dtype of `like`; held in memory where they fit."""
+    indices = None if labels is None else _chosen(config, found)
+    how, size = opened.header.preprocess, config.batch_size
+    cached = encoded(found, how, batch_size=size, indices=indices, deal=Deal(team.rank, team.world))
+    return Again(cached, labels, like)
+
+
+def _chosen(config: ScoreConfig, found: Items) -> torch.Tensor | None:
+    """Return the positions of the samples that a limit draws, None without one."""
+    if config.drawn is None or config.drawn >= len(found):
+        return None
+    return epoch_order(len(found), seed=config.seed, epoch=0)[: config.drawn].sort().values

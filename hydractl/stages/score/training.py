@@ -1,0 +1,219 @@
+"""What `score` does for methods that train: batches to train on, a state to go on from, and the weights that come of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from hydractl.checkpoint import write_tensors
+from hydractl.errors import UsageError
+from hydractl.families.opening import open_model
+from hydractl.manifest import Fingerprint, InputFile
+from hydractl.publish import is_stream, publish, publish_text
+from hydractl.runtime import digest_text, versions
+from hydractl.scoring.job import Training
+from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.trained import stored_tensors
+from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.state import StateFolder
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydractl.data.items import Items
+    from hydractl.families.opening import OpenModel
+    from hydractl.manifest import Header, HeadScores
+    from hydractl.progress import Progress
+    from hydractl.publish import Sink
+    from hydractl.scoring.job import Ranking
+    from hydractl.stages.score.config import ScoreConfig
+    from hydractl.training.state import Snapshot
+
+
+def check_training(config: ScoreConfig, opened: OpenModel) -> None:
+    """Refuse what cannot train, and weights that cannot be written, before any work.
+
+    Raises:
+        UsageError: If the weights of a zero-shot model would train, or `--trained` names what `-o` does, or a stream.
+        OutputExists: If the file is there already.
+    """
+    if config.settings.trains_weights and opened.header.prompting is not None:
+        raise UsageError(
+            f"{config.model}: compares images with texts; its weights are not trained",
+            hint="add `--training pipelined`",
+        )
+    if config.trained is None:
+        return
+    if is_stream(config.trained):
+        raise UsageError(f"`--trained {config.trained}`: is a stream", hint="name a file")
+    if config.trained.resolve() == config.out.resolve():
+        raise UsageError(
+            f"`--trained {config.trained}`: is where the scores go", hint="choose another name with `-o`"
+        )
+    check_outputs(
+        [config.trained],
+        force=config.force,
+        models=[opened],
+        data=[config.data, config.ood],
+        option="--trained",
+    )
+
+
+class State(NamedTuple):
+    """The state of a run that trains: where it goes, and where to go on; neither without training."""
+
+    folder: StateFolder | None = None
+    start: Snapshot | None = None
+
+    def clear(self) -> None:
+        """Remove it: the output is there, or going on is of no use."""
+        if self.folder is not None:
+            self.folder.clear()
+
+
+def open_state(config: ScoreConfig, opened: OpenModel, document: HeadScores, progress: Progress) -> State:
+    """Open the state beside the output; a stream has none.
+
+    Args:
+        config: What was asked.
+        opened: The model.
+        document: Everything else that decides the scores.
+        progress: Hears where the run goes on.
+
+    Raises:
+        UsageError: If the state of another run is there.
+        CheckpointError: If it is damaged.
+    """
+    if not config.settings.trains or is_stream(config.out):
+        return State()
+    told = [document.to_json(), versions("torch", opened.family.library)]
+    folder = StateFolder(config.out.with_name(f"{config.out.name}.state"), digest_text(json.dumps(told)))
+    if not folder.check(force=config.force):
+        return State(folder)
+    start = folder.load()
+    progress.step(f"Going on at step {start.position.step}, from {folder.path}")
+    return State(folder, start)
+
+
+def offered(
+    config: ScoreConfig,
+    opened: OpenModel,
+    items: Items,
+    labels: torch.Tensor,
+    *,
+    indices: torch.Tensor | None,
+    state: State,
+) -> Training:
+    """Return what a method needs that trains.
+
+    Args:
+        config: What was asked.
+        opened: The model.
+        items: The in-distribution data.
+        labels: Shape (N,), the model's class of each item.
+        indices: Positions of the items to use, None for all.
+        state: Of the run.
+    """
+    chosen = list(range(len(items))) if indices is None else indices.tolist()
+
+    def feed() -> ItemFeed:
+        return ItemFeed.open(
+            items.taken(chosen),
+            labels[chosen].tolist(),
+            opened.header.preprocess,
+            augment=(),
+            batch_size=config.batch_size,
+            seed=config.seed,
+        )
+
+    return Training(
+        feed=feed, folder=state.folder, start=state.start, keeps_weights=config.trained is not None
+    )
+
+
+def publish_scores(
+    config: ScoreConfig,
+    opened: OpenModel,
+    scores: HeadScores,
+    ranking: Ranking,
+    *,
+    inputs: tuple[InputFile, ...],
+) -> HeadScores:
+    """Write the scores, and the trained weights if they are wanted: the scores then are of these.
+
+    Args:
+        config: What was asked.
+        opened: The model.
+        scores: To be written.
+        ranking: May hold weights.
+        inputs: Lineage entries of the data.
+
+    Returns:
+        What was written.
+
+    Raises:
+        CheckFailed: If a trained weight does not fit its dtype.
+        OutputError: If a file cannot be written.
+    """
+    if config.trained is None or ranking.weights is None:
+        publish_text(config.out, scores.to_json())
+        return scores
+    tensors = stored_tensors(
+        opened.checkpoint,
+        ranking.weights,
+        trained=ranking.weights.keys(),
+        hint="lower `--weights-lr`",
+    )
+    with publish(config.trained) as file:
+        digested = _Digested(file)
+        write_tensors(digested, tensors, header=_header(config, opened, scores, inputs))
+        of = Fingerprint(reference=config.trained.name, sha256=f"sha256:{digested.sha.hexdigest()}")
+        scores = scores.model_copy(update={"model": of})
+        publish_text(config.out, scores.to_json())
+    return scores
+
+
+class _Digested:
+    """A sink that digests what it passes on."""
+
+    def __init__(self, file: Sink) -> None:
+        self._file = file
+        self.sha = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """See `Sink.write`."""
+        self.sha.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        """See `Sink.flush`."""
+        self._file.flush()
+
+    def fileno(self) -> int:
+        """See `Sink.fileno`."""
+        return self._file.fileno()
+
+
+def _header(
+    config: ScoreConfig, opened: OpenModel, scores: HeadScores, inputs: tuple[InputFile, ...]
+) -> Header:
+    """Return the trained base's header: what the base was, and one more step."""
+    base = opened.header.base
+    if base is None and opened.scratch is None:
+        base = opened.checkpoint.digest
+    step = make_step(
+        "score",
+        family=opened.family,
+        options={"method": config.method, **scores.options},
+        inputs=(opened.as_input(), *inputs),
+        seed=config.seed,
+        results=scores.results,
+    )
+    update = {"base": base, "made_by": step}
+    if config.max_length is None:
+        return opened.header.model_copy(update=update)
+    # texts were cut in this run, and the model still reads longer ones
+    whole = opened.checkpoint.header or open_model(config.model, arch=config.arch, seed=config.seed).header
+    return opened.header.model_copy(update=update | {"preprocess": whole.preprocess})

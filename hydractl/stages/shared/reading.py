@@ -1,0 +1,120 @@
+"""A model together with how it reads data in this run, and what it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import torch
+
+from hydractl.data.inputs import check_reads, limited, open_items
+from hydractl.data.labels import align_labels, required_labels
+from hydractl.families.opening import OpenModel, open_model
+from hydractl.inputs import inputs_like
+from hydractl.scoring.job import Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from hydractl.data.batches import Batch
+    from hydractl.data.items import Items
+    from hydractl.data.reference import DataRef
+    from hydractl.inputs import Inputs
+    from hydractl.progress import Progress
+    from hydractl.scoring.team import Team
+    from hydractl.stages.shared.classes import Classes
+
+
+def open_reader(
+    reference: str,
+    *,
+    arch: str | None = None,
+    seed: int = 0,
+    max_length: int | None = None,
+    reads: bool = True,
+) -> OpenModel:
+    """Open a model whose header says what it reads in this run: texts of `max_length` tokens at most.
+
+    Args:
+        reference: See `hydractl.source`.
+        arch: Architecture of a bare file.
+        seed: Of random weights.
+        max_length: No more than the model's own; None for that.
+        reads: Whether it will be shown any data.
+
+    Raises:
+        CheckpointError: If it is missing or malformed, or reads texts and has no tokenizer.
+        UsageError: If there are no texts to cut, or the model reads fewer tokens.
+    """
+    opened = open_model(reference, arch=arch, seed=seed)
+    if reads:
+        check_reads(opened.header.preprocess, model=reference)
+    how = limited(opened.header.preprocess, max_length, model=reference)
+    return replace(opened, header=opened.header.model_copy(update={"preprocess": how}))
+
+
+def open_sets(
+    opened: OpenModel, references: Mapping[str, str | DataRef | None], progress: Progress
+) -> dict[str, Items]:
+    """Open the data that are given, by role, as the model reads them.
+
+    Raises:
+        CheckpointError: If the model can read none.
+        DataError: If a set cannot be opened.
+    """
+    how = opened.header.preprocess
+    given = {role: reference for role, reference in references.items() if reference is not None}
+    if given:
+        check_reads(how, model=opened.reference)
+    return {role: open_items(reference, how, progress=progress) for role, reference in given.items()}
+
+
+def labels_of(
+    opened: OpenModel, items: Items, classes: Classes | None, progress: Progress
+) -> tuple[torch.Tensor, int]:
+    """Return the labels (S,) of what `--data` names as the model counts classes, and how many classes that are.
+
+    Args:
+        opened: The model.
+        items: The data.
+        classes: What a zero-shot model is asked about.
+        progress: Hears how classes were matched.
+
+    Raises:
+        DataError: If there are none, or they do not fit the model.
+    """
+    required_labels(items, "--data")
+    names = classes.names if classes else opened.header.labels
+    count = len(names) if classes else opened.header.num_classes
+    by_text = opened.header.prompting is not None
+    labels = align_labels(items, names, num_classes=count, by_text=by_text, progress=progress)
+    return torch.tensor(labels), count
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Batches for a method, made anew on each pass from cached ones."""
+
+    cached: Iterable[Batch[Inputs]]
+    labels: torch.Tensor | None
+    like: torch.Tensor
+
+    def __iter__(self) -> Iterator[Samples]:
+        for batch in self.cached:
+            labels = None if self.labels is None else self.labels[batch.indices].to(self.like.device)
+            yield Samples(inputs_like(batch.inputs, self.like), labels)
+
+
+def digests(items: Items, team: Team) -> Iterator[bytes]:
+    """Yield the digest of every item in order; each process reads its share of them.
+
+    Raises:
+        DataError: If an item cannot be read.
+    """
+    read = b"".join(map(items.item_digest, range(team.rank, len(items), team.world)))
+    shares = [own.numpy().tobytes() for own in team.in_order([torch.tensor(list(read), dtype=torch.uint8)])]
+    size = sha256().digest_size
+    for i in range(len(items)):
+        place, share = divmod(i, team.world)
+        yield shares[share][place * size : (place + 1) * size]

@@ -1,0 +1,64 @@
+"""Which tensors of a model train."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hydractl.errors import UsageError
+from hydractl.families.base import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from hydractl.families.base import Family
+    from hydractl.manifest import Architecture
+    from hydractl.training.recipes.recipe import Recipe
+
+
+def trainable(
+    family: Family, architecture: Architecture, recipe: Recipe, state: Mapping[str, torch.Tensor]
+) -> tuple[str, ...]:
+    """Return the state-dict names of what trains, sorted.
+
+    With `last_blocks`, that is what the recipe's parts have in the last blocks, the readout and the head.
+
+    Args:
+        family: Says where a tensor stands.
+        architecture: Says how many layers there are.
+        recipe: Says which parts and blocks.
+        state: The model's state dict; parameters among it are those that require gradients.
+
+    Raises:
+        UsageError: If there are fewer blocks than `last_blocks`, or nothing would train.
+    """
+    last = recipe.last_blocks
+    depth = min(tower.layers for tower in architecture.towers.values())
+    if last is not None and last > depth:
+        raise UsageError(
+            f"`--last-blocks {last}`: {architecture.name} has {depth} blocks",
+            hint=f"add `--last-blocks {depth}`",
+        )
+    chosen = []
+    for name, tensor in state.items():
+        place = locate(family, name)
+        late = last is None or (
+            place.part in {"readout", "head"}
+            if place.layer is None
+            else place.layer >= architecture.towers[place.tower].layers - last
+        )
+        if tensor.requires_grad and place.part in recipe.train and late:
+            chosen.append(name)
+    if not chosen:
+        blocks = "" if last is None else f" in the last {last} blocks"
+        raise UsageError(
+            f"nothing would train: {architecture.name} has no {', '.join(recipe.train)} parameters{blocks}",
+            hint="widen `--train` or `--last-blocks`",
+        )
+    return tuple(sorted(chosen))
+
+
+def reset_head(family: Family, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a state dict whose classifier is zero: every class equally likely, as the CIFAR-100 recipe begins."""
+    return {n: t.new_zeros(t.shape) if locate(family, n).part == "head" else t for n, t in state.items()}

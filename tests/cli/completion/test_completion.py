@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hydractl.cli.app import COMMANDS, command_tree
+from hydractl.cli.completion import __main__ as completion
+from hydractl.cli.completion.__main__ import describe, main, scripts
+
+ROOT = Path(__file__).parents[3]
+BASH, ZSH, FISH = (ROOT / "completions" / name for name in ("hydractl.bash", "_hydractl", "hydractl.fish"))
+
+
+@pytest.mark.parametrize("name", ["hydractl.bash", "_hydractl", "hydractl.fish"])
+def test_the_scripts_are_in_date(name):
+    stored = (ROOT / "completions" / name).read_text(encoding="utf-8")
+
+    assert stored == scripts()[name], "run `python -m hydractl.cli.completion`"
+
+
+def test_writing_then_checking(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["--check"]) == 5
+    assert not completion.FOLDER.exists()
+    assert "completions/_hydractl" in capsys.readouterr().err
+    assert main([]) == 0
+    assert main(["--check"]) == 0
+    (completion.FOLDER / "hydractl.fish").write_text("old", encoding="utf-8")
+    assert main(["--check"]) == 5
+    assert "hydractl.fish" in capsys.readouterr().err
+
+
+def test_every_option_of_every_command_is_described():
+    described = {command.name: set(command.spellings) for command in describe()}
+
+    for name, command in command_tree().commands.items():
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert {*parameter.opts, *parameter.secondary_opts} <= described[name]
+
+
+@pytest.mark.parametrize("script", [BASH, ZSH, FISH], ids=["bash", "zsh", "fish"])
+def test_no_script_calls_the_program(script):
+    code = [
+        line for line in script.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
+    ]
+
+    assert not [line for line in code if "$(hydractl" in line or "`hydractl`" in line or "(hydractl" in line]
+
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 ))
+_hydractl
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a.st", "b.safetensors", "s.json", "n.txt", "with space.st", "weird*.st"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.st").touch()
+    return tmp_path
+
+
+def bash(folder: Path, *words: str) -> set[str]:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", COMPLETE, "bash", str(BASH), *words],
+        cwd=folder, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return set(done.stdout.splitlines()) - {""}
+
+
+CHECKPOINTS = {"a.st", "b.safetensors", "with space.st", "weird*.st", "sub"}
+EVERYTHING = CHECKPOINTS | {"s.json", "n.txt"}
+CASES = [
+    ([""], {*COMMANDS, "--version", "-h", "--help"}),
+    (["pru"], {"prune"}),
+    (["--v"], {"--version"}),
+    (["fuse", "--m"], {"--mlp"}),
+    (["fuse", "a.st", "--v"], {"--verify"}),
+    (["fuse", "--mlp", ""], {"merge", "keep"}),
+    (["fuse", "--mlp", "k"], {"keep"}),
+    (["fuse", "--mlp", "="], {"merge", "keep"}),
+    (["fuse", "--mlp", "=", "me"], {"merge"}),
+    (["fuse", ""], CHECKPOINTS),
+    (["fuse", "a.st", "b"], {"b.safetensors"}),
+    (["fuse", "sub/"], {"sub/c.st"}),
+    (["fuse", "w"], {"with space.st", "weird*.st"}),
+    (["prune", "a.st", "--scores", ""], {"s.json", "sub"}),
+    (["prune", "a.st", "-o", ""], EVERYTHING),
+    (["prune", "a.st", "--keep", ""], set()),
+    (["inspect", ""], CHECKPOINTS | {"s.json"}),
+    (["schema", ""], {"scores", "head-mask", "report"}),
+    (["schema", "h"], {"head-mask"}),
+    (["nothing", ""], set()),
+]
+
+
+@needs_bash
+@pytest.mark.parametrize(("words", "expected"), CASES, ids=[" ".join(words) for words, _ in CASES])
+def test_bash(folder, words, expected):
+    assert bash(folder, "hydractl", *words) == expected
+
+
+@needs_bash
+@pytest.mark.parametrize("name", COMMANDS)
+def test_bash_offers_every_option_after_its_command(folder, name):
+    described = next(command for command in describe() if command.name == name)
+
+    assert bash(folder, "hydractl", name, "-") == set(described.spellings)
+
+
+@needs_bash
+def test_bash_registers_the_function():
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f"source {BASH}; complete -p hydractl"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "complete -F _hydractl hydractl\n"
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
+def test_zsh_parses():
+    subprocess.run(["zsh", "-n", str(ZSH)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("hydractl pru", {"prune"}),
+        ("hydractl fuse --mlp ", {"merge", "keep"}),
+        ("hydractl fuse --ml", {"--mlp"}),
+        ("hydractl schema ", {"scores", "head-mask", "report"}),
+        ("hydractl prune a.st --keep ", set()),
+    ],
+)
+def test_fish(folder, line, expected):
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source {FISH}; complete -C '{line}'"],
+        cwd=folder, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert {found.split("\t")[0] for found in done.stdout.splitlines()} == expected

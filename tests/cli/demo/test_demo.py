@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+
+import pytest
+
+from hydractl.cli.app import command_tree
+from hydractl.cli.demo import command as demo
+from hydractl.data.dataset import Content, open_data
+
+TASKS = ("digits", "text")
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Keep the demo's command lines instead of running them."""
+    kept = []
+
+    def run(_main, arguments, *, loud):
+        kept.append((arguments, loud))
+        return 0
+
+    monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(demo, "conclude", lambda *_: None)
+    return kept
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path, task):
+    seen = call("demo", "--task", task, "-o", tmp_path / "demo")
+
+    assert seen.code == 0
+    tree = command_tree()
+    for arguments, _ in commands:
+        tree.make_context("hydractl", list(arguments))
+        command = tree.commands[arguments[0]]
+        command.make_context(arguments[0], list(arguments[1:]))
+    assert [a[0] for a, _ in commands].count("finetune") == 3 + 10
+    assert commands[-1][0][0] == "eval"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_data_reference_can_be_read(call, commands, tmp_path, task):
+    call("demo", "--task", task, "-o", tmp_path / "demo")
+
+    wants = Content.TEXTS if task == "text" else Content.IMAGES
+    plain = {b for line, _ in commands for a, b in pairwise(line) if a in {"--data", "--val", "--ood"}}
+    named = {
+        b.partition("=")[2] for line, _ in commands for a, b in pairwise(line) if a in {"--near", "--far"}
+    }
+    assert (len(plain), len(named)) == (4, 4)
+    assert all(len(open_data(ref, wants=wants)) >= 100 for ref in plain | named)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_a_command_reads_an_earlier_one_has_written(call, commands, tmp_path, task):
+    call("demo", "--task", task, "-o", tmp_path / "demo")
+
+    written = set(map(str, (tmp_path / "demo").iterdir()))
+    for arguments, _ in commands:
+        out = arguments[arguments.index("-o") + 1]
+        named = {
+            p
+            for a in arguments
+            for p in a.replace("=", ",").split(",")
+            if p.startswith(str(tmp_path)) and p != out
+        }
+        assert named <= written
+        written |= {out.replace("{i}", str(i)) for i in range(3)}
+
+
+def test_each_line_is_shown_before_it_runs(call, commands, tmp_path):
+    seen = call("demo", "-o", tmp_path / "demo", "--seed", 4)
+
+    shown = [line for line in seen.err.splitlines() if line.startswith("$ hydractl ")]
+    assert len(shown) == len(commands)
+    assert "--seed 4" in shown[0]
+    assert "--seed 6" in shown[2]
+
+
+def test_each_step_says_how_long_it_took(call, commands, tmp_path):
+    seen = call("demo", "-o", tmp_path / "demo")
+
+    assert sum(line.startswith("done in ") for line in seen.err.splitlines()) == len(commands)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_steps_show_their_progress_where_somebody_watches(call, commands, tmp_path, monkeypatch, watched):
+    monkeypatch.setattr(demo, "watched", lambda: watched)
+    call("demo", "-o", tmp_path / "demo")
+
+    assert all(("-q" in arguments) != watched for arguments, _ in commands[:-1])
+    assert "-q" not in commands[-1][0]
+
+
+@pytest.mark.parametrize(("option", "concluded"), [([], 1), (["--json"], 0), (["-q"], 0)])
+def test_the_table_is_read_out_to_a_person(call, commands, tmp_path, monkeypatch, option, concluded):
+    paths = []
+    monkeypatch.setattr(demo, "conclude", lambda steps, out: paths.append(out / steps.REPORT))
+    call("demo", "-o", tmp_path / "demo", *option)
+
+    assert paths == [tmp_path / "demo" / "report.json"] * concluded
+
+
+@pytest.mark.parametrize("task", demo.Task)
+def test_a_task_says_what_its_rows_are(task, tmp_path):
+    steps = demo.load(task)
+    parts = steps.plan(tmp_path, 0)
+    (last,) = parts[-1].commands
+    rows = {steps.SINGLE, *(a.split("=")[1] for a in last if a.startswith("--compare="))}
+
+    assert last[0] == "eval"
+    assert last[last.index("--name") + 1] == steps.SINGLE
+    assert {steps.ENSEMBLE, *steps.HYDRAS} < rows
+    assert last[-2:] == ("-o", str(tmp_path / steps.REPORT))
+
+
+def test_an_unknown_task_is_refused(call, commands, tmp_path):
+    seen = call("demo", "--task", "audio", "-o", tmp_path / "demo")
+
+    assert (seen.code, commands) == (2, [])
+    assert "zero-shot" in seen.err
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_another_seed_changes_seeds_alone(task, tmp_path):
+    steps = demo.load(demo.Task(task))
+    one, two = (
+        [a for part in steps.plan(tmp_path, seed) for command in part.commands for a in command]
+        for seed in (0, 5)
+    )
+    changed = [(one[i - 1], a, b) for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
+
+    assert changed
+    assert all(flag == "--seed" and int(b) == int(a) + 5 for flag, a, b in changed)
+
+
+def test_json_is_the_reports_alone(call, commands, tmp_path):
+    seen = call("demo", "-o", tmp_path / "demo", "--json")
+
+    assert (seen.out, seen.err) == ("", "")
+    assert commands[-1][0][-1] == "--json"
+    assert [loud for _, loud in commands] == [False] * (len(commands) - 1) + [True]
+
+
+def test_a_failing_command_ends_the_demo_with_its_code(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(demo, "run", lambda *_, **__: 3)
+
+    assert call("demo", "-o", tmp_path / "demo").code == 3
+
+
+def test_a_folder_in_use_is_refused(call, commands, tmp_path):
+    (tmp_path / "mine").write_text("x")
+
+    seen = call("demo", "-o", tmp_path)
+
+    assert (seen.code, commands) == (6, [])
+    assert "is not empty" in seen.err
+    assert call("demo", "-o", tmp_path, "--force").code == 0
+    assert all(a[-2:] == ["--force", "-q"] for a, _ in commands[:-1])
+
+
+def test_a_comma_in_the_folders_name_is_refused(call, commands, tmp_path):
+    seen = call("demo", "-o", tmp_path / "one,two")
+
+    assert (seen.code, commands) == (2, [])
+    assert "which a comma would break" in seen.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_made_is_refused(call, commands, tmp_path):
+    (tmp_path / "file").write_text("x")
+
+    seen = call("demo", "-o", tmp_path / "file" / "demo")
+
+    assert (seen.code, commands) == (3, [])
+
+
+def test_results_of_the_steps_go_to_stderr(capsys):
+    def main(_):
+        sys.stdout.write("a result\n")
+        return 0
+
+    demo.run(main, [], loud=False)
+    demo.run(main, [], loud=True)
+
+    assert capsys.readouterr() == ("a result\n", "a result\n")

@@ -1,0 +1,230 @@
+"""transformers' image classifiers as files: what the library saved, and what we did."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.families.opening import load_model, open_model
+from hydractl.families.probe import largest_difference
+from hydractl.families.registry import FAMILIES, family_for_config
+from support.builders import base
+from support.variants import VARIANTS
+
+NAMES = [f"transformers-{x}" for x in ("vit", "deit", "beit", "dinov2", "dinov2-registers", "vision-tower")]
+VISION = [v for v in VARIANTS if v.family in NAMES]
+LABELS = tuple(f"kind {i}" for i in range(7))
+every_variant = pytest.mark.parametrize("variant", VISION, ids=str)
+
+
+def named(name):
+    return next(v for v in VISION if str(v) == f"transformers-{name}")
+
+
+def saved(folder, variant, size=None, **options):
+    """Write a base as the library does, an image processor beside it; return the base and the library's model."""
+    sample = base(variant)
+    library = sample.library()
+    library.config.id2label = dict(enumerate(LABELS))
+    library.save_pretrained(folder, **options)
+    height, width = size or sample.header.preprocess.input_size[1:]
+    processor = {
+        "image_processor_type": "ViTImageProcessor", "size": {"height": height, "width": width},
+        "image_mean": [0.4], "image_std": [0.3], "resample": 3,
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return sample, library
+
+
+def config_edited(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@every_variant
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["whole", "sharded"])
+@torch.inference_mode()
+def test_a_folder_of_the_library_s_is_its_model(tmp_path, variant, options):
+    sample, library = saved(tmp_path, variant, **options)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert (len(shards) > 1) == bool(options)
+
+    opened = open_model(str(tmp_path))
+
+    header = opened.header
+    assert header.architecture == sample.header.architecture
+    assert header.labels == LABELS
+    assert (header.preprocess.mean, header.preprocess.crop_mode) == ((0.4,), "squash")
+    images = sample.inputs()
+    assert largest_difference(load_model(opened)(images), library(images)) <= 1e-5
+
+
+@every_variant
+@torch.inference_mode()
+def test_a_checkpoint_of_ours_is_the_same_model(tmp_path, variant):
+    sample = base(variant)
+    opened = open_model(str(sample.save(tmp_path / "base.st")))
+    model = load_model(opened)
+    assert all(torch.equal(t, sample.state[name]) for name, t in model.library_state().items())
+    assert largest_difference(model(sample.inputs()), sample.model()(sample.inputs())) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "name", ["vit-plain", "deit-plain", "beit-plain", "dinov2-swiglu", "dinov2-registers-plain"]
+)
+def test_names_on_disk_are_not_those_in_memory(tmp_path, name):
+    """The reason for `Family.adopt`: were this to change, it could go."""
+    sample, _ = saved(tmp_path, named(name))
+    assert load_file(tmp_path / "model.safetensors").keys() != sample.state.keys()
+
+
+@pytest.mark.parametrize("name", ["dinov2-plain", "dinov2-registers-plain", "beit-positions"])
+@torch.inference_mode()
+def test_images_of_another_size_than_the_model_was_made_for(tmp_path, name):
+    """As DINOv2 is published: made for 518 pixels, used with 224."""
+    _, library = saved(tmp_path, named(name), size=(12, 16))
+    opened = open_model(str(tmp_path))
+    assert opened.header.preprocess.input_size == (1, 12, 16)
+    images = torch.randn(2, 1, 12, 16)
+    assert largest_difference(load_model(opened)(images), library(images)) <= 1e-5
+
+
+def test_a_model_of_one_size_needs_images_of_that_size(tmp_path):
+    saved(tmp_path, named("vit-plain"), size=(12, 16))
+    with pytest.raises(UnsupportedModelError, match="makes images of 12x16 pixels, the model takes 8x8"):
+        open_model(str(tmp_path))
+
+
+@torch.inference_mode()
+def test_heads_may_be_of_a_width_of_their_own(tmp_path):
+    """As the library's own pruned models are: fewer heads than the width divides into."""
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16, image_size=8, patch_size=4,
+        num_channels=1, head_dim=8, num_labels=3,
+    )  # fmt: skip
+    library = transformers.ViTForImageClassification(config).eval()
+    library.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"size": 8, "image_mean": 0.5, "image_std": 0.5})
+    )
+    opened = open_model(str(tmp_path))
+    tower = opened.header.architecture.towers["vision"]
+    assert (tower.num_heads, tower.head_dim) == (3, 8)
+    images = torch.randn(2, 1, 8, 8)
+    assert largest_difference(load_model(opened)(images), library(images).logits) <= 1e-5
+
+
+def test_weights_beside_the_classifier_are_left_out(tmp_path):
+    """Published folders may hold a pooler that no classifier reads."""
+    saved(tmp_path, named("vit-plain"))
+    path = tmp_path / "model.safetensors"
+    extra = {f"vit.pooler.dense.{k}": torch.zeros(n) for k, n in (("weight", (32, 32)), ("bias", (32,)))}
+    save_file(load_file(path) | extra, path, metadata={"format": "pt"})
+    assert "vit.pooler.dense.weight" not in open_model(str(tmp_path)).checkpoint.specs
+
+
+@pytest.mark.parametrize(
+    ("model_type", "trained", "family"),
+    [
+        ("siglip", "SiglipModel", "transformers-siglip"),
+        ("siglip", "SiglipForImageClassification", "transformers-vision-tower"),
+        ("clip", "CLIPModel", "transformers-clip"),
+        ("clip", "CLIPForImageClassification", "transformers-vision-tower"),
+        ("deit", "DeiTForImageClassificationWithTeacher", "transformers-deit"),
+        ("deit", "DeiTModel", "transformers-deit"),
+    ],
+)
+def test_the_class_that_was_trained_tells_families_apart(model_type, trained, family):
+    config = {"model_type": model_type, "architectures": [trained]}
+    assert family_for_config(config, where="x").name == family
+
+
+@every_variant
+def test_what_nothing_reads_is_no_parameter(variant):
+    """Tokens for pre-training and poolers that are left out stay in the file, and out of training's reach."""
+    sample = base(variant)
+    model = sample.model()
+    trained = {id(p) for p in model.parameters()}
+    unread = {n for n, t in model.library_state().items() if id(t) not in trained}
+    assert all(n.endswith("mask_token") or ".head." in n or "post_layernorm" in n for n in unread)
+    assert {n for n in sample.state if n.endswith("mask_token")} <= unread
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "options", "reason"),
+    [
+        (
+            "beit",
+            "beit",
+            {"use_relative_position_bias": True},
+            "its relative position bias has a column of its own",
+        ),
+        (
+            "beit",
+            "beit",
+            {"use_shared_relative_position_bias": True},
+            "its relative position bias has a column",
+        ),
+        ("vit", "vit", {"image_size": 8}, "its patches of 16x16 pixels do not fit in its images of 8x8"),
+        ("vit", "vit", {"num_labels": 0}, "it has no classifier; give `num_labels`"),
+        ("vit", "vit", {"num_hidden_layers": 0}, "it has no layers"),
+        ("vit", "vit", {"num_channels": 4}, "images of 4 channels are not supported"),
+        ("vit", "vit", {"hidden_size": "wide"}, "transformers cannot configure `vit`"),
+        ("vit", "vit", {"num_attention_heads": 5}, "cannot have 5 heads"),
+        ("dinov2", "dinov2", {"image_size": [28, 56]}, "resizes position embeddings from a square only"),
+        (
+            "vision-tower",
+            "CLIPForImageClassification",
+            {"vision.patch_size": 300},
+            "patches of 300x300 pixels",
+        ),
+    ],
+)
+def test_what_cannot_be_covered_is_refused_with_the_reason(family, name, options, reason):
+    with pytest.raises(UnsupportedModelError) as caught:
+        FAMILIES[f"transformers-{family}"].describe(name, options)
+    assert reason in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_dinov3_is_refused_with_the_reason(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "dinov3_vit"}))
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match="the library has no classifier for it"):
+        open_model(str(tmp_path))
+
+
+def test_a_model_that_does_not_classify_is_refused(tmp_path):
+    saved(tmp_path, named("vit-plain"))
+    config_edited(tmp_path, architectures=["ViTModel"])
+    with pytest.raises(UnsupportedModelError, match="is a ViTModel, which does not classify"):
+        open_model(str(tmp_path))
+
+
+def test_a_folder_without_an_image_processor_is_refused(tmp_path):
+    saved(tmp_path, named("vit-plain"))
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match="does not say how its images are read"):
+        open_model(str(tmp_path))
+
+
+def test_a_folder_without_its_classifier_is_refused(tmp_path):
+    saved(tmp_path, named("dinov2-plain"))
+    path = tmp_path / "model.safetensors"
+    kept = {k: v for k, v in load_file(path).items() if not k.startswith("classifier")}
+    save_file(kept, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="lacks 2 tensors of Dinov2ForImageClassification"):
+        open_model(str(tmp_path))
+
+
+def test_a_folder_whose_weights_are_of_another_shape_is_refused(tmp_path):
+    saved(tmp_path, named("vit-plain"))
+    config_edited(tmp_path, intermediate_size=64)
+    with pytest.raises(CheckpointError) as caught:
+        open_model(str(tmp_path))
+    assert "fc" in str(caught.value)

@@ -1,0 +1,110 @@
+"""`--fail-if`: grammar, what can be asked, and what comes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydractl.errors import UsageError
+from hydractl.manifest import Row, Value
+from hydractl.metrics.needs import ALL
+from hydractl.stages.evaluate.condition import Condition
+
+SCOPES = ("birds", "noise", "near", "far", "all")
+ROW = Row(
+    name="m",
+    models=(),
+    members=3,
+    values={"ece": Value(value=0.02), "parameters": Value(value=1000.0), "disagreement": Value(value=0.1)},
+    ood={"birds": {"auroc": Value(value=0.8)}, "noise": {"auroc": Value(value=0.9)}},
+    means={"near": {"auroc": 0.8}, "far": {"auroc": 0.9}, "all": {"auroc": 0.85}},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "scope", "comparison", "bound"),
+    [
+        ("ece>0.02", "ece", None, ">", 0.02),
+        (" ece >= 2e-2 ", "ece", None, ">=", 0.02),
+        ("auroc[near]<0.9", "auroc", "near", "<", 0.9),
+        ("fpr95[ Tiny ImageNet ] <= 1", "fpr95", "Tiny ImageNet", "<=", 1.0),
+        ("parameters>1e9", "parameters", None, ">", 1e9),
+    ],
+)
+def test_what_a_condition_says(text, metric, scope, comparison, bound):
+    found = Condition.parse(text)
+
+    assert found == Condition(metric=metric, scope=scope, comparison=comparison, bound=bound)
+    assert Condition.parse(str(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected METRIC"),
+        ("ece", "expected METRIC"),
+        ("ece=0.2", "expected METRIC"),
+        ("ece==0.2", "expected METRIC"),
+        ("ece>", "expected METRIC"),
+        ("ece>much", "`much` is not a number"),
+        ("ece>>0.1", "`>0.1` is not a number"),
+        ("auroc[near<0.9", "expected METRIC"),
+        ("0.1<ece<0.2", "unknown metric `0`|expected METRIC|is not a number"),
+        ("eec>0.1", "unknown metric `eec`"),
+        ("accuracy<95", "lies between 0 and 1"),
+        ("nll>nan", "can never change"),
+        ("nll>inf", "can never change"),
+        ("ece>-0.1", "lies between 0 and 1"),
+    ],
+)
+def test_malformed_conditions_are_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        Condition.parse(text)
+
+
+def test_a_percentage_is_explained():
+    with pytest.raises(UsageError) as caught:
+        Condition.parse("accuracy<95")
+
+    assert caught.value.hint == "95 % is written 0.95"
+
+
+@pytest.mark.parametrize(
+    ("text", "metrics", "scopes", "message"),
+    [
+        ("ece>0.1", ("accuracy",), (), "ece is not among the chosen metrics"),
+        ("auroc[near]<0.1", ("ece",), (), "needs an OOD data set"),
+        ("latency_ms>3", ("ece",), SCOPES, "is not measured"),
+        ("auroc<0.1", ALL, SCOPES, "auroc on which OOD data"),
+        ("ece[near]<0.1", ALL, SCOPES, "ece is not measured on OOD data"),
+        ("auroc[bird]<0.1", ALL, SCOPES, "no OOD data set or group `bird`"),
+        ("disagreement[near]<0.1", ALL, (), "no OOD data set or group `near`"),
+    ],
+)
+def test_conditions_on_what_is_not_measured_are_refused(text, metrics, scopes, message):
+    with pytest.raises(UsageError, match=message):
+        Condition.parse(text).check_measured(metrics, scopes)
+
+
+@pytest.mark.parametrize(
+    ("text", "failed", "found"),
+    [
+        ("ece>0.02", False, 0.02),
+        ("ece>=0.02", True, 0.02),
+        ("ece<0.02", False, 0.02),
+        ("ece<=0.02", True, 0.02),
+        ("ece>0.0199", True, 0.02),
+        ("auroc[birds]<0.85", True, 0.8),
+        ("auroc[near]<0.85", True, 0.8),
+        ("auroc[far]<0.85", False, 0.9),
+        ("auroc[all]<0.85", False, 0.85),
+        ("disagreement>0.05", True, 0.1),
+        ("parameters>999", True, 1000.0),
+    ],
+)
+def test_what_comes_of_a_condition(text, failed, found):
+    condition = Condition.parse(text)
+    condition.check_measured(ALL, SCOPES)
+
+    check = condition.check(ROW)
+
+    assert (check.condition, check.failed, check.found) == (text, failed, found)

@@ -1,0 +1,119 @@
+"""Predictions: the log-softmax of the model's logits, decoded once, kept in a canonical file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hydractl.checkpoint import write_tensors
+from hydractl.data.dataset import open_data
+from hydractl.data.images import Subset
+from hydractl.data.preprocess import eval_transform
+from hydractl.errors import CheckpointError, InputError
+from hydractl.stages.evaluate.predictions import Inputs, SavedPredictions, predict
+from support.builders import base
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_data("digits::classes=0-6,limit=23")
+
+
+class Counting(Subset):
+    """A set that counts how often an image is decoded."""
+
+    __slots__ = ()
+    seen: list[int] = []  # noqa: RUF012 - emptied by each test
+
+    def image(self, index):
+        self.seen.append(index)
+        return super().image(index)
+
+
+def counting(dataset):
+    Counting.seen.clear()
+    everything = tuple(range(len(dataset)))
+    return Counting(
+        base=dataset,
+        indices=everything,
+        class_names=dataset.class_names,
+        labels=dataset.labels,
+        name=dataset.name,
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
+def test_predictions_are_the_log_softmax_of_the_logits(digits, batch_size):
+    sample = base()
+    model, preprocess = sample.model(), sample.header.preprocess
+    images = torch.stack([eval_transform(preprocess)(digits.image(i)) for i in range(len(digits))])
+
+    found = predict(model, Inputs(digits, batch_size=batch_size), preprocess, name="m")
+
+    assert (found.shape, found.dtype) == ((1, 23, 7), torch.float32)
+    with torch.inference_mode():
+        torch.testing.assert_close(found[0], model(images).log_softmax(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_half_precision_model_predicts_in_its_own_dtype(digits):
+    model = base().cast(torch.bfloat16).model(torch.bfloat16)
+
+    found = predict(model, Inputs(digits, batch_size=8), base().header.preprocess, name="m")
+
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(1, 23))
+
+
+@pytest.mark.parametrize(("limit_bytes", "times"), [(2**20, 1), (0, 2)])
+def test_images_are_decoded_once_if_they_fit(digits, limit_bytes, times):
+    inputs = Inputs(counting(digits), batch_size=8, limit_bytes=limit_bytes)
+    for seed in (0, 1):
+        predict(base(seed=seed).model(), inputs, base().header.preprocess, name="m")
+
+    assert Counting.seen.count(22) == times
+
+
+def test_models_that_preprocess_otherwise_get_their_own_inputs(digits):
+    inputs = Inputs(digits, batch_size=8)
+    plain = base().header.preprocess
+    bright = plain.model_copy(update={"mean": (0.0,), "std": (0.5,)})
+    model = base().model()
+
+    first, other, again = (predict(model, inputs, p, name="m") for p in (plain, bright, plain))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_logits_that_are_not_finite_are_refused(digits):
+    sample = base()
+    broken = replace(sample, state=sample.state | {"head.bias": torch.full((7,), torch.inf)})
+    model = broken.model()
+
+    with pytest.raises(InputError, match="mine: gives logits that are not finite on `it`"):
+        predict(model, Inputs(digits, batch_size=8, name="it"), sample.header.preprocess, name="mine")
+
+
+def test_a_saved_file_reads_back(tmp_path):
+    saved = SavedPredictions(
+        log_probs={"Deep ensemble x3": {"id": torch.randn(3, 5, 2), "Tiny ImageNet": torch.randn(3, 4, 2)}},
+        labels={"id": torch.tensor([0, 1, 1, 0, 1])},
+    )
+    with (tmp_path / "p.st").open("wb") as file:
+        saved.write(file)
+
+    found = SavedPredictions.load(tmp_path / "p.st")
+
+    assert torch.equal(found.labels["id"], saved.labels["id"])
+    for name, tensor in saved.log_probs["Deep ensemble x3"].items():
+        assert torch.equal(found.log_probs["Deep ensemble x3"][name], tensor)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    with (tmp_path / "w.st").open("wb") as file:
+        write_tensors(file, {"head.weight": torch.zeros(2)}, header=None)
+
+    with pytest.raises(CheckpointError, match=r"w.st: tensor `head.weight` is no prediction"):
+        SavedPredictions.load(tmp_path / "w.st")

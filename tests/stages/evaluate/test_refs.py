@@ -1,0 +1,110 @@
+"""`NAME=DATA` and `NAME=MODEL[,MODEL...]`."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydractl.errors import UsageError
+from hydractl.metrics.needs import ALL, LATENCIES, RANKING, TEMPERATURE, choose_metrics
+from hydractl.stages.evaluate.refs import NamedData, NamedModels, model_name
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "ref"),
+    [
+        ("birds=data/birds", "birds", "data/birds"),
+        ("data/birds", "birds", "data/birds"),
+        ("digits::classes=7-8", "digits", "digits::classes=7-8"),
+        ("eights=digits::classes=8", "eights", "digits::classes=8"),
+        ("noise", "noise", "noise"),
+        ("Tiny ImageNet=hf:org/tiny", "Tiny ImageNet", "hf:org/tiny"),
+        ("hf:org/tiny@main::split=test", "tiny", "hf:org/tiny@main::split=test"),
+        ("lists/a.b.jsonl::image=x", "a.b", "lists/a.b.jsonl::image=x"),
+        ("dir/a=b", "a=b", None),
+    ],
+)
+def test_what_names_data(text, name, ref):
+    if ref is None:
+        with pytest.raises(UsageError, match="cannot be a name"):
+            NamedData.parse(text)
+        return
+    found = NamedData.parse(text)
+
+    assert (found.name, str(found.ref)) == (name, ref)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "models"),
+    [
+        ("a.st", "a", ("a.st",)),
+        ("runs/a.b.safetensors", "a.b", ("runs/a.b.safetensors",)),
+        ("Deep ensemble=a.st,b.st", "Deep ensemble", ("a.st", "b.st")),
+        ("org/name", "name", ("org/name",)),
+        ("x=-", "x", ("-",)),
+        ("-", "stdin", ("-",)),
+        ("arch:vit::a=1,b=2,c.st", "vit", ("arch:vit::a=1,b=2", "c.st")),
+        ("two=arch:vit::a=1,b=2,arch:deit::a=1", "two", ("arch:vit::a=1,b=2", "arch:deit::a=1")),
+    ],
+)
+def test_what_names_models(text, name, models):
+    found = NamedModels.parse(text)
+
+    assert (found.name, found.models) == (name, models)
+
+
+@pytest.mark.parametrize("text", ["=a.st", " x=a.st", "x =a.st", "a[b]=a.st", "x=", "x=a.st,,b.st", ""])
+def test_malformed_rows_are_refused(text):
+    with pytest.raises(UsageError, match=r"cannot be a name|empty model reference"):
+        NamedModels.parse(text)
+
+
+@pytest.mark.parametrize("name", ["id", "near", "far", "all"])
+def test_names_that_mean_something_are_refused(name):
+    with pytest.raises(UsageError, match=f"cannot be called `{name}`"):
+        NamedData.parse(f"{name}=noise")
+
+
+def test_a_folder_at_the_end_of_a_path_names_the_model():
+    assert model_name("models/base/") == "base"
+
+
+@pytest.mark.parametrize("ood", [True, False])
+@pytest.mark.parametrize("latency", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_everything_measurable_is_measured(ood, latency, scaled):
+    found = choose_metrics(None, ood=ood, latency=latency, scaled=scaled)
+
+    missing = {
+        *(() if ood else RANKING),
+        *(() if latency else LATENCIES),
+        *(() if scaled else (TEMPERATURE,)),
+    }
+    assert set(ALL) - set(found) == missing
+
+
+@pytest.mark.parametrize("wanted", [("ece",), ("temperature",), ("temperature", "ece")])
+def test_a_temperature_is_always_told(wanted):
+    found = choose_metrics(wanted, ood=False, latency=False, scaled=True)
+
+    assert set(found) == {*wanted, TEMPERATURE}
+
+
+def test_chosen_metrics_come_in_the_order_of_reports():
+    assert choose_metrics(("macs", "ece", "accuracy"), ood=False, latency=False) == (
+        "accuracy",
+        "ece",
+        "macs",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ec", "unknown metric `ec`"),
+        ("auroc", "without an OOD data set"),
+        ("latency_ms", "with `--no-latency`"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(name, message):
+    with pytest.raises(UsageError, match=message):
+        choose_metrics((name,), ood=False, latency=False)

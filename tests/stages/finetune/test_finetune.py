@@ -1,0 +1,512 @@
+"""finetune: the same bytes whatever interrupts it, and nothing changes that should not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import hydractl
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.dataset import open_data
+from hydractl.data.preprocess import eval_transform
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckFailed, CheckpointError, DataError, OutputError, OutputExists, UsageError
+from hydractl.families.base import locate
+from hydractl.families.opening import load_model, open_model
+from hydractl.manifest import Kind
+from hydractl.stages.finetune import run as stage
+from hydractl.stages.finetune.run import FinetuneConfig, run_finetune
+from hydractl.training.recipes.recipe import PARTS, Recipe
+from support.builders import base
+from support.variants import TIMM_VIT, TINY, Variant
+
+ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
+TRAIN = "digits::split=train,classes=0-6,limit=60"
+VAL = "digits::split=val,classes=0-6,limit=40"
+RECIPE = Recipe(lr=(1e-3,), epochs=3, batch_size=16, augment=("shift",), dropout=0.1)
+ROOT = Path(hydractl.__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+# keys' biases cancel in the softmax, so their gradients are rounding errors, which AdamW would scale up
+SGD = replace(RECIPE, optimizer="sgd", lr=(0.05,), weight_decay=0.0)
+
+
+def config(out, model=ARCH, **changes):
+    given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
+    return FinetuneConfig(model=str(model), out=out, **(given | changes))
+
+
+def tuned(out, model=ARCH, **changes):
+    run_finetune(config(out, model, **changes))
+    return out
+
+
+def tensors(path):
+    return Checkpoint.open(path).tensors()
+
+
+def header(path):
+    found = Checkpoint.open(path).header
+    assert found is not None
+    return found
+
+
+class Cut:
+    """A `Progress` that interrupts after so many messages."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def step(self, _message):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    def warn(self, message):
+        pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def member(tmp_path):
+    """A member of which one layer has no head and q/k norms that nothing reads."""
+    variant = Variant("timm-vit", "qk-norm", TIMM_VIT["qk-norm"][0], TINY | {"qk_norm": True})
+    return base(variant).pruned((0, 1), (), (2,)).save(tmp_path / "member.st")
+
+
+# laws
+
+
+def test_same_seed_same_bytes(tmp_path):
+    first, second = (tuned(tmp_path / name).read_bytes() for name in ("a.st", "b.st"))
+
+    assert first == second
+
+
+def test_another_seed_is_another_model(tmp_path):
+    first, second = (tensors(tuned(tmp_path / f"{seed}.st", seed=seed)) for seed in (0, 1))
+
+    assert all(not torch.equal(first[n], second[n]) for n in first if n.endswith("weight"))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_frozen_is_bit_identical(tmp_path, member, part):
+    found = tensors(
+        tuned(tmp_path / "out.st", member, recipe=replace(RECIPE, train=(part,), weight_decay=0.1))
+    )
+
+    family = open_model(str(member)).family
+    before = tensors(member)
+    for name, tensor in before.items():
+        if locate(family, name).part != part:
+            assert torch.equal(found[name], tensor), name
+    assert any(not torch.equal(found[n], t) for n, t in before.items())
+
+
+def test_last_blocks_leave_the_first_alone(tmp_path, member):
+    found, before = (
+        tensors(tuned(tmp_path / "out.st", member, recipe=replace(RECIPE, last_blocks=1))),
+        tensors(member),
+    )
+
+    changed = {n for n in before if not torch.equal(found[n], before[n])}
+    assert {n.split(".")[1] for n in changed if n.startswith("blocks.")} == {"2"}
+    assert "head.weight" in changed
+    assert not changed & {"pos_embed", "cls_token", "patch_embed.proj.weight"}
+
+
+@pytest.mark.parametrize("recipe", [
+    RECIPE,
+    replace(RECIPE, optimizer="sgd", lr=(0.01,), keep_best=True),
+    replace(RECIPE, lr=(1e-3, 3e-3), epochs=2, keep_best=True),
+    replace(RECIPE, augment=("rrc", "randaugment"), epochs=None, steps=7, eval_every=2, early_stop=9),
+], ids=["adamw", "sgd-best", "grid", "images"])  # fmt: skip
+def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
+    whole = tuned(tmp_path / "whole.st", recipe=recipe).read_bytes()
+    out = tmp_path / "out.st"
+    cuts = 0
+    while not out.exists():
+        cuts += 1
+        assert cuts < 20
+        try:
+            # each time, one message further than the last: the first is spoken before training, one when going on
+            run_finetune(config(out, recipe=recipe, save_every=1), Cut(2 if cuts == 1 else 3))
+        except KeyboardInterrupt:
+            assert (tmp_path / "out.st.state").is_dir()
+
+    assert cuts > 1
+    assert out.read_bytes() == whole
+    assert not (tmp_path / "out.st.state").exists()
+
+
+def test_how_often_the_state_is_saved_changes_nothing(tmp_path):
+    first, second = (tuned(tmp_path / f"{n}.st", save_every=n).read_bytes() for n in (1, 5))
+
+    assert first == second
+
+
+def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path):
+    whole = tuned(tmp_path / "whole.st").read_bytes()
+    out, state = tmp_path / "out.st", tmp_path / "out.st.state" / "state.json"
+    argv = [sys.executable, "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
+            "--epochs", "3", "--batch-size", "16", "--augment", "shift", "--dropout", "0.1", "--device", "cpu",
+            "--save-every", "1", "-o", str(out)]  # fmt: skip
+    process = subprocess.Popen(argv, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not state.exists():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+
+    assert process.wait() == -signal.SIGKILL
+    assert not out.exists()
+    report = run_finetune(config(out))
+    assert 0 < report.resumed_from < 12
+    assert out.read_bytes() == whole
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.st", "whole.st"]
+
+
+def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path):
+    recipe = replace(RECIPE, epochs=40)
+    whole = tuned(tmp_path / "whole.st", recipe=recipe).read_bytes()
+    out = tmp_path / "out.st"
+    argv = [sys.executable, "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
+            "--epochs", "40", "--batch-size", "16", "--augment", "shift", "--dropout", "0.1", "--device", "cpu",
+            "-o", str(out)]  # fmt: skip
+    with subprocess.Popen(
+        argv, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - no threads here
+    ) as process:  # fmt: skip
+        while "(epoch 1)" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read().endswith(
+            f"interrupted; what was done is kept in {out}.state; the same command goes on from there\n"
+        )
+
+    assert process.returncode == 130
+    assert (tmp_path / "out.st.state" / "state.json").is_file()
+    report = run_finetune(config(out, recipe=recipe))
+    assert 4 <= report.resumed_from < 160
+    assert out.read_bytes() == whole
+
+
+def test_two_processes_do_what_one_does(tmp_path, member):
+    out = tmp_path / "two.st"
+    recipe = replace(SGD, steps=6, epochs=None, batch_size=15, clip=1.0, accumulate=2)
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydractl",
+            "finetune", str(member), "--data", TRAIN, "--val", VAL, "--optimizer", "sgd",
+            "--lr", "0.05", "--steps", "6", "--batch-size", "15",
+            "--augment", "shift", "--dropout", "0.1", "--clip", "1.0", "--accumulate", "2", "--device", "cpu",
+            "-q", "-o", str(out)]  # fmt: skip
+    done = subprocess.run(argv, env=ENVIRONMENT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{out}\n"
+
+    one, two = tuned(tmp_path / "one.st", member, recipe=recipe), out
+    before = tensors(member)
+    for name, tensor in tensors(one).items():
+        assert torch.allclose(tensors(two)[name], tensor, atol=1e-5), name
+    assert max((tensors(one)[n] - t).abs().max() for n, t in before.items() if t.numel()) > 1e-3
+    steps = header(one).made_by, header(two).made_by
+    assert steps[0].options == steps[1].options
+    assert steps[0].results["validation_accuracy"] == steps[1].results["validation_accuracy"]
+    assert steps[0].results["validation_nll"] == pytest.approx(steps[1].results["validation_nll"], abs=1e-5)
+
+
+def test_pieces_change_nothing(tmp_path):
+    one, three = (tensors(tuned(tmp_path / f"{n}.st", recipe=replace(SGD, accumulate=n))) for n in (1, 3))
+
+    assert all(torch.allclose(one[n], three[n], atol=1e-5) for n in one)
+
+
+def test_reported_metrics_are_those_of_the_file(tmp_path):
+    for dtype in (torch.float32, torch.bfloat16):
+        model = base().cast(dtype).save(tmp_path / "model.st")
+        report = run_finetune(config(tmp_path / "out.st", model, force=True))
+
+        opened = open_model(str(tmp_path / "out.st"))
+        images = open_data(VAL)
+        inputs = torch.stack([eval_transform(opened.header.preprocess)(images.image(i)) for i in range(40)])
+        with torch.inference_mode():
+            log_probs = load_model(opened, dtype=torch.float32)(inputs).log_softmax(1)
+        labels = torch.tensor(images.labels)
+        assert report.accuracy == pytest.approx(
+            (log_probs.argmax(1) == labels).float().mean().item(), abs=1e-6
+        )
+        assert report.nll == pytest.approx(-log_probs.gather(1, labels[:, None]).mean().item(), abs=1e-5)
+        assert header(tmp_path / "out.st").made_by.results["validation_nll"] == report.nll
+
+
+def test_training_lowers_the_loss(tmp_path):
+    recipe = Recipe(lr=(3e-3,), epochs=25, batch_size=16)
+    report = run_finetune(config(tmp_path / "out.st", recipe=recipe))
+
+    assert report.nll < 1.2
+    assert report.accuracy > 0.6
+
+
+# what is written
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtypes_stay(tmp_path, dtype):
+    model = base().cast(dtype).save(tmp_path / "model.st")
+    out = tuned(tmp_path / "out.st", model)
+
+    assert Checkpoint.open(out).specs == Checkpoint.open(model).specs
+    assert not torch.equal(tensors(out)["head.weight"], tensors(model)["head.weight"])
+
+
+def test_a_member_stays_that_member(tmp_path, member):
+    out = tuned(tmp_path / "out.st", member)
+
+    before, after = header(member), header(out)
+    assert (after.kind, after.masks, after.base) == (Kind.MEMBER, before.masks, before.base)
+    assert after.made_by.command == "finetune"
+    assert after.made_by.inputs[0].sha256 == Checkpoint.open(member).digest
+
+
+def test_a_base_names_what_it_came_from(tmp_path):
+    model = base().save(tmp_path / "model.st")
+    first = tuned(tmp_path / "first.st", model)
+    second = tuned(tmp_path / "second.st", first)
+
+    assert header(first).base == header(second).base == Checkpoint.open(model).digest
+    assert header(tuned(tmp_path / "fresh.st")).base is None
+
+
+def test_class_names_come_from_the_data(tmp_path):
+    assert header(tuned(tmp_path / "out.st")).labels == tuple("0123456")
+
+
+def test_class_names_of_the_model_stay(tmp_path):
+    sample = base()
+    named = replace(sample, header=sample.header.model_copy(update={"labels": tuple("6543210")}))
+    out = tuned(tmp_path / "out.st", named.save(tmp_path / "model.st"))
+
+    assert header(out).labels == tuple("6543210")
+
+
+def test_lineage_has_options_inputs_and_results(tmp_path):
+    step = header(tuned(tmp_path / "out.st", recipe=replace(RECIPE, lr=(1e-5, 1e-2)))).made_by
+
+    assert step.options["lr"] == (1e-5, 1e-2)
+    assert step.options["augment"] == ("shift",)
+    assert step.seed == 0
+    assert [i.name for i in step.inputs[1:]] == [str(DataRef.parse(TRAIN)), str(DataRef.parse(VAL))]
+    assert step.results["lr"] == 1e-2
+    assert step.results["steps"] == 12
+    assert step.results["validation_count"] == 40
+    assert str(tmp_path) not in step.model_dump_json()
+
+
+def test_a_reset_head_starts_at_zero(tmp_path):
+    recipe = replace(RECIPE, reset_head=True, steps=1, epochs=None, warmup=0, lr=(1e-9,), weight_decay=0.0)
+    found = tensors(tuned(tmp_path / "out.st", base().save(tmp_path / "model.st"), recipe=recipe))
+
+    assert found["head.weight"].abs().max() < 1e-8
+
+
+def test_counts_of_parameters_add_up(tmp_path, member):
+    report = run_finetune(config(tmp_path / "out.st", member, recipe=replace(RECIPE, train=("head",))))
+
+    held = tensors(member)
+    assert report.trained_parameters == held["head.weight"].numel() + held["head.bias"].numel()
+    assert report.trained_parameters + report.frozen_parameters == sum(t.numel() for t in held.values())
+
+
+@pytest.mark.parametrize("variant", ["map-pool", "distilled", "swiglu", "layer-scale"])
+def test_other_architectures_train(tmp_path, variant):
+    name, options = TIMM_VIT[variant]
+    model = base(Variant("timm-vit", variant, name, TINY | options)).save(tmp_path / "model.st")
+    out = tuned(tmp_path / "out.st", model, recipe=replace(RECIPE, steps=2, epochs=None, warmup=0))
+
+    before, after = tensors(model), tensors(out)
+    still = {n for n in before if before[n].is_floating_point() and torch.equal(before[n], after[n])}
+    assert not still
+
+
+# the state of another run
+
+
+def cut(out, **changes):
+    with pytest.raises(KeyboardInterrupt):
+        run_finetune(config(out, save_every=1, **changes), Cut(2))
+
+
+@pytest.mark.parametrize("changes", [
+    {"seed": 1},
+    {"recipe": replace(RECIPE, lr=(2e-3,))},
+    {"data": DataRef.parse(TRAIN.replace("60", "59"))},
+    {"val": DataRef.parse(VAL.replace("40", "39"))},
+])  # fmt: skip
+def test_a_state_of_another_run_is_refused(tmp_path, changes):
+    out = tmp_path / "out.st"
+    cut(out)
+
+    with pytest.raises(UsageError, match="other options") as caught:
+        run_finetune(config(out, **changes))
+
+    assert "--force" in caught.value.hint
+    forced = tuned(out, force=True, **changes).read_bytes()
+    assert forced == tuned(tmp_path / "fresh.st", **changes).read_bytes()
+    assert not config(out).state.exists()
+
+
+def test_going_on_is_reported(tmp_path):
+    out = tmp_path / "out.st"
+    cut(out)
+
+    assert run_finetune(config(out)).resumed_from == 8
+    assert run_finetune(config(out, force=True)).resumed_from is None
+
+
+# errors
+
+
+def unlabelled(tmp_path):
+    return config(tmp_path / "out.st", data=DataRef.parse("noise::limit=5"))
+
+
+def fewer_classes(tmp_path):
+    return config(tmp_path / "out.st", data=DataRef.parse("digits::split=train"))
+
+
+def unlabelled_folder(tmp_path):
+    folder = tmp_path.parent / f"{tmp_path.name}-data" / "c0"
+    folder.mkdir(parents=True)
+    open_data(TRAIN).image(0).save(folder / "0.png")
+    return config(tmp_path / "out.st", data=DataRef.parse(str(folder)))
+
+
+def not_an_image(tmp_path):
+    reference = unlabelled_folder(tmp_path).data
+    (Path(reference.source) / "1.png").write_text("x")
+    return config(tmp_path / "out.st", data=DataRef.parse(str(Path(reference.source).parent)))
+
+
+def saves_of_a_stream(tmp_path):
+    return config(Path("-"), save_every=1)
+
+
+def an_architecture_twice(tmp_path):
+    return config(tmp_path / "out.st", arch="vit_tiny_patch16_224")
+
+
+def no_data(tmp_path):
+    return config(tmp_path / "out.st", val=DataRef.parse(str(tmp_path / "nowhere")))
+
+
+def too_many_blocks(tmp_path):
+    return config(tmp_path / "out.st", recipe=replace(RECIPE, last_blocks=3))
+
+
+def nothing_trains(tmp_path):
+    return config(tmp_path / "out.st", recipe=replace(RECIPE, train=("mlp",), last_blocks=0))
+
+
+def unknown_augmentation(tmp_path):
+    return config(tmp_path / "out.st", recipe=replace(RECIPE, augment=("blur",)))
+
+
+def no_folder(tmp_path):
+    return config(tmp_path / "nowhere" / "out.st")
+
+
+def no_model(tmp_path):
+    return config(tmp_path / "out.st", tmp_path / "gone.st")
+
+
+def only_warmup(tmp_path):
+    return config(tmp_path / "out.st", recipe=replace(RECIPE, warmup=500))
+
+
+def divergent(tmp_path):
+    return config(tmp_path / "out.st", recipe=replace(RECIPE, lr=(1e18,), optimizer="sgd"), save_every=1)
+
+
+@pytest.mark.parametrize(("make", "error", "said"), [
+    (unlabelled, DataError, "has no labels"),
+    (fewer_classes, DataError, "10 classes and the model 7"),
+    (unlabelled_folder, DataError, "c0: has no labels, which `--data` needs"),
+    (not_an_image, DataError, r"c0/1\.png: is not an image"),
+    (saves_of_a_stream, UsageError, "`--save-every` has no effect with `-o -`"),
+    (an_architecture_twice, UsageError, "`--arch` has no effect with `arch:"),
+    (no_data, DataError, "nowhere"),
+    (too_many_blocks, UsageError, "has 2 blocks"),
+    (nothing_trains, UsageError, "nothing would train"),
+    (unknown_augmentation, UsageError, "unknown augmentation `blur`"),
+    (no_folder, OutputError, "does not exist"),
+    (no_model, CheckpointError, "gone.st"),
+    (only_warmup, UsageError, "leaves nothing"),
+    (divergent, CheckFailed, "diverged"),
+])  # fmt: skip
+def test_bad_input_is_answered_and_leaves_nothing(tmp_path, make, error, said):
+    with pytest.raises(error, match=said):
+        run_finetune(make(tmp_path))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fresh_model_of_another_number_of_classes_says_what_to_type(tmp_path):
+    with pytest.raises(DataError) as caught:
+        run_finetune(config(tmp_path / "out.st", data=DataRef.parse("digits")))
+
+    assert "`num_classes=10`" in caught.value.hint
+    assert "`::classes=`" in caught.value.hint
+
+
+def test_a_hydra_is_refused(tmp_path, hydra_file):
+    with pytest.raises(CheckpointError, match="is a hydra"):
+        run_finetune(config(tmp_path / "out.st", hydra_file))
+
+
+@pytest.fixture
+def hydra_file(tmp_path):
+    from hydractl.stages.fuse.run import FuseConfig, run_fuse
+
+    for i, keep in enumerate((((0,), (1,), (2,)), ((1,), (2,), (3,)))):
+        base().pruned(*keep).save(tmp_path / f"{i}.st")
+    run_fuse(FuseConfig(models=(str(tmp_path / "0.st"), str(tmp_path / "1.st")), out=tmp_path / "hydra.st"))
+    return tmp_path / "hydra.st"
+
+
+def test_outputs_are_not_replaced_unasked(tmp_path):
+    model = base().save(tmp_path / "model.st")
+    out = tmp_path / "out.st"
+    out.write_text("mine")
+
+    with pytest.raises(OutputExists, match="already exists"):
+        run_finetune(config(out, model))
+    with pytest.raises(OutputExists, match="is an input"):
+        run_finetune(config(model, model, force=True))
+    assert out.read_text() == "mine"
+
+
+def test_weights_that_do_not_fit_their_dtype_are_not_written(tmp_path, monkeypatch):
+    sample = base().cast(torch.float16)
+    model = sample.save(tmp_path / "model.st")
+    real = stage.train
+
+    def huge(*args, **options):
+        trained = real(*args, **options)
+        return replace(trained, weights={n: w + 1e6 for n, w in trained.weights.items()})
+
+    monkeypatch.setattr(stage, "train", huge)
+
+    with pytest.raises(CheckFailed, match="is not finite as F16"):
+        run_finetune(config(tmp_path / "out.st", model))
+    assert [p.name for p in tmp_path.iterdir()] == ["model.st"]

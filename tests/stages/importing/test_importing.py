@@ -1,0 +1,581 @@
+"""import: what training scripts save becomes a base with the same outputs, or is refused with nothing run and nothing left."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.errors import CheckpointError, HydraError, OutputExists, UnsupportedModelError, UsageError
+from hydractl.families.opening import load_model, open_model
+from hydractl.manifest import Kind
+from hydractl.progress import Silent
+from hydractl.runtime import digest_file
+from hydractl.stages.importing.run import ImportConfig, run_import
+
+OPTIONS = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 32, "depth": 2, "num_heads": 4}
+NAME = "vit_tiny_patch16_224"
+ARCH = f"{NAME}::{','.join(f'{k}={v}' for k, v in OPTIONS.items())}"
+BERT = "bert::hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=48,vocab_size=61"
+
+
+class Heard(Silent):
+    def __init__(self):
+        self.warnings = []
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+
+@pytest.fixture(scope="module")
+def library():
+    torch.manual_seed(0)
+    return timm.create_model(NAME, num_classes=7, **OPTIONS).eval()
+
+
+@pytest.fixture
+def state(library):
+    return dict(library.state_dict())
+
+
+def bring(source, out, *, heard=None, arch=ARCH, num_classes=7, **changes):
+    config = ImportConfig(source=str(source), arch=arch, out=out, num_classes=num_classes, **changes)
+    return run_import(config, heard or Silent())
+
+
+def saved(folder, value, name="w.pth"):
+    torch.save(value, folder / name)
+    return folder / name
+
+
+def under(prefix, state):
+    return {prefix + k: v for k, v in state.items()}
+
+
+def shifted(state):
+    return {k: v + 1 for k, v in state.items()}
+
+
+def check_equal(path, state):
+    found = Checkpoint.open(path).tensors()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[k], v) for k, v in state.items())
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_the_base_answers_exactly_as_the_library(tmp_path, library, state):
+    path = saved(tmp_path, state)
+
+    report = bring(path, tmp_path / "base.st", labels="a,b,c,d,e,f,g")
+
+    opened = open_model(str(tmp_path / "base.st"))
+    images = torch.randn(3, 1, 8, 8)
+    again = timm.create_model(NAME, num_classes=7, **OPTIONS).eval()
+    again.load_state_dict(state)
+    assert torch.allclose(load_model(opened).member_logits(images)[0], again(images), atol=1e-6)
+    check_equal(tmp_path / "base.st", again.state_dict())
+    assert (opened.header.kind, opened.header.labels) == (Kind.BASE, tuple("abcdefg"))
+    step = opened.header.made_by
+    assert (step.command, step.options["arch"], step.options["num_classes"]) == ("import", NAME, 7)
+    assert [(i.name, i.sha256) for i in step.inputs] == [("w.pth", digest_file(path))]
+    assert (report.heads, report.num_classes, report.paths) == (8, 7, (tmp_path / "base.st",))
+
+
+def test_equal_input_gives_equal_bytes(tmp_path, state):
+    path = saved(tmp_path, state)
+    bring(path, tmp_path / "a.st")
+    bring(path, tmp_path / "b.st")
+
+    assert (tmp_path / "a.st").read_bytes() == (tmp_path / "b.st").read_bytes()
+
+
+WRAPPED = {
+    "plain": lambda s: s,
+    **{
+        key: (lambda s, key=key: {"epoch": 3, key: s})
+        for key in ("state_dict", "model", "model_state_dict", "module", "net")
+    },
+    "nested": lambda s: {"model": {"state_dict": s}},
+    "beside tensors": lambda s: {"rng_state": torch.zeros(9, dtype=torch.uint8), "state_dict": s},
+    "beside options": lambda s: {"args": argparse.Namespace(lr=0.1), "model": s},
+    "beside an optimizer": lambda s: {"model": s, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}},
+}
+PREFIXES = ["module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.", "module._orig_mod.", "_orig_mod.module.", "model.module.", "model.backbone."]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_every_wrapper(tmp_path, state, wrap, prefix):
+    bring(saved(tmp_path, wrap(under(prefix, state))), tmp_path / "base.st")
+
+    check_equal(tmp_path / "base.st", state)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_every_prefix(tmp_path, state, prefix):
+    report = bring(saved(tmp_path, under(prefix, state)), tmp_path / "base.st")
+
+    check_equal(tmp_path / "base.st", state)
+    assert report.prefix == prefix.replace("_orig_mod.", "")
+
+
+def test_wrappers_of_torch(tmp_path, library, state):
+    parallel = torch.nn.DataParallel(library)
+    compiled = torch.compile(library)
+    averaged = torch.optim.swa_utils.AveragedModel(library)
+    for i, model in enumerate((parallel, compiled, averaged)):
+        bring(saved(tmp_path, model.state_dict()), tmp_path / f"{i}.st")
+        check_equal(tmp_path / f"{i}.st", state)
+
+
+def test_what_a_lightning_module_has_besides_is_left_out_and_said(tmp_path, state):
+    checkpoint = {
+        "epoch": 1,
+        "pytorch-lightning_version": "2.5.0",
+        "state_dict": under("model.", state) | {"loss.weight": torch.ones(7)},
+        "optimizer_states": [],
+        "hyper_parameters": {"lr": 0.1},
+    }
+    heard = Heard()
+
+    report = bring(saved(tmp_path, checkpoint, "last.ckpt"), tmp_path / "base.st", heard=heard)
+
+    check_equal(tmp_path / "base.st", state)
+    assert report.left_out == ("loss.weight",)
+    assert "left out 1 tensor beside `model.`, for example `loss.weight`" in heard.warnings[0]
+
+
+@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema", "ema_state_dict"])
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"module": s}, lambda s: under("module.", s)])
+def test_moving_averages(tmp_path, state, key, wrap):
+    path = saved(tmp_path, {"state_dict": state, key: wrap(shifted(state))})
+    heard = Heard()
+
+    bring(path, tmp_path / "plain.st", heard=heard)
+    bring(path, tmp_path / "ema.st", ema=True, heard=heard)
+
+    check_equal(tmp_path / "plain.st", state)
+    check_equal(tmp_path / "ema.st", shifted(state))
+    assert heard.warnings == [f"{path}: has a moving average of the weights too (`{key}`); `--ema` takes it"]
+
+
+def test_forms_of_files(tmp_path, state):
+    torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    saved(tmp_path, state, "model_best.pth.tar")
+    saved(tmp_path, state, "pytorch_model.bin")
+    save_file(under("module.", state), tmp_path / "w.safetensors")
+    packed = tmp_path / "packed.pth"
+    with (
+        zipfile.ZipFile(tmp_path / "pytorch_model.bin") as old,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for record in old.infolist():
+            new.writestr(record.filename, old.read(record))
+    for i, name in enumerate(
+        ("old.pth", "model_best.pth.tar", "pytorch_model.bin", "w.safetensors", "packed.pth")
+    ):
+        bring(tmp_path / name, tmp_path / f"{i}.st")
+        check_equal(tmp_path / f"{i}.st", state)
+
+
+def test_shards(tmp_path, state):
+    names = sorted(state)
+    halves = {"a.bin": names[:9], "b.bin": names[9:]}
+    for file, part in halves.items():
+        saved(tmp_path, {k: state[k] for k in part}, file)
+    table = {k: file for file, part in halves.items() for k in part}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": table}))
+
+    bring(tmp_path / "pytorch_model.bin.index.json", tmp_path / "base.st")
+
+    check_equal(tmp_path / "base.st", state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes_stay(tmp_path, state, dtype):
+    state = {k: v.to(dtype) for k, v in state.items()}
+
+    bring(saved(tmp_path, state), tmp_path / "base.st")
+
+    check_equal(tmp_path / "base.st", state)
+
+
+def test_views_and_shared_memory(tmp_path, state):
+    state["head.weight"] = torch.randn(32, 7).t()
+
+    bring(saved(tmp_path, state), tmp_path / "base.st")
+
+    check_equal(tmp_path / "base.st", state)
+
+
+def test_a_folder_says_architecture_labels_and_preprocessing(tmp_path, state):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    config = {
+        "architecture": NAME,
+        "num_classes": 7,
+        "model_args": OPTIONS,
+        "label_names": list("abcdefg"),
+        "pretrained_cfg": {"mean": [0.25], "std": [0.5]},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    path = saved(folder, state, "weights.pth")
+
+    bring(path, tmp_path / "base.st", arch=str(folder), num_classes=None)
+
+    header = open_model(str(tmp_path / "base.st")).header
+    assert header.labels == tuple("abcdefg")
+    assert (header.preprocess.mean, header.preprocess.std) == ((0.25,), (0.5,))
+    check_equal(tmp_path / "base.st", state)
+    with pytest.raises(UsageError, match="goes with an architecture's name"):
+        bring(path, tmp_path / "b.st", arch=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("l.txt", "a\nb\nc\nd\ne\nf\ng\n"), ("l.json", '["a","b","c","d","e","f","g"]')]
+)
+def test_labels_from_files_say_how_many_classes(tmp_path, state, name, text):
+    (tmp_path / name).write_text(text)
+
+    bring(saved(tmp_path, state), tmp_path / "base.st", num_classes=None, labels=str(tmp_path / name))
+
+    assert open_model(str(tmp_path / "base.st")).header.labels == tuple("abcdefg")
+
+
+# --- other repositories -------------------------------------------------------------------------------------------------
+
+
+def clip_names(state):
+    swaps = (
+        ("patch_embed.proj", "conv1"), ("blocks.", "transformer.resblocks."), ("norm_pre", "ln_pre"), ("attn.qkv.", "attn.in_proj_"),
+        ("attn.proj", "attn.out_proj"), ("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"), ("norm1", "ln_1"), ("norm2", "ln_2"),
+    )  # fmt: skip
+    found = {"logit_scale": torch.ones(())}
+    for name, tensor in state.items():
+        if name == "head.bias":
+            continue
+        if name == "cls_token":
+            found["visual.class_embedding"] = tensor[0, 0]
+        elif name == "pos_embed":
+            found["visual.positional_embedding"] = tensor[0]
+        elif name == "head.weight":
+            found["visual.proj"] = tensor.t()
+        else:
+            new = name.replace("norm.", "ln_post.") if name.startswith("norm.") else name
+            for old, theirs in swaps:
+                new = new.replace(old, theirs)
+            found[f"visual.{new}"] = tensor
+    return found
+
+
+def original(name, rename, **options):
+    torch.manual_seed(1)
+    model = timm.create_model(name, num_classes=7, **(OPTIONS | options))
+    with torch.no_grad():
+        model.head.bias.zero_()
+    state = dict(model.state_dict())
+    return f"{name}::{','.join(f'{k}={v}' for k, v in (OPTIONS | options).items())}", state, rename(state)
+
+
+ORIGINALS = {
+    "CLIP": lambda: original("vit_base_patch16_clip_224", clip_names),
+    "DINOv2": lambda: original("vit_small_patch14_dinov2", lambda s: s | {"mask_token": torch.zeros(1, 32)}),
+    "DeiT III": lambda: original(
+        "deit3_small_patch16_224", lambda s: {k.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): v for k, v in s.items()}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", ORIGINALS.values(), ids=ORIGINALS)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_timm_translates_original_repositories(tmp_path, make, prefix):
+    arch, state, theirs = make()
+    heard = Heard()
+
+    report = bring(
+        saved(tmp_path, {"model": under(prefix, theirs)}), tmp_path / "base.st", arch=arch, heard=heard
+    )
+
+    check_equal(tmp_path / "base.st", state)
+    assert report.converted == "timm"
+    assert "timm's own conversion was used" in heard.warnings[-1]
+
+
+@pytest.fixture(scope="module")
+def bert():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        vocab_size=61,
+        num_labels=7,
+    )
+    return dict(BertForSequenceClassification(config).state_dict())
+
+
+def old_names(state):
+    swaps = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    found = {"bert.embeddings.position_ids": torch.arange(512)[None]}
+    for name, tensor in state.items():
+        for new, old in swaps:
+            name = name.replace(new, old)  # noqa: PLW2901
+        found[name] = tensor
+    return found
+
+
+@pytest.mark.parametrize(("rename", "converted"), [(dict, None), (old_names, "transformers")])
+def test_texts(tmp_path, bert, rename, converted):
+    heard = Heard()
+
+    report = bring(
+        saved(tmp_path, rename(bert), "pytorch_model.bin"), tmp_path / "base.st", arch=BERT, heard=heard
+    )
+
+    check_equal(tmp_path / "base.st", bert)
+    assert report.converted == converted
+    assert "has no tokenizer" in heard.warnings[-1]
+
+
+def test_layers_are_never_dropped_by_a_conversion(tmp_path, bert):
+    with pytest.raises(CheckpointError, match=r"does not fit bert: .* has besides 23 tensors"):
+        bring(saved(tmp_path, old_names(bert)), tmp_path / "b.st", arch=BERT.replace("layers=2", "layers=1"))
+
+
+def test_a_tokenizer_comes_along(tmp_path, bert):
+    from tokenizers import Tokenizer, models
+
+    words = models.WordLevel({"[UNK]": 0, "cat": 1}, "[UNK]")
+    Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    path = saved(tmp_path, bert)
+
+    bring(path, tmp_path / "base.st", arch=BERT, tokenizer=tmp_path / "tokenizer.json")
+
+    assert '"cat":1' in open_model(str(tmp_path / "base.st")).header.preprocess.tokenizer
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.parametrize("form", ["archive", "old", "bare", "beside weights"])
+def test_a_pickle_never_runs(tmp_path, state, form):
+    path, evil = tmp_path / "w.pth", Evil(tmp_path / "pwned")
+    if form == "bare":
+        path.write_bytes(pickle.dumps(evil))
+    else:
+        value = {"state_dict": state, "extra": evil} if form == "beside weights" else evil
+        torch.save(value, path, _use_new_zipfile_serialization=form != "old")
+
+    with pytest.raises(CheckpointError, match="needs code to be read") as caught:
+        bring(path, tmp_path / "base.st")
+
+    assert "nothing in it was run" in caught.value.message
+    assert "torch.save(model.state_dict()" in caught.value.hint
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["w.pth"]
+    if form in {"archive", "beside weights"}:
+        assert ".mkdir`" in caught.value.message
+
+
+def script(folder):
+    torch.jit.script(torch.nn.Linear(2, 2)).save(folder / "w.pth")
+
+
+def garbled(folder):
+    saved(folder, {"a": torch.zeros(99)})
+    (folder / "w.pth").write_bytes((folder / "w.pth").read_bytes()[:-200])
+
+
+FILES = {
+    "missing": (lambda _: None, "no such file"),
+    "folder": (lambda f: (f / "w.pth").mkdir(), "is a folder"),
+    "empty": (lambda f: (f / "w.pth").touch(), "is empty"),
+    "text": (lambda f: (f / "w.pth").write_text("hello there"), "is not a readable file of torch weights"),
+    "cut": (garbled, "is not a readable archive, or is cut off"),
+    "another archive": (lambda f: zipfile.ZipFile(f / "w.pth", "w").writestr("a", "b"), "is not a readable"),
+    "a module": (lambda f: saved(f, torch.nn.Linear(2, 2)), r"needs code to be read \(`torch.nn.modules.linear.Linear`\)"),
+    "a tensor": (lambda f: saved(f, torch.zeros(2)), "holds a Tensor, not named tensors"),
+    "no tensors": (lambda f: saved(f, {"epoch": 3, "lr": 0.1}), "holds no named tensors; its keys are `epoch`, `lr`"),
+    "an empty state dict": (lambda f: saved(f, {"model": {}}), "holds no named tensors; `model` holds none"),
+    "sparse": (lambda f: saved(f, {"a": torch.eye(2).to_sparse()}), "tensor `a` is no plain tensor"),
+    "complex": (lambda f: saved(f, {"a": torch.zeros(2, dtype=torch.complex64)}), "is no plain tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), FILES.values(), ids=FILES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_files_that_hold_no_weights(tmp_path, make, message):
+    make(tmp_path)
+
+    with pytest.raises(CheckpointError, match=message) as caught:
+        bring(tmp_path / "w.pth", tmp_path / "base.st")
+
+    assert caught.value.hint
+    assert not [p for p in tmp_path.iterdir() if p.name != "w.pth"]
+
+
+def without(state, *names):
+    return {k: v for k, v in state.items() if k not in names}
+
+
+MISFITS = {
+    "classes": (lambda s: s, {"num_classes": 5}, r"has 7 classes, not 5", "--num-classes 7"),
+    "default classes": (lambda s: s, {"num_classes": None}, r"has 7 classes, not 1000", "--num-classes 7"),
+    "no classifier": (lambda s: without(s, "head.weight", "head.bias"), {}, r"lacks 2 tensors \(`head.bias`, `head.weight`\)", "trained to classify"),
+    "missing": (lambda s: without(s, "cls_token"), {}, r"lacks 1 tensor \(`cls_token`\)", "another architecture"),
+    "surplus": (lambda s: s | {"a": torch.ones(1), "b": torch.ones(1)}, {}, r"has besides 2 tensors \(`a`, `b`\)", "another architecture"),
+    "architecture": (lambda s: s, {"arch": "vit_small_patch16_224::img_size=8,patch_size=4,in_chans=1"}, r"lacks 120 tensors \(`blocks.10.attn.proj.bias`, .*, \.\.\.\)", "another architecture"),
+    "width": (lambda s: s, {"arch": ARCH.replace("=32", "=64")}, r"\d+ tensors have another shape", "another architecture"),
+    "image size": (lambda s: s, {"arch": ARCH.replace("size=8", "size=16")}, r"1 tensor has another shape .*`pos_embed`", "img_size"),
+    "behind a prefix": (lambda s: under("backbone.", without(s, "cls_token")), {}, r"lacks 3\d tensors", "another architecture"),
+    "data parallel": (lambda s: under("module.", without(s, "cls_token")), {}, r"lacks 1 tensor \(`cls_token`\)", "another architecture"),
+    "integers": (lambda s: s | {"norm.weight": torch.ones(32, dtype=torch.int8)}, {}, "tensor `norm.weight` is I8", "quantised"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "options", "message", "hint"), MISFITS.values(), ids=MISFITS)
+def test_weights_that_do_not_fit(tmp_path, state, change, options, message, hint):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        bring(saved(tmp_path, change(state)), tmp_path / "base.st", **options)
+
+    assert hint in caught.value.hint
+    assert not (tmp_path / "base.st").exists()
+
+
+USAGE = {
+    "no moving average": ({"ema": True}, "has no moving average of weights; its keys are `cls_token`"),
+    "two numbers of classes": ({"arch": f"{ARCH},num_classes=5"}, "`--num-classes 7` and `num_classes=5`"),
+    "no classes": ({"num_classes": 0}, "one class at least"),
+    "labels": ({"labels": "a,b"}, "2 names for 7 classes"),
+    "empty label": ({"labels": "a,,b"}, "none of them empty"),
+    "tokenizer": ({"tokenizer": Path("t.json")}, "`--tokenizer` is for texts"),
+    "stream": ({"source": "-"}, "reads a file, not a stream"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), USAGE.values(), ids=USAGE)
+def test_usage(tmp_path, state, options, message):
+    path = saved(tmp_path, state)
+
+    with pytest.raises(UsageError, match=message):
+        bring(options.pop("source", path), tmp_path / "base.st", **options)
+
+    assert not (tmp_path / "base.st").exists()
+
+
+def test_as_many_labels_as_classes_are_asked_for(tmp_path, state):
+    """Whoever gave labels is told how many, not to give a number that the labels would then contradict."""
+    path = saved(tmp_path, state)
+    with pytest.raises(CheckpointError, match="has 7 classes, not 3") as caught:
+        bring(path, tmp_path / "base.st", num_classes=None, labels="a,b,c")
+    assert caught.value.hint == "give 7 labels: `--labels` has one name a class"
+
+    with pytest.raises(UsageError, match="3 names for 7 classes") as caught:
+        bring(path, tmp_path / "base.st", num_classes=7, labels="a,b,c")
+    assert caught.value.hint == "give 7 labels, one a class"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, state, value):
+    state["blocks.1.mlp.fc1.weight"] = state["blocks.1.mlp.fc1.weight"].clone()
+    state["blocks.1.mlp.fc1.weight"][0, :2] = value
+    with pytest.raises(
+        CheckpointError, match=r"tensor `blocks\.1\.mlp\.fc1\.weight` holds 2 numbers of "
+    ) as caught:
+        bring(saved(tmp_path, state), tmp_path / "base.st")
+    assert caught.value.hint.startswith("did the training diverge?")
+    assert not (tmp_path / "base.st").exists()
+
+
+def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
+    """Says how to mean the one or the other."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert").mkdir()
+    hint = "`bert` is a folder here: write `./bert` for it, `bert::` for the architecture"
+    with pytest.raises(UsageError) as caught:
+        bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", num_classes=2)
+    assert caught.value.hint == hint
+    with pytest.raises(CheckpointError, match=r"bert: has no config\.json") as caught:
+        bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", num_classes=None)
+    assert caught.value.hint.endswith(hint)
+
+    (tmp_path / "bert" / "config.json").write_text("{}")
+    for arch, message, hint in (
+        ("bert/config.json", "is a file, not the name of an architecture", "give its folder: `bert`"),
+        ("./nothing/here", "timm has no architecture", ""),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message) as caught:
+            bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch)
+        assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arch", "message", "hint"),
+    [
+        (f"{NAME}::imgsize=8", f"`{NAME}` has no option `imgsize`", "did you mean `img_size`?"),
+        (f"{NAME}::nothing_like_it=8", f"`{NAME}` has no option `nothing_like_it`", None),
+        ("eva02_tiny_patch14_224::imgsize=8", "has no option `imgsize`", "did you mean `img_size`?"),
+        ("openclip:ViT-B-32::vision.layer=2", "has no option `layer`", "did you mean `layers`?"),
+    ],
+)
+def test_an_option_that_there_is_not_is_said_in_words(tmp_path, state, arch, message, hint):
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch, num_classes=None)
+    assert caught.value.hint == hint
+
+
+def test_ours_is_ours_already(tmp_path, state):
+    bring(saved(tmp_path, state), tmp_path / "base.st")
+
+    with pytest.raises(UsageError, match="is a checkpoint of hydractl already"):
+        bring(tmp_path / "base.st", tmp_path / "again.st")
+
+
+@pytest.mark.parametrize("arch", ["vit_none", "resnet18"])
+def test_an_architecture_that_is_not_there(tmp_path, state, arch):
+    with pytest.raises(UnsupportedModelError):
+        bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch)
+
+
+@pytest.mark.parametrize("labels", ["none.txt", "x.json"])
+def test_labels_that_cannot_be_read(tmp_path, monkeypatch, state, labels):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.json").write_text("{")
+
+    with pytest.raises(HydraError, match=labels):
+        bring(saved(tmp_path, state), tmp_path / "base.st", labels=labels)
+
+
+def test_outputs_are_kept(tmp_path, state):
+    path = saved(tmp_path, state)
+    (tmp_path / "base.st").write_bytes(b"mine")
+
+    with pytest.raises(OutputExists):
+        bring(path, tmp_path / "base.st")
+    with pytest.raises(OutputExists, match="is an input"):
+        bring(path, path, force=True)
+    assert (tmp_path / "base.st").read_bytes() == b"mine"
+    bring(path, tmp_path / "base.st", force=True)
+    check_equal(tmp_path / "base.st", state)

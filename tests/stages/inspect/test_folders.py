@@ -1,0 +1,160 @@
+"""Folders of the libraries: the names on disk differ from those in memory, what belongs to what does not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hydractl.checkpoint import Checkpoint, write_tensors
+from hydractl.families.base import name_in_memory
+from hydractl.families.opening import open_model
+from hydractl.families.registry import FAMILIES
+from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.inspect.run import InspectConfig, run_inspect
+from hydractl.stages.shared.classes import Classes, Naming, with_classes
+from support.builders import base
+from support.pairs import pair
+from support.text_folders import WORDS, edit_config, save_text_model
+from support.variants import VARIANTS
+
+FIRST = list({v.family: v for v in VARIANTS if v.family.startswith("transformers")}.values())
+RENAMED = [v for v in VARIANTS if v.family.startswith("transformers") and FAMILIES[v.family].on_disk]
+SPLIT = "dinov2-swiglu"  # the library also splits a tensor
+
+
+def saved(variant, folder):
+    """Write a variant's base as its library does, and as we do; return both paths and the base."""
+    sample = base(variant)
+    sample.library().save_pretrained(folder / "theirs")
+    return folder / "theirs", sample.save(folder / "ours.st"), sample
+
+
+def look(path):
+    return run_inspect(InspectConfig(file=str(path)))
+
+
+@pytest.mark.parametrize("variant", dict.fromkeys([*FIRST, *RENAMED]), ids=str)
+def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
+    theirs, ours, _ = saved(variant, tmp_path)
+
+    found, expected = look(theirs), look(ours)
+
+    assert {n: a.parameters for n, a in found.parts.items()} == {
+        n: a.parameters for n, a in expected.parts.items()
+    }
+    assert "attention" in found.parts
+    assert found.hint.startswith("no command can use it: ")  # nothing says how its inputs are made
+    assert "has no tokenizer" in found.hint or "does not say how its images are read" in found.hint
+
+
+@pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-deberta-v3"])
+def test_a_folder_is_told_of_as_the_base_made_of_it(tmp_path, name):
+    save_text_model(next(v for v in VARIANTS if str(v) == name), tmp_path / "theirs")
+    opened = open_model(str(tmp_path / "theirs"))
+    with (tmp_path / "ours.st").open("wb") as file:
+        write_tensors(file, opened.checkpoint.tensors(), header=opened.header)
+
+    found, expected = look(tmp_path / "theirs"), look(tmp_path / "ours.st")
+
+    assert found.hint is None
+    assert found.model == replace(expected.model, name=found.model.name, masks=())
+    assert (found.model.num_classes, found.model.heads_total, found.model.tokenizer_size) == (
+        7,
+        12,
+        len(WORDS),
+    )
+
+
+def test_a_zero_shot_model_tells_how_classes_are_asked_about(tmp_path):
+    opened = open_model(str(pair("clip", tmp_path).save(tmp_path / "bare.st")))
+    named = with_classes(opened, Classes(names=("circle", "square"), templates=("a {label}",)))
+    run_fuse(
+        FuseConfig(
+            models=(str(tmp_path / "bare.st"),),
+            out=tmp_path / "h.st",
+            naming=Naming(names=named.header.labels),
+        )
+    )
+
+    assert (look(tmp_path / "bare.st").model.num_classes, look(tmp_path / "h.st").model.num_classes) == (0, 2)
+    assert look(tmp_path / "h.st").model.prompting.templates == ("A photo of a {label}.",)
+    assert look(tmp_path / "h.st").model.tokenizer_size == 22
+
+
+@pytest.mark.parametrize("trained", ["BertModel", "BertForMaskedLM"])
+def test_a_folder_without_a_classifier_says_that_nothing_reads_it(tmp_path, trained):
+    save_text_model(next(v for v in VARIANTS if str(v) == "transformers-bert-plain"), tmp_path / "m")
+    edit_config(tmp_path / "m", architectures=[trained])
+
+    assert look(tmp_path / "m").hint == (
+        f"no command can use it: {tmp_path / 'm'}: is a {trained}, which does not classify; "
+        "hydractl reads BertForSequenceClassification"
+    )
+
+
+def test_one_tower_of_two_is_no_family_s_and_says_which_is(tmp_path):
+    sample = base(next(v for v in VARIANTS if str(v) == "transformers-clip-plain"))
+    sample.library().save_pretrained(tmp_path / "m")
+    edit_config(tmp_path / "m", architectures=["CLIPVisionModel"])
+
+    assert "is of a CLIPVisionModel; hydractl reads `CLIPModel`" in look(tmp_path / "m").hint
+
+
+@pytest.mark.parametrize("variant", [v for v in RENAMED if not str(v).endswith(SPLIT)], ids=str)
+def test_names_on_disk_become_those_in_memory(tmp_path, variant):
+    theirs, _, sample = saved(variant, tmp_path)
+    on_disk = Checkpoint.open(theirs / "model.safetensors").specs
+
+    assert on_disk.keys() != sample.state.keys()
+    assert {name_in_memory(sample.family, name) for name in on_disk} == sample.state.keys()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_names_in_memory_stay_as_they_are(variant):
+    """So that a folder whose names are new already is read alike."""
+    sample = base(variant)
+
+    assert [name_in_memory(sample.family, name) for name in sample.state] == list(sample.state)
+
+
+@pytest.mark.parametrize("family", ["timm-vit", "timm-eva"])
+def test_a_folder_of_timm_has_the_parts_of_its_model(tmp_path, family):
+    from timm.models import save_for_hf
+
+    variant = next(v for v in VARIANTS if v.family == family)
+    sample = base(variant)
+    options = {k: v for k, v in variant.options.items() if k != "num_classes"}
+    save_for_hf(sample.library(), tmp_path / "theirs", model_args=options, safe_serialization=True)
+
+    assert look(tmp_path / "theirs").parts == look(sample.save(tmp_path / "ours.st")).parts
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "in_memory"),
+    [
+        ("visual.blocks.0.attn.proj.weight", "blocks.0.attn.proj.weight"),
+        ("visual.trunk.blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc1.weight"),
+        ("visual.transformer.resblocks.3.mlp.c_fc.weight", "blocks.3.mlp.c_fc.weight"),
+        ("blocks.1.ffn.w12.weight", "blocks.1.mlp.w12.weight"),
+        ("visual.ln_post.weight", "norm.weight"),
+    ],
+)
+def test_names_of_those_who_trained_what_timm_reads(on_disk, in_memory):
+    assert name_in_memory(FAMILIES["timm-eva"], on_disk) == in_memory
+
+
+@pytest.mark.parametrize("family", ["openclip", "openclip-custom-text"])
+def test_a_folder_of_openclip_has_the_parts_of_its_model(tmp_path, family):
+    from safetensors.torch import save_file
+
+    sample = base(next(v for v in VARIANTS if v.family == family))
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    config = {k: v for k, v in sample.header.architecture.config.items() if k != "preprocess"}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    save_file({k: v.contiguous() for k, v in sample.state.items()}, folder / "open_clip_model.safetensors")
+
+    assert look(folder).parts.keys() >= {"embed", "attention", "mlp"}
+    assert look(folder).parts == look(sample.save(tmp_path / "ours.st")).parts

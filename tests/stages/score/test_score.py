@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
+from hydractl.heads.select import Budget
+from hydractl.manifest import HeadScores
+from hydractl.progress import Silent
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.run import run_score
+from support.builders import base
+from support.variants import variant
+
+DIGITS = "digits::classes=0-6,limit=40"
+NINES = "digits::classes=9,limit=30"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(base(variant("class-token")).save(tmp_path_factory.mktemp("model") / "base.st"))
+
+
+def circuit(model, out, **changes):
+    settings = {"data": DIGITS, "ood": NINES, "budget": Budget(remove=5), "batch_size": 16} | changes
+    return ScoreConfig(model=model, out=out, **settings)
+
+
+class Stopped(Silent):
+    """A progress whose owner presses Ctrl-C after some steps of a loop."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def track(self, items, *, label, total):
+        for i, item in enumerate(items):
+            if i == self.after:
+                raise KeyboardInterrupt
+            yield item
+
+
+def test_a_circuit_file_says_everything(model, tmp_path):
+    report = run_score(circuit(model, tmp_path / "s.json"))
+
+    found = HeadScores.read(tmp_path / "s.json")
+    assert found == report.scores
+    assert (found.method, found.objective, found.options["removals"]) == ("circuit", "avg", 5)
+    assert len(found.removals) == 5
+    assert (found.data["id"].count, found.data["ood"].count) == (40, 30)
+    assert report.paths == (tmp_path / "s.json",)
+    assert [p.name for p in tmp_path.iterdir()] == ["s.json"]
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, after):
+    whole = tmp_path / "whole.json"
+    run_score(circuit(model, whole))
+    out = tmp_path / "s.json"
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_score(circuit(model, out), Stopped(after))
+    assert caught.value.__notes__ == [
+        f"what was done is kept in {out}.journal; the same command goes on from there"
+    ]
+    assert not out.exists()
+    assert len((tmp_path / "s.json.journal").read_text().splitlines()) == 1 + after
+
+    report = run_score(circuit(model, out))
+
+    assert report.resumed_from == after
+    assert out.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "s.json.journal").exists()
+
+
+@pytest.mark.parametrize("given", [{}, {"objective": "acc-0.1*nll"}])
+def test_an_interrupted_search_ends_with_the_same_bytes(model, tmp_path, given):
+    settings = {"given": {"search": "lazy", "recheck": 3, **given}} | (
+        {"ood": None} if "objective" in given else {}
+    )
+    whole = tmp_path / "whole.json"
+    run_score(circuit(model, whole, **settings))
+    out = tmp_path / "s.json"
+    for after in (
+        2,
+        4,
+        1,
+    ):  # steps since the last check of all heads: the third ends before it is where the second was
+        with pytest.raises(KeyboardInterrupt):
+            run_score(circuit(model, out, **settings), Stopped(after))
+
+    report = run_score(circuit(model, out, **settings))
+
+    assert report.resumed_from == 4
+    assert out.read_bytes() == whole.read_bytes()
+    assert report.scores.results["exact_evaluations"] == 12 + 11 + 10 + 9 + 8
+
+
+def test_a_search_is_recorded_unless_it_is_the_usual_one(model, tmp_path):
+    usual = run_score(circuit(model, tmp_path / "a.json")).scores
+    other = run_score(
+        circuit(
+            model,
+            tmp_path / "b.json",
+            given={"search": "lazy", "ood_score": "energy", "objective": "fpr95"},
+        )
+    ).scores
+
+    assert not {"search", "ood_score", "recheck"} & set(usual.options)
+    assert usual.results == {}
+    assert {
+        "search": "lazy",
+        "ood_score": "energy",
+        "recheck": 24,
+    }.items() <= other.options.items()
+    assert other.objective == "-fpr95"
+    assert set(other.results) == {"evaluations", "exact_evaluations", "work"}
+
+
+def test_a_bound_on_memory_changes_no_byte(model, tmp_path):
+    for name, bound in (("a.json", None), ("b.json", 1 << 24)):
+        run_score(circuit(model, tmp_path / name, max_memory=bound))
+
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_line_cut_off_by_a_kill_does_not_count(model, tmp_path):
+    whole, out, journal = tmp_path / "whole.json", tmp_path / "s.json", tmp_path / "s.json.journal"
+    run_score(circuit(model, whole))
+    with pytest.raises(KeyboardInterrupt):
+        run_score(circuit(model, out), Stopped(3))
+    journal.write_text(journal.read_text()[:-20])
+
+    report = run_score(circuit(model, out))
+
+    assert report.resumed_from == 2
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
+    out = tmp_path / "s.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_score(circuit(model, out), Stopped(2))
+
+    with pytest.raises(ManifestError, match="other inputs or options"):
+        run_score(circuit(model, out, budget=Budget(remove=4)))
+    report = run_score(circuit(model, out, budget=Budget(remove=4), force=True))
+
+    assert report.resumed_from == 0
+    assert len(report.scores.removals) == 4
+
+
+def test_a_damaged_journal_is_refused(model, tmp_path):
+    (tmp_path / "s.json.journal").write_text("[1\n2\n")
+
+    with pytest.raises(ManifestError, match="damaged"):
+        run_score(circuit(model, tmp_path / "s.json"))
+
+
+@pytest.mark.parametrize("method", ["taylor", "magnitude", "random"])
+def test_other_methods_score_every_head_twice_alike(model, tmp_path, method):
+    config = {"model": model, "method": method, "data": DIGITS, "budget": Budget(keep_per_layer=2), "seed": 3}
+
+    for name in ("a.json", "b.json"):
+        run_score(ScoreConfig(out=tmp_path / name, **config))
+
+    found = HeadScores.read(tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert [len(row) for row in found.towers["vision"].scores] == [4, 4, 4]
+    assert found.removals is None
+    assert ("id" in found.data) == (method == "taylor")
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({}, True),
+        ({"budget": Budget(remove=4)}, False),
+        ({"method": "taylor", "given": {}}, True),
+        ({"method": "taylor", "given": {"scope": "global"}}, False),
+        ({"method": "magnitude", "given": {}}, False),
+    ],
+)
+def test_a_default_budget_is_reported_where_it_shapes_the_scores(model, tmp_path, changes, asked):
+    settings = {"data": "digits::classes=0-6,limit=8", "given": {"objective": "acc"}} | changes
+
+    report = run_score(ScoreConfig(model=model, out=tmp_path / "s.json", **settings))
+
+    assert report.default_budget == asked
+    assert report.scores.removals is None or len(report.scores.removals) == 4
+
+
+def test_a_limit_draws_with_the_seed(model, tmp_path):
+    scores = [
+        run_score(
+            ScoreConfig(
+                model=model, out=tmp_path / f"{i}.json", method="taylor", data=DIGITS, limit=limit, seed=seed
+            )
+        ).scores.towers
+        for i, (limit, seed) in enumerate([(8, 0), (8, 0), (8, 1), (40, 0), (400, 1)])
+    ]
+
+    assert scores[0] == scores[1] != scores[2]
+    assert scores[3] == scores[4]
+
+
+def test_the_scores_name_the_data_that_made_them(model, tmp_path):
+    one, other = (
+        run_score(
+            circuit(model, tmp_path / f"{i}.json", given={"objective": "acc"}, ood=None, data=data)
+        ).scores.data["id"]
+        for i, data in enumerate([DIGITS, "digits::classes=0-6,limit=39"])
+    )
+
+    assert one.sha256 != other.sha256
+    assert json.loads((tmp_path / "0.json").read_text())["data"]["id"]["reference"] == DIGITS
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"method": "taylr"}, UsageError, "unknown method `taylr`"),
+        ({"given": {"objective": "auc"}}, UsageError, "unknown objective `auc`"),
+        ({"ood": None}, UsageError, "needs out-of-distribution data"),
+        ({"given": {"objective": "acc"}}, UsageError, "`--ood` is read only by"),
+        ({"given": {"objective": "ood+"}}, UsageError, "expected a metric, found the end at character 5"),
+        (
+            {"given": {"objective": "-fpr95"}, "ood": None},
+            UsageError,
+            "`-fpr95` needs out-of-distribution data",
+        ),
+        (
+            {"given": {"objective": "acc", "ood_score": "energy"}, "ood": None},
+            UsageError,
+            "`--ood-score` has no effect with `--objective acc`",
+        ),
+        ({"given": {"ood_score": "odin"}}, UsageError, "unknown ood_score `odin`"),
+        ({"given": {"search": "fast"}}, UsageError, "unknown search `fast`"),
+        (
+            {"given": {"recheck": 4}},
+            UsageError,
+            "`--recheck` has no effect without `--search lazy`",
+        ),
+        ({"given": {"search": "lazy", "recheck": 0}}, UsageError, "`--recheck 0`: must be at least 1"),
+        ({"max_memory": 1000}, UsageError, "one batch and one head's removal need"),
+        ({"method": "random", "ood": None, "max_memory": 1}, UsageError, "`--max-memory` has no effect with"),
+        ({"method": "random"}, UsageError, "`--ood` is read only by"),
+        (
+            {"budget": Budget(remove=13)},
+            UsageError,
+            "`--remove 13`: cannot remove 13 heads: the model has 12",
+        ),
+        ({"data": "photos::limit=8"}, DataError, "has no labels"),
+        ({"data": "digits"}, DataError, "10 classes and the model 7"),
+        ({"data": "missing"}, DataError, "missing"),
+        ({"model": "missing.st"}, CheckpointError, "missing.st"),
+    ],
+)
+def test_bad_input(model, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        run_score(circuit(**{"model": model, "out": tmp_path / "s.json"} | changes))
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_member_and_an_existing_output_are_refused(model, tmp_path):
+    member = base(variant("class-token")).pruned((0,), (), (1, 2)).save(tmp_path / "member.st")
+    (tmp_path / "s.json").write_text("mine")
+
+    with pytest.raises(CheckpointError, match="is a member"):
+        run_score(circuit(str(member), tmp_path / "t.json"))
+    with pytest.raises(OutputExists):
+        run_score(circuit(model, tmp_path / "s.json"))
+    assert (tmp_path / "s.json").read_text() == "mine"
+
+
+class Ear(Silent):
+    """A progress that remembers its warnings."""
+
+    def __init__(self):
+        self.heard = []
+
+    def warn(self, message):
+        self.heard.append(message)
+
+
+@pytest.mark.parametrize("method", ["headmap", "taylor"])
+@pytest.mark.parametrize(
+    ("budget", "said"), [(Budget(remove=5), True), (Budget(remove=6), False), (None, False)]
+)
+def test_a_budget_that_layers_cannot_share_evenly_is_said(model, tmp_path, method, budget, said):
+    ear = Ear()
+    data = "digits::classes=0-6,limit=8"
+
+    run_score(ScoreConfig(model=model, out=tmp_path / "s.json", method=method, data=data, budget=budget), ear)
+
+    assert [message for message in ear.heard if "equally many heads: 2 each, 6 heads in all" in message] == (
+        ear.heard if said else []
+    )
+    assert bool(ear.heard) == said

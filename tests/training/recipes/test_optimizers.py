@@ -1,0 +1,95 @@
+"""Optimisers, and their state as named tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hydractl.training.recipes.optimizers import (
+    PEAK,
+    decays,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from hydractl.training.recipes.recipe import Recipe
+
+
+def parameters(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"norm.weight": (3,), "fc.weight": (3, 3), "fc.bias": (3,), "pos_embed": (1, 2, 3)}
+    return {n: nn.Parameter(torch.randn(s, generator=generator)) for n, s in shapes.items()}
+
+
+def advance(optimizer, found, steps, *, start=0):
+    for step in range(start, start + steps):
+        for i, parameter in enumerate(found.values()):
+            parameter.grad = torch.full_like(parameter, (step + 1) * (i + 1) / 10)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_restored_optimizer_goes_on_bit_for_bit(name):
+    recipe = Recipe(optimizer=name, lr=(0.1,), weight_decay=0.1)
+    through = parameters()
+    advance(make_optimizer(through, recipe), through, 5)
+
+    first = parameters()
+    half = make_optimizer(first, recipe)
+    advance(half, first, 3)
+    taken = {k: v.clone() for k, v in optimizer_tensors(half, first).items()}
+    second = {n: nn.Parameter(p.detach().clone()) for n, p in first.items()}
+    other = make_optimizer(second, recipe)
+    restore_optimizer(other, second, taken)
+    advance(other, second, 2, start=3)
+
+    assert all(torch.equal(through[n], second[n]) for n in through)
+
+
+def test_state_of_an_unknown_parameter_is_refused():
+    found = parameters()
+
+    with pytest.raises(ValueError, match="gone"):
+        restore_optimizer(make_optimizer(found, Recipe()), found, {"exp_avg.gone": torch.zeros(1)})
+
+
+def test_only_matrices_decay():
+    found = parameters()
+
+    assert [n for n, p in found.items() if decays(n, p)] == ["fc.weight"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_decay_shrinks_matrices_alone(name):
+    found = parameters()
+    before = {n: p.detach().clone() for n, p in found.items()}
+    optimizer = make_optimizer(found, Recipe(optimizer=name, lr=(0.1,), weight_decay=0.5))
+    for parameter in found.values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+
+    changed = [n for n in found if not torch.equal(found[n], before[n])]
+    assert changed == ["fc.weight"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_rate_of_its_own_makes_a_group_that_does_not_decay(name):
+    found = parameters()
+    rates = {"fc.weight": 0.5, "fc.bias": 0.5}
+
+    groups = make_optimizer(found, Recipe(optimizer=name, weight_decay=0.1), rates=rates).param_groups
+
+    (own,) = [group for group in groups if PEAK in group]
+    assert (own[PEAK], own["weight_decay"], len(own["params"])) == (0.5, 0.0, 2)
+    assert sum(len(group["params"]) for group in groups) == len(found)
+
+
+def test_nothing_changes_where_no_rate_is_its_own():
+    recipe = Recipe(weight_decay=0.1)
+    plain, other = parameters(), parameters()
+
+    advance(make_optimizer(plain, recipe), plain, 3)
+    advance(make_optimizer(other, recipe, rates={"elsewhere": 0.5}), other, 3)
+
+    assert all(torch.equal(plain[n], other[n]) for n in plain)

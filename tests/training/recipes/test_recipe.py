@@ -1,0 +1,188 @@
+"""Recipes: the paper's by name, overrides, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydractl.data.preprocess import AUGMENTATIONS
+from hydractl.errors import UsageError
+from hydractl.training.recipes.options import parse_names, parse_rates, parse_warmup
+from hydractl.training.recipes.recipe import PARTS, RECIPES, Recipe, recipe_of
+
+
+def test_imagenet_recipe_is_the_papers():
+    found = RECIPES["imagenet1k"]
+
+    assert (found.optimizer, found.lr, found.momentum) == ("sgd", (0.003, 0.01, 0.03, 0.06), 0.9)
+    assert (found.warmup, found.schedule, found.floor, found.steps) == (5000, "cosine", 1e-5, 120_000)
+    assert (set(found.augment), found.label_smoothing, found.dropout) == (
+        {"rrc", "flip", "randaugment"},
+        0.1,
+        0.1,
+    )
+
+
+def test_cifar_recipe_is_the_papers():
+    found = RECIPES["cifar100"]
+
+    assert (found.optimizer, found.lr) == ("sgd", (0.001, 0.003, 0.01, 0.03))
+    assert (found.warmup, found.steps, set(found.augment)) == (500, 10_000, {"rrc", "flip"})
+    assert (found.label_smoothing, found.last_blocks, found.reset_head) == (0.1, 5, True)
+
+
+def test_recipes_name_known_augmentations():
+    assert all(set(recipe.augment) <= set(AUGMENTATIONS) for recipe in RECIPES.values())
+
+
+@pytest.mark.parametrize("name", [None, *RECIPES])
+def test_without_overrides_a_recipe_is_itself(name):
+    overrides = {"lr": None, "steps": None, "train": None, "reset_head": None}
+
+    assert recipe_of(name, overrides) == (RECIPES[name] if name else Recipe())
+
+
+def test_an_override_changes_its_field_and_no_other():
+    found = recipe_of("imagenet1k", {"batch_size": 8, "lr": (0.5,), "augment": ()})
+
+    assert (found.batch_size, found.lr, found.augment) == (8, (0.5,), ())
+    assert (found.steps, found.warmup) == (120_000, 5000)
+
+
+def test_epochs_take_the_place_of_a_recipes_steps():
+    found = recipe_of("cifar100", {"epochs": 3})
+
+    assert (found.steps, found.epochs, found.total_steps(200)) == (None, 3, 600)
+
+
+def test_another_optimizer_has_its_own_rate():
+    assert recipe_of("cifar100", {"optimizer": "adamw"}).lr == Recipe(optimizer="adamw").lr
+
+
+def test_parts_are_kept_in_one_order():
+    assert Recipe(train=("head", "norm")) == Recipe(train=("norm", "head"))
+
+
+def test_early_stopping_keeps_the_best():
+    assert Recipe(early_stop=2).keep_best
+
+
+@pytest.mark.parametrize(
+    ("text", "warmup", "steps"), [("7", 7, 7), ("0", 0, 0), ("0.25", 0.25, 10), (None, 0.05, 2)]
+)
+def test_warmup_is_steps_or_a_fraction(text, warmup, steps):
+    recipe = recipe_of(None, {"warmup": parse_warmup(text)})
+
+    assert recipe.warmup == warmup
+    assert recipe.warmup_steps(40) == steps
+
+
+def test_warmup_that_leaves_nothing_is_refused():
+    with pytest.raises(UsageError, match=r"warm-up of 5000 steps leaves nothing of 100 steps"):
+        recipe_of("imagenet1k", {"steps": 100}).total_steps(10)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"), [("a,b", ("a", "b")), (" a , b ", ("a", "b")), ("none", ()), (None, None)]
+)
+def test_lists(text, names):
+    assert parse_names("--augment", text) == names
+
+
+@pytest.mark.parametrize("call", [
+    lambda: parse_names("--train", "a,,b"),
+    lambda: parse_rates("0.1,x"),
+    lambda: parse_rates("nan"),
+    lambda: parse_warmup("soon"),
+])  # fmt: skip
+def test_malformed_texts_are_refused(call):
+    with pytest.raises(UsageError, match="`--"):
+        call()
+
+
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("optimizer", "adam", "--optimizer adam"),
+    ("schedule", "step", "--schedule step"),
+    ("precision", "fp16", "--precision fp16"),
+    ("train", ("attention", "gates"), "--train gates"),
+    ("train", (), "nothing would train"),
+    ("lr", (0.0,), "--lr 0"),
+    ("lr", (0.1, 0.1), "twice"),
+    ("steps", 0, "--steps 0"),
+    ("epochs", 0, "--epochs 0"),
+    ("batch_size", 0, "--batch-size 0"),
+    ("accumulate", 0, "--accumulate 0"),
+    ("early_stop", 0, "--early-stop 0"),
+    ("eval_every", 0, "--eval-every 0"),
+    ("last_blocks", -1, "--last-blocks -1"),
+    ("weight_decay", -0.1, "--weight-decay -0.1"),
+    ("patience_delta", -0.1, "--patience-delta -0.1"),
+    ("clip", 0.0, "--clip 0"),
+    ("momentum", 1.0, "--momentum 1"),
+    ("label_smoothing", 1.0, "--label-smoothing 1"),
+    ("dropout", -0.5, "--dropout -0.5"),
+    ("warmup", 1.5, "--warmup 1.5"),
+    ("warmup", -1, "--warmup -1"),
+])  # fmt: skip
+def test_each_field_has_its_range(field, value, said):
+    with pytest.raises(UsageError) as caught:
+        recipe_of(None, {field: value})
+
+    assert said in caught.value.message
+
+
+def test_steps_and_epochs_exclude_each_other():
+    with pytest.raises(UsageError, match="exclude"):
+        recipe_of(None, {"steps": 1, "epochs": 1})
+
+
+def test_a_zero_head_that_does_not_train_is_refused():
+    with pytest.raises(UsageError, match="--reset-head"):
+        recipe_of(None, {"reset_head": True, "train": tuple(p for p in PARTS if p != "head")})
+
+
+@pytest.mark.parametrize(("name", "given", "options"), [
+    (None, {"momentum": 0.5}, ("--momentum", "--optimizer adamw")),
+    ("cifar100", {"momentum": 0.5, "optimizer": "adamw"}, ("--momentum", "--optimizer adamw")),
+    (None, {"patience_delta": 0.1}, ("--patience-delta", "--early-stop")),
+    (None, {"keep_best": False, "early_stop": 2}, ("--keep-last", "--early-stop")),
+    (None, {"last_blocks": 2, "train": ("head",)}, ("--last-blocks", "--train head")),
+    ("cifar100", {"train": ("embed", "head")}, ("--train embed", "--last-blocks 5")),
+])  # fmt: skip
+def test_an_option_that_another_makes_idle_is_refused(name, given, options):
+    with pytest.raises(UsageError) as caught:
+        recipe_of(name, given)
+
+    assert all(f"`{option}`" in caught.value.message for option in options)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "given"), [
+    (None, {"momentum": 0.5, "optimizer": "sgd"}),
+    (None, {"patience_delta": 0.1, "early_stop": 2}),
+    (None, {"keep_best": True, "early_stop": 2}),
+    ("cifar100", {"train": ("head",)}),
+    ("cifar100", {"optimizer": "adamw"}),
+])  # fmt: skip
+def test_what_has_an_effect_is_not(name, given):
+    assert recipe_of(name, given)
+
+
+def test_options_without_effect_are_not_recorded():
+    idle = {"momentum", "patience_delta", "floor", "last_blocks"}
+
+    assert not idle & Recipe(schedule="constant").options().keys()
+    assert not idle & Recipe(schedule="constant", last_blocks=2, train=("head",)).options().keys()
+    full = Recipe(optimizer="sgd", early_stop=2, last_blocks=2)
+    assert idle <= full.options().keys()
+
+
+def test_sst2_recipe_is_the_papers_where_the_paper_says():
+    found = RECIPES["sst2"]
+
+    assert (found.optimizer, found.lr, found.warmup, found.schedule) == ("adamw", (1e-5,), 0.1, "linear")
+    assert (found.clip, found.label_smoothing, found.floor, found.augment) == (1.0, 0.0, 0.0, ())
+
+
+def test_unknown_recipe():
+    with pytest.raises(UsageError, match="unknown recipe `mnli`"):
+        recipe_of("mnli", {})
