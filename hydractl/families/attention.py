@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
+from typing_extensions import override
 
 from hydractl.inputs import split_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 Rotation = Literal["half", "pairs"]
 
 
@@ -28,7 +30,7 @@ class Side(NamedTuple):
     Attributes:
         mask: (N, 1, 1 or T, T), True where a query may look at a key.
         rope: (G, 2, 1 or H, T, K), cosines and sines of the rotary position embedding; H as before pruning.
-        bias: (G, H, T, T), added to the scaled scores; H as before pruning.
+        bias: (G, H, T, T), added to the scaled scores; H as before pruning. What layers share; see `HeadBias` for the rest.
         table: (G, P, D), whatever else a family's attention looks up.
     """
 
@@ -54,6 +56,37 @@ class Side(NamedTuple):
 NOTHING = Side()
 
 
+class HeadBias(nn.Module):
+    """What a layer adds to its scaled scores, which is the heads' own: it is cut with them."""
+
+    def forward(self) -> torch.Tensor:
+        """Return (H, T, T) of the heads that are kept."""
+        raise NotImplementedError
+
+    def select(self, positions: Sequence[int]) -> HeadBias:
+        """Return a copy with only the heads at these positions among the kept, weights sliced."""
+        raise NotImplementedError
+
+
+class PositionBias(HeadBias):
+    """A bias by relative position: a table (P, H), and for each query and key the row (T, T) that they look up."""
+
+    index: torch.Tensor
+
+    def __init__(self, table: nn.Parameter, index: torch.Tensor) -> None:
+        super().__init__()
+        self.table = table
+        self.register_buffer("index", index, persistent=False)
+
+    @override
+    def forward(self) -> torch.Tensor:
+        return self.table[self.index].movedim(-1, 0)
+
+    @override
+    def select(self, positions: Sequence[int]) -> PositionBias:
+        return PositionBias(nn.Parameter(self.table.detach()[:, list(positions)]), self.index)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
     """A library attention's own parts, already cut to the heads that are kept.
@@ -72,6 +105,7 @@ class HeadParts:
         q_norm: Norm of a head's query, of width K.
         k_norm: Norm of a head's key.
         gate: Elementwise gate of the heads' outputs: a projection to H K, before the sigmoid.
+        bias: What is added to the heads' scaled scores.
         dropout: Probability, of the attention weights in training.
         proj_drop: What follows the output projection.
         rotation: Which numbers a rotary embedding pairs: the halves of a head, or neighbours.
@@ -90,6 +124,7 @@ class HeadParts:
     q_norm: nn.Module = field(default_factory=nn.Identity)
     k_norm: nn.Module = field(default_factory=nn.Identity)
     gate: nn.Linear | None = None
+    bias: HeadBias | None = None
     dropout: float = 0.0
     proj_drop: nn.Module = field(default_factory=nn.Identity)
     rotation: Rotation = "half"
@@ -129,7 +164,7 @@ class HeadGroup(nn.Module):
         self.qkv, self.q, self.k, self.v = parts.qkv, parts.q, parts.k, parts.v
         self.q_bias, self.v_bias = parts.q_bias, parts.v_bias
         self.q_norm, self.k_norm = parts.q_norm, parts.k_norm
-        self.gate = parts.gate
+        self.gate, self.bias = parts.gate, parts.bias
         self.proj: nn.Linear = parts.proj
         self.proj_drop = parts.proj_drop
 
@@ -197,9 +232,12 @@ class HeadGroup(nn.Module):
         del k
         at = slice(None) if queries is None else queries
         mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
-        if side.bias is None:
+        shared = None if side.bias is None else side.bias[:, list(self.kept)]
+        own = None if self.bias is None else self.bias().unsqueeze(0)
+        found = own if shared is None else shared if own is None else own + shared
+        if found is None:
             return mask
-        bias = side.bias[:, list(self.kept)][..., at, :].to(q.dtype)
+        bias = found[..., at, :].to(q.dtype)
         return bias if mask is None else bias.masked_fill(~mask, torch.finfo(q.dtype).min)
 
     def _can_fold(self, asked: torch.Tensor, queries: slice | None, side: Side) -> bool:
@@ -211,6 +249,7 @@ class HeadGroup(nn.Module):
             queries is not None
             and asked.shape[1] <= self.head_dim // 4
             and isinstance(self.k_norm, nn.Identity)
+            and self.bias is None
             and not (self.k is not None and torch.is_grad_enabled())
             and side[1:] == NOTHING[1:]
             and (side.mask is None or side.mask.shape[-2] == 1)
@@ -266,20 +305,18 @@ class HeadGroup(nn.Module):
         rows = torch.tensor([h * self.head_dim + k for h in positions for k in range(self.head_dim)]).long()
         rows = rows.to(self.proj.weight.device)
         width = self.heads * self.head_dim
-        other = copy.copy(self)
-        other.__dict__["_modules"] = dict(self._modules)
-        other.__dict__["_parameters"] = dict(self._parameters)
+        other = shallow(self)
         other.kept = tuple(self.kept[h] for h in positions)
         if self.qkv is not None:
-            other.qkv = _rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
+            other.qkv = only_rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
         for name in self.along_heads:
             if (layer := getattr(self, name)) is not None:
-                setattr(other, name, _rows(layer, rows))
+                setattr(other, name, only_rows(layer, rows))
         for name in ("q_bias", "v_bias"):
             if (bias := getattr(self, name)) is not None:
                 setattr(other, name, nn.Parameter(bias.detach()[rows]))
-        other.proj = copy.copy(self.proj)
-        other.proj.__dict__["_parameters"] = dict(self.proj._parameters)
+        other.bias = None if self.bias is None else self.bias.select(positions)
+        other.proj = shallow(self.proj)
         other.proj.in_features = len(rows)
         other.proj.weight = nn.Parameter(self.proj.weight.detach()[:, rows])
         return other
@@ -334,10 +371,17 @@ def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     return torch.stack((-second, first), dim=-1).flatten(-2)
 
 
-def _rows(layer: nn.Linear, rows: torch.Tensor) -> nn.Linear:
+def shallow(module: AnyModule) -> AnyModule:
+    """Return a copy that has the same parts, each of which may be replaced without touching the original."""
+    other = copy.copy(module)
+    for parts in ("_modules", "_parameters"):
+        other.__dict__[parts] = dict(getattr(module, parts))
+    return other
+
+
+def only_rows(layer: nn.Linear, rows: torch.Tensor) -> nn.Linear:
     """Return a linear layer with only some output features."""
-    sliced = copy.copy(layer)
-    sliced.__dict__["_parameters"] = dict(layer._parameters)
+    sliced = shallow(layer)
     sliced.out_features = len(rows)
     sliced.weight = nn.Parameter(layer.weight.detach()[rows])
     if layer.bias is not None:

@@ -33,13 +33,19 @@ class Role(StrEnum):
 class HeadTensor:
     """A tensor of a block whose axis `axis` is `(copies H K)`: heads contiguous, `copies` times over.
 
-    A fused qkv weight is axis 0 and three copies; an output projection's weight is axis 1 and one copy.
+    A fused qkv weight is axis 0 and three copies; an output projection's weight is axis 1 and one copy. Where a head has
+    one entry and not K, the axis is `(copies H)`: a table of position biases with a column a head is axis 1 and one copy.
     """
 
     name: str
     axis: int
     copies: int
     role: Role
+    one_entry: bool = False
+
+    def width(self, head_dim: int) -> int:
+        """Return how many entries a head has along the axis, all copies together."""
+        return self.copies * (1 if self.one_entry else head_dim)
 
 
 def projections_apart(name: str, parts: Sequence[str]) -> tuple[HeadTensor, ...]:

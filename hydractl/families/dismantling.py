@@ -44,7 +44,7 @@ def cut_heads(
                 if module is None or old is None:
                     continue
                 shape = list(old.shape)
-                shape[tensor.axis] = tensor.copies * len(kept) * heads.head_dim
+                shape[tensor.axis] = len(kept) * tensor.width(heads.head_dim)
                 setattr(module, name, nn.Parameter(torch.empty(shape, dtype=old.dtype, device="meta")))
                 if isinstance(module, nn.Linear) and name == "weight":
                     module.out_features, module.in_features = shape

@@ -66,7 +66,7 @@ def member_widths(family: Family, header: Header, name: str, length: int) -> lis
     """
     place = locate(family, name)
     if place.heads is not None and place.layer is not None:
-        width = place.heads.copies * header.architecture.towers[place.tower].head_dim
+        width = place.heads.width(header.architecture.towers[place.tower].head_dim)
         widths = [width * len(mask[place.tower].keep[place.layer]) for mask in header.masks]
     else:
         widths = [length // len(header.masks)] * len(header.masks)

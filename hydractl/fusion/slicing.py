@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def kept_indices(tensor: HeadTensor, kept: Sequence[int], *, num_heads: int, head_dim: int) -> torch.Tensor:
-    """Return the indices along the head axis that stay, increasing; shape (copies len(kept) K,)."""
+    """Return the indices along the head axis that stay, increasing: copy after copy, head after head."""
     import torch  # noqa: PLC0415 - shapes alone must not cost the import of torch
 
-    grid = torch.arange(tensor.copies * num_heads * head_dim).reshape(tensor.copies, num_heads, head_dim)
+    grid = torch.arange(num_heads * tensor.width(head_dim)).reshape(tensor.copies, num_heads, -1)
     return grid[:, list(kept)].reshape(-1)
 
 
@@ -39,11 +39,11 @@ def pruned_spec(
     if place.heads is None or place.layer is None:
         return spec
     tower, heads = architecture.towers[place.tower], place.heads
-    full = heads.copies * tower.num_heads * tower.head_dim
+    full = tower.num_heads * heads.width(tower.head_dim)
     if len(spec.shape) <= heads.axis or spec.shape[heads.axis] != full:
         raise ValueError(f"tensor {name} has shape {spec.shape}; axis {heads.axis} should be {full}")
     shape = list(spec.shape)
-    shape[heads.axis] = heads.copies * len(mask[place.tower].keep[place.layer]) * tower.head_dim
+    shape[heads.axis] = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
     return TensorSpec(spec.dtype, tuple(shape))
 
 
@@ -59,13 +59,13 @@ def unpruned_shape(
     if place.heads is None or place.layer is None:
         return spec.shape
     tower, heads = architecture.towers[place.tower], place.heads
-    kept = heads.copies * len(mask[place.tower].keep[place.layer]) * tower.head_dim
+    kept = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
     if len(spec.shape) <= heads.axis or spec.shape[heads.axis] != kept:
         raise ValueError(
             f"tensor `{name}` has shape {spec.shape}; its mask says that axis {heads.axis} is {kept}"
         )
     shape = list(spec.shape)
-    shape[heads.axis] = heads.copies * tower.num_heads * tower.head_dim
+    shape[heads.axis] = tower.num_heads * heads.width(tower.head_dim)
     return tuple(shape)
 
 

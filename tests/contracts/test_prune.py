@@ -86,7 +86,7 @@ def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
             continue
         layer, heads = with_heads[name]
         kept = RAGGED["ragged"][layer]
-        parts = tensor.unflatten(heads.axis, (heads.copies, 4, 8)).index_select(
+        parts = tensor.unflatten(heads.axis, (heads.copies, 4, heads.width(8) // heads.copies)).index_select(
             heads.axis + 1, torch.tensor(kept, dtype=torch.long)
         )
         assert torch.equal(member.state[name], parts.flatten(heads.axis, heads.axis + 2))

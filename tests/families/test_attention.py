@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from timm.layers import Attention as TimmAttention
 from torch import nn
 
-from hydractl.families.attention import Attention
+from hydractl.families.attention import Attention, HeadGroup, HeadParts, PositionBias, Side
 from hydractl.families.probe import largest_difference
 from hydractl.families.timm.vit_modules import head_group
 
@@ -92,3 +92,53 @@ def test_no_heads_leave_the_bias_alone():
     x = torch.randn(2, 5, 24, dtype=torch.float64)
     found = group.project(group.attend(x, None))
     assert torch.equal(found, group.proj.bias.expand(2, 5, 24))
+
+
+def biased(*, tokens=5, positions=7, seed=0):
+    """Return four heads with a table of relative positions, and what stands in the table for each two tokens (H, T, T)."""
+    made = library(seed=seed)
+    table = nn.Parameter(torch.randn(positions, 4, dtype=torch.float64))
+    index = torch.randint(positions, (tokens, tokens))
+    parts = HeadParts(
+        kept=ALL, head_dim=6, scale=6**-0.5, qkv=made.qkv, proj=made.proj, bias=PositionBias(table, index)
+    )
+    return HeadGroup(parts), torch.stack([table[index, h] for h in ALL])
+
+
+def with_scores(group, x, bias):
+    """Return every head's output (B, T, H, K), of scores that a bias (H, T, T) is added to; written out."""
+    q, k, v = group.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+    scores = q @ k.transpose(-1, -2) * 6**-0.5 + bias
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+@given(
+    kept=st.sets(st.integers(0, 3)),
+    begin=st.integers(0, 4),
+    count=st.integers(1, 5),
+    shared=st.booleans(),
+)
+@settings(max_examples=40)
+@torch.inference_mode()
+def test_a_table_of_positions_is_added_to_the_scores_and_cut_with_its_heads(kept, begin, count, shared):
+    group, table = biased()
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    beside = torch.randn(1, 4, 5, 5, dtype=torch.float64) if shared else None
+    expected = with_scores(group, x, table if beside is None else table + beside[0])
+    selected = group.select(sorted(kept))
+    for queries in (None, slice(begin, begin + count)):
+        asked = expected if queries is None else expected[:, queries]
+        found = selected.attend(x, queries, Side(bias=beside))
+        assert found.shape == (2, asked.shape[1], len(kept), 6)
+        if kept:
+            assert largest_difference(found, asked[:, :, sorted(kept)]) <= 1e-12
+    assert selected.bias.table.shape == (7, len(kept))
+
+
+@torch.inference_mode()
+def test_attention_weights_know_the_table():
+    group, table = biased()
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    q, k, _ = group.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
+    expected = (q @ k.transpose(-1, -2) * 6**-0.5 + table).softmax(-1)
+    assert largest_difference(group.weights(x), expected) <= 1e-12
