@@ -92,6 +92,20 @@ class Budget:
             return math.floor(total * (1 - Fraction(str(self.keep_fraction))) + Fraction(1, 2))
         return total - self._keep(towers, total=total)
 
+    def kept_a_layer(self, towers: Shape) -> int:
+        """Return how many heads stay of each layer where all keep equally many: as near the budget as that goes.
+
+        The mean number of heads that a layer keeps, rounded; a half goes to the even number.
+
+        Args:
+            towers: The model's shape.
+
+        Raises:
+            ValueError: As `removals`.
+        """
+        layers = sum(size.layers for size in towers.values())
+        return round(Fraction(total_heads(towers) - self.removals(towers), layers))
+
     def _keep(self, towers: Shape, *, total: int) -> int:
         """Return how many heads stay in all under `keep_per_layer`."""
         keep = self.keep_per_layer or 0

@@ -60,6 +60,35 @@ def test_a_fraction_is_met_to_half_a_head(layers, num_heads, thousandths):
     assert -500 < 1000 * removed - total * (1000 - thousandths) <= 500
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), min_size=1, max_size=2), st.integers(1, 1000)
+)
+def test_layers_that_keep_equally_many_are_as_near_the_budget_as_that_goes(sizes, thousandths):
+    shape = {str(i): TowerShape(*size) for i, size in enumerate(sizes)}
+    layers, budget = sum(layers for layers, _ in sizes), Budget(keep_fraction=thousandths / 1000)
+    stay = sum(layers * heads for layers, heads in sizes) - budget.removals(shape)
+
+    keep = budget.kept_a_layer(shape)
+
+    assert 2 * abs(keep * layers - stay) <= layers
+    assert keep % 2 == 0 or 2 * abs(keep * layers - stay) < layers  # a half goes to the even number
+
+
+@pytest.mark.parametrize(
+    ("remove", "kept"), [(0, 4), (1, 4), (2, 4), (3, 3), (5, 3), (6, 2), (10, 2), (11, 1), (14, 0), (16, 0)]
+)
+def test_removals_are_shared_among_layers_up_to_rounding(remove, kept):
+    assert Budget(remove=remove).kept_a_layer({"t": TowerShape(4, 4)}) == kept
+
+
+@given(st.integers(0, 8), st.integers(1, 5))
+def test_what_a_layer_keeps_on_average_is_what_layers_alike_keep(keep, layers):
+    budget, shape = Budget(keep_per_layer=keep), {"t": TowerShape(layers, 8), "u": TowerShape(1, 8)}
+
+    assert budget.kept_a_layer(shape) == keep
+    assert budget.removals(shape) == (8 - keep) * (layers + 1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -171,7 +171,7 @@ def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pr
     shape = shape_of(towers)
     budget = config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
     try:
-        removals = budget.removals(shape)
+        removals, keep = budget.removals(shape), budget.kept_a_layer(shape)
     except ValueError as error:
         raise UsageError(f"`{budget.typed}`: {error}") from error
     if config.budget is not None and config.settings.amount == Amount.NOTHING:
@@ -181,7 +181,6 @@ def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pr
         )
     layers = sum(t.layers for t in towers.values())
     kept = total_heads(shape) - removals
-    keep = round(kept / layers)
     if config.settings.amount == Amount.KEEP and config.budget is not None and keep * layers != kept:
         progress.warn(
             f"`--method {config.method}` scores layers that keep equally many heads: {keep} each, "

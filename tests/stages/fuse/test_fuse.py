@@ -90,6 +90,24 @@ def test_dtypes_stay(tmp_path, name, mlp):
         assert torch.equal(hydra.tensor(fc1), mean)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("count", [3, 5])
+def test_the_mean_of_merged_mlps_is_summed_in_float64_and_rounded_once(tmp_path, count, dtype):
+    """Of members whose numbers are of so different sizes that float32 would lose some of them on the way."""
+    one, name = base(PLAIN).pruned(*KEEPS[0]).cast(DTYPES[dtype]), "blocks.1.mlp.fc2.weight"
+    generator = torch.Generator().manual_seed(count)
+    shape = (count, *one.state[name].shape)
+    each = torch.randn(shape, generator=generator) * 2.0 ** torch.randint(-20, 20, shape, generator=generator)
+    each = each.to(DTYPES[dtype])
+    samples = [replace(one, state=one.state | {name: own}) for own in each]
+    mean, loses = (each.to(wide).mean(0).to(each.dtype) for wide in (torch.float64, torch.float32))
+
+    fuse(members(tmp_path, samples=samples), tmp_path / "hydra.st", verify=False)
+
+    assert not torch.equal(mean, loses)
+    assert torch.equal(Checkpoint.open(tmp_path / "hydra.st").tensor(name), mean)
+
+
 def test_twice_is_the_same_bytes_and_verification_changes_nothing_but_its_record(tmp_path):
     paths = members(tmp_path, tuned=True)
     for out in ("a", "b"):
