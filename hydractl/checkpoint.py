@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError, ManifestError
-from hydractl.manifest import Header, no_duplicates
+from hydractl.jsonfile import MAX_BYTES, parse
+from hydractl.manifest import Header
 from hydractl.publish import Sink, is_stream
 from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     import torch
 
 METADATA_KEY = "hydractl"
-MAX_HEADER_BYTES = 100_000_000
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -395,7 +395,7 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
                     f"{where}: is JSON, not a checkpoint", hint=f"`hydractl inspect {where}` says what it is"
                 )
             length = int.from_bytes(begin, "little")
-            if size < 8 or length > MAX_HEADER_BYTES or 8 + length > size:
+            if size < 8 or length > MAX_BYTES or 8 + length > size:
                 raise CheckpointError(
                     f"{where}: is not a safetensors file, or is cut off: {size} bytes cannot hold its header",
                     hint="copy or download it again; a `.pth` or `.bin` file is for `hydractl import`",
@@ -406,9 +406,9 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
     except OSError as error:
         raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
     try:
-        table = json.loads(text, object_pairs_hook=no_duplicates)
+        table = parse(text, keys_once=True)
         return _check_table(table, data_begin=8 + length, data_bytes=size - 8 - length)
-    except (ValueError, RecursionError) as error:  # json and Unicode errors are ValueErrors too
+    except ValueError as error:
         raise CheckpointError(f"{where}: is not a well-formed safetensors file: {error}") from error
 
 

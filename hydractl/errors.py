@@ -19,7 +19,6 @@ A `HydraError` says what is wrong and where; `hint` says what to type next. Prog
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 
 
@@ -88,26 +87,3 @@ class Interrupted(HydraError):  # noqa: N818 - as above
     """This process ends because another one of the same run did; without a message where that one has said why."""
 
     exit_code = 130
-
-
-def json_problem(error: json.JSONDecodeError) -> str:
-    """Return in words what is wrong with a JSON text, without the place.
-
-    The parser's own words lead astray where a comma too many is what is wrong, the slip that hands make most.
-    """
-    before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
-    if rest.startswith(","):  # Python 3.13 points at the comma, earlier ones behind it
-        before, rest = f"{before},", rest[1:].lstrip()
-    if before.endswith(",") and rest[:1] in {"}", "]"}:
-        return f"a comma stands before the closing `{rest[0]}`"
-    if before.endswith(",") and _is_json(before[:-1]):
-        return "a comma stands after the end"
-    return error.msg
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

@@ -7,14 +7,14 @@ path. A document is dumped with sorted keys, two spaces and a final newline, so 
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from hydractl.errors import ManifestError, json_problem
+from hydractl.errors import ManifestError
+from hydractl.jsonfile import NotJSONError, parse, read_text
 from hydractl.runtime import digest_text
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -58,10 +58,10 @@ class Document(Model):
             ManifestError: With the JSON path of the first thing that is wrong.
         """
         try:
-            raw = json.loads(text, object_pairs_hook=no_duplicates)
-        except (ValueError, RecursionError) as error:
+            raw = parse(text, keys_once=True)
+        except NotJSONError as error:
             raise ManifestError(
-                f"{where}: is not JSON: {not_json(error)}", hint=f"expected a {cls.kind_of_file} file"
+                f"{where}: is not JSON: {error}", hint=f"expected a {cls.kind_of_file} file"
             ) from error
         if isinstance(raw, dict) and raw.get("schema") != (schema := cls.schema_name()):
             raise ManifestError(
@@ -497,40 +497,6 @@ def full_mask(architecture: Architecture) -> dict[str, TowerKeep]:
         name: TowerKeep(num_heads=t.num_heads, keep=(tuple(range(t.num_heads)),) * t.layers)
         for name, t in architecture.towers.items()
     }
-
-
-def read_text(path: Path) -> str:
-    """Read a small text file; `-` is standard input.
-
-    Raises:
-        ManifestError: If it cannot be read or is not UTF-8.
-    """
-    try:
-        return sys.stdin.buffer.read().decode() if path == Path("-") else path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ManifestError(f"{path}: no such file") from error
-    except UnicodeDecodeError as error:
-        raise ManifestError(
-            f"{path}: is not UTF-8 text", hint="is it a checkpoint? this argument takes a JSON file"
-        ) from error
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build a JSON object, refusing a key that stands twice (`object_pairs_hook` of `json.loads`)."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands twice")
-    return found
-
-
-def not_json(error: ValueError | RecursionError) -> str:
-    """Return in words why a text is not JSON, with the place where the parser knows it."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{json_problem(error)} at line {error.lineno} column {error.colno}"
-    return str(error)
 
 
 def first_problem(error: ValidationError) -> str:

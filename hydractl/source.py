@@ -6,12 +6,12 @@ A MODEL is, in this order: `-` (standard input) · `arch:NAME[::key=value,...]` 
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hydractl.errors import CheckpointError, HubError, UsageError, json_problem
+from hydractl.errors import CheckpointError, HubError, UsageError
+from hydractl.jsonfile import NotJSONError, parse, read_object
 from hydractl.publish import is_stream
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?$")
@@ -94,8 +94,8 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
                 hint="for example `arch:vit_tiny_patch16_224::num_classes=10`",
             )
         try:
-            options[key] = json.loads(value)
-        except ValueError:
+            options[key] = parse(value)
+        except NotJSONError:
             options[key] = value
     return name, options
 
@@ -182,7 +182,7 @@ def _in_folder(reference: str, folder: Path) -> Located:
 
 
 def _in_index(reference: str, index: Path, *, config: dict[str, object] | None = None) -> Located:
-    table = _read_json(index).get("weight_map")
+    table = read_object(index).get("weight_map")
     if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
         raise CheckpointError(f"{index}: weight_map is missing or is not a table of file names")
     shards = tuple(index.parent / name for name in sorted(set(table.values())))
@@ -215,18 +215,5 @@ def _config_in(folder: Path) -> dict[str, object] | None:
     own, open_clip = folder / "config.json", folder / OPEN_CLIP_CONFIG
     both = own.is_file() and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file())
     if open_clip.is_file() and not both:
-        return _read_json(open_clip)
-    return _read_json(own) if own.is_file() else None
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise CheckpointError(f"{path}: cannot be read as JSON: {json_problem(error)} at {place}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: is not a JSON object")
-    return value
+        return read_object(open_clip)
+    return read_object(own) if own.is_file() else None

@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 from hydractl.checkpoint import (
     DTYPE_NAMES,
     ITEM_BYTES,
-    MAX_HEADER_BYTES,
     Checkpoint,
     TensorSpec,
     digest_together,
@@ -32,6 +31,7 @@ from hydractl.checkpoint import (
     write_tensors,
 )
 from hydractl.errors import CheckpointError
+from hydractl.jsonfile import MAX_BYTES
 from hydractl.runtime import CHUNK_BYTES
 from support.builders import base
 
@@ -194,7 +194,7 @@ MALFORMED = {
     "short": (b"\x01\x02\x03", "3 bytes cannot hold its header"),
     "length-only": ((2).to_bytes(8, "little"), "8 bytes cannot hold its header"),
     "huge-length": ((2**63).to_bytes(8, "little") + b"{}", "10 bytes cannot hold its header"),
-    "length-over-limit": ((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", "cannot hold its header"),
+    "length-over-limit": ((MAX_BYTES + 1).to_bytes(8, "little") + b"{}", "cannot hold its header"),
     "not-json": (raw_file(b"{nope"), "is not a well-formed safetensors file: Expecting"),
     "no-header": (raw_file(b""), "is not a well-formed safetensors file"),
     "bad-utf8": (raw_file(b'{"\xff\xfe": 1}'), "is not a well-formed safetensors file: 'utf-8' codec"),

@@ -26,8 +26,6 @@ from hydractl.manifest import (
     TowerScores,
     check_mask_fits,
     full_mask,
-    no_duplicates,
-    read_text,
 )
 from support.builders import base, sha
 
@@ -324,17 +322,6 @@ def test_standard_input(data, code):
     )
     done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (code, b"" if code else data)
-
-
-def test_no_duplicates_names_the_key():
-    assert no_duplicates([("a", 1), ("b", 2)]) == {"a": 1, "b": 2}
-    with pytest.raises(ValueError, match="key `a` stands twice"):
-        no_duplicates([("a", 1), ("b", 2), ("a", 3)])
-
-
-def test_reading_text_of_a_file(tmp_path):
-    (tmp_path / "a").write_text("é")
-    assert read_text(tmp_path / "a") == "é"
 
 
 def test_the_full_mask_fits_its_architecture():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,8 @@ from hydractl.data.listed import (
 )
 from hydractl.data.reference import SOURCES_HINT, SourceKind
 from hydractl.data.texts import Table, texts_of_table
-from hydractl.errors import DataError, json_problem
+from hydractl.errors import DataError
+from hydractl.jsonfile import NotJSONError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -264,11 +264,12 @@ def _read_jsonl(path: Path) -> Rows:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = parse(line)
+        except NotJSONError as error:
+            place = f" at column {error.column}" if error.column else ""
             array = not rows and line.lstrip().startswith("[")
             raise DataError(
-                f"{path}: line {number} is not JSON: {json_problem(error)} at column {error.colno}",
+                f"{path}: line {number} is not JSON: {error.words}{place}",
                 hint=f"each line is an object of its own; `jq -c '.[]' {path}` makes such lines of an array"
                 if array
                 else 'each line is an object of its own, for example {"image": "a.png", "label": "cat"}',

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.jsonfile import parse
 from hydractl.progress import counted
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def read_labels(given: str | None) -> tuple[str, ...]:
     else:
         try:
             text = path.read_text(encoding="utf-8")
-            names = json.loads(text) if path.suffix == ".json" else text.splitlines()
+            names = parse(text) if path.suffix == ".json" else text.splitlines()
         except FileNotFoundError as error:
             hint = "a file with a name a line, a JSON list, or the names: `--labels cat,dog`"
             raise CheckpointError(f"{given}: no such file of labels", hint=hint) from error
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{given}: cannot be read as labels: {error}") from error
     if not isinstance(names, list) or not names or not all(isinstance(n, str) and n.strip() for n in names):
         raise UsageError(

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from hydractl.errors import HydraError
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.refused import REFUSED
+from hydractl.jsonfile import parse
 from hydractl.manifest import Preprocess, Tokenization
 from hydractl.runtime import digest_text
 from hydractl.stages.inspect.report import Identity
@@ -100,7 +101,7 @@ def _tokenizer_size(how: Preprocess | Tokenization, prompting: Prompting | None)
     if not isinstance(texts, Tokenization) or texts.tokenizer is None:
         return None
     with suppress(ValueError, KeyError, TypeError, AttributeError):  # a header says what it likes
-        raw = json.loads(texts.tokenizer)
+        raw = parse(texts.tokenizer)
         vocabulary = raw["model"]["vocab"]  # {token: number}, or [[token, weight], ...]
         known = {*vocabulary} if isinstance(vocabulary, dict) else {token for token, _ in vocabulary}
         return len(known | {added["content"] for added in raw.get("added_tokens") or ()})

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from hydractl.checkpoint import MAX_HEADER_BYTES, Checkpoint, ScratchFolder
+from hydractl.checkpoint import Checkpoint, ScratchFolder
 from hydractl.errors import CheckpointError, InputError, ManifestError
-from hydractl.manifest import DOCUMENTS, Document, no_duplicates, not_json
+from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse, read_exactly, read_limited
+from hydractl.manifest import DOCUMENTS, Document
 from hydractl.publish import is_stream
 from hydractl.runtime import CHUNK_BYTES
 
@@ -36,7 +37,7 @@ def open_any(path: Path) -> Checkpoint | Document:
         InputError: If it is neither, or cannot be read.
     """
     with _source(path) as source:
-        begin = _read_exactly(source, 8)
+        begin = read_exactly(source, 8)
         if b"\0" in begin:  # the length of a safetensors header; a JSON text holds no zero byte
             return _checkpoint(path, begin, source)
         return _document(str(path), _text(str(path), begin, source))
@@ -55,22 +56,14 @@ def _source(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _read_exactly(source: BinaryIO, size: int) -> bytes:
-    """Read up to `size` bytes, however small the pieces are in which a pipe hands them over."""
-    found = b""
-    while len(found) < size and (piece := source.read(size - len(found))):
-        found += piece
-    return found
-
-
 def _checkpoint(path: Path, begin: bytes, source: BinaryIO) -> Checkpoint:
     if not is_stream(path):
         return Checkpoint.open(path)
-    length = min(int.from_bytes(begin, "little"), MAX_HEADER_BYTES)
+    length = min(int.from_bytes(begin, "little"), MAX_BYTES)
     folder = ScratchFolder()
     hollow = folder.path / "header.safetensors"
     with hollow.open("wb") as file:
-        size = file.write(begin) + file.write(_read_exactly(source, length))
+        size = file.write(begin) + file.write(read_exactly(source, length))
         while piece := source.read(CHUNK_BYTES):
             size += len(piece)
         file.truncate(size)
@@ -94,16 +87,18 @@ def _text(where: str, begin: bytes, source: BinaryIO) -> str:
             hint="give a checkpoint, scores, a head mask or a report",
         )
     try:
-        return (begin + source.read()).decode()
+        return (begin + read_limited(source)).decode()
     except UnicodeDecodeError as error:
         raise ManifestError(f"{where}: is not UTF-8 text") from error
+    except NotJSONError as error:
+        raise ManifestError(f"{where}: {error}") from error
 
 
 def _document(where: str, text: str) -> Document:
     try:
-        raw = json.loads(text, object_pairs_hook=no_duplicates)
-    except ValueError as error:
-        raise ManifestError(f"{where}: is not JSON: {not_json(error)}") from error
+        raw = parse(text, keys_once=True)
+    except NotJSONError as error:
+        raise ManifestError(f"{where}: is not JSON: {error}") from error
     known = {cls.schema_name(): cls for cls in DOCUMENTS.values()}
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(schema, str) or schema not in known:

@@ -1,0 +1,147 @@
+"""The one reader of JSON: how much is read, what counts as JSON, and how it is said what is wrong.
+
+No file of JSON is read beyond `MAX_BYTES`, so that a checkpoint given by mistake does not fill the memory. Text is UTF-8
+without a byte order mark; it may be nested, and its whole numbers may be long, as far as Python's parser goes. `NaN` and
+`Infinity` are let through, which libraries write into their configurations; documents of ours refuse them by their schema.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hydractl.errors import CheckpointError, ManifestError
+
+MAX_BYTES = 100_000_000
+
+
+class NotJSONError(ValueError):
+    """A text that is not JSON; as a text it says why, and where the parser knows it.
+
+    Attributes:
+        words: What is wrong, without the place.
+        line: Where, from 1; 0 if that is not known.
+        column: Likewise.
+    """
+
+    def __init__(self, words: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(f"{words} at line {line} column {column}" if line else words)
+        self.words = words
+        self.line = line
+        self.column = column
+
+
+def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401 - JSON may be anything
+    """Return what a JSON text says.
+
+    Args:
+        text: Bytes are UTF-8.
+        keys_once: Whether a key that stands twice in an object is refused; else the last counts, as libraries have it.
+
+    Raises:
+        NotJSONError: If it is none.
+    """
+    hook = _without_duplicates if keys_once else None
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=hook)
+    except json.JSONDecodeError as error:
+        raise NotJSONError(_words(error), error.lineno, error.colno) from error
+    except (ValueError, RecursionError) as error:  # bad UTF-8 and numbers of too many digits are ValueErrors
+        raise NotJSONError(str(error)) from error
+
+
+def read_exactly(file: BinaryIO, size: int) -> bytes:
+    """Return the next `size` bytes, fewer at the end only: a pipe hands over pieces however small."""
+    found = bytearray()
+    while len(found) < size and (piece := file.read(size - len(found))):
+        found += piece
+    return bytes(found)
+
+
+def read_limited(file: BinaryIO) -> bytes:
+    """Return the rest of a file.
+
+    Raises:
+        NotJSONError: If that is more than any JSON that is read here.
+        UnicodeDecodeError: If it is more, and is no text besides.
+    """
+    found = read_exactly(file, MAX_BYTES + 1)
+    if len(found) > MAX_BYTES:
+        codecs.getincrementaldecoder("utf-8")().decode(found)
+        raise NotJSONError(f"has more than {MAX_BYTES} bytes")
+    return found
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a document; `-` is standard input.
+
+    Raises:
+        ManifestError: If it cannot be read, is too long or is not UTF-8.
+    """
+    hint = "is it a checkpoint? this argument takes a JSON file"
+    try:
+        return _read(path).decode()
+    except FileNotFoundError as error:
+        raise ManifestError(f"{path}: no such file") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: is not UTF-8 text", hint=hint) from error
+    except NotJSONError as error:
+        raise ManifestError(f"{path}: {error}", hint=hint) from error
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a file of a model's folder: `config.json` and its like.
+
+    Raises:
+        CheckpointError: If it cannot be read or is something else.
+    """
+    try:
+        value = parse(_read(path))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: is not a JSON object")
+    return value
+
+
+def _read(path: Path) -> bytes:
+    if path == Path("-"):
+        return read_limited(sys.stdin.buffer)
+    with path.open("rb") as file:
+        return read_limited(file)
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key `{next(n for n in names if names.count(n) > 1)}` stands twice")
+    return found
+
+
+def _words(error: json.JSONDecodeError) -> str:
+    """Return what is wrong with a text.
+
+    The parser's own words lead astray where a comma too many is what is wrong, the slip that hands make most.
+    """
+    before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
+    if rest.startswith(","):  # Python 3.13 points at the comma, earlier ones behind it
+        before, rest = f"{before},", rest[1:].lstrip()
+    if before.endswith(",") and rest[:1] in {"}", "]"}:
+        return f"a comma stands before the closing `{rest[0]}`"
+    if before.endswith(",") and _is_json(before[:-1]):
+        return "a comma stands after the end"
+    return error.msg
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""The one reader of JSON: its limits, and its words for what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hydractl import jsonfile
+from hydractl.errors import CheckpointError, ManifestError
+from hydractl.jsonfile import NotJSONError, parse, read_object, read_text
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ('{"a": 1,}', "a comma stands before the closing `}`"),
+    ('[1, 2,\n]', "a comma stands before the closing `]`"),
+    ('{"a": [1,], "b": 2}', "a comma stands before the closing `]`"),
+    ('{"a": 1},', "a comma stands after the end"),
+])  # fmt: skip
+def test_a_comma_too_many_is_said(text, words):
+    with pytest.raises(NotJSONError) as caught:
+        parse(text)
+
+    assert caught.value.words == words
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a" 1}', "[1,,2]", '{"a", 1}', "[1 2]", "1 2"])
+def test_other_problems_are_the_parsers(text):
+    with pytest.raises(json.JSONDecodeError) as parsers:
+        json.loads(text)
+    with pytest.raises(NotJSONError) as caught:
+        parse(text)
+
+    assert caught.value.words == parsers.value.msg
+    assert str(caught.value) == f"{caught.value.words} at line 1 column {parsers.value.colno}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 200_000, "9" * 5000, b'"\xff"', '{"a": 1}'.encode("utf-16"), "\ufeff{}", b"\xef\xbb\xbf{}"],
+    ids=["deep", "long-number", "bad-utf8", "utf-16", "byte-order-mark", "byte-order-mark-in-bytes"],
+)
+def test_what_is_beyond_the_limits_is_no_json(text):
+    with pytest.raises(NotJSONError):
+        parse(text)
+
+
+def test_a_key_that_stands_twice():
+    text = '{"b": {"a": 1, "c": 2, "a": 3}}'
+
+    assert parse(text) == {"b": {"a": 3, "c": 2}}
+    with pytest.raises(NotJSONError, match="key `a` stands twice"):
+        parse(text, keys_once=True)
+
+
+def test_reading_text_of_a_file(tmp_path):
+    (tmp_path / "a").write_text("é")
+    assert read_text(tmp_path / "a") == "é"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [(b'"0123456"', "has more than 8 bytes"), ('"012345é"'.encode(), "has more than 8 bytes"), (b"\0\xff" * 5, "is not UTF-8 text")],
+    ids=["text", "cut in a letter", "no text"],
+)  # fmt: skip
+def test_a_file_is_not_read_beyond_the_limit(tmp_path, monkeypatch, data, problem):
+    monkeypatch.setattr(jsonfile, "MAX_BYTES", 8)
+    (tmp_path / "a.json").write_bytes(data)
+    (tmp_path / "b.json").write_bytes(data[:7] + b'"')
+
+    with pytest.raises(ManifestError, match=f"a.json: {problem}") as caught:
+        read_text(tmp_path / "a.json")
+    assert caught.value.hint == "is it a checkpoint? this argument takes a JSON file"
+    with pytest.raises(CheckpointError, match=r"a\.json: cannot be read as JSON: "):
+        read_object(tmp_path / "a.json")
+    if problem.startswith("has"):
+        assert parse(read_text(tmp_path / "b.json")) == "012345"
