@@ -1,0 +1,251 @@
+"""What the command lines of `same_bytes.py` read: tiny models as their libraries save them, data, and damaged files.
+
+Weights are noise of a fixed seed, so that none is zero or one by initialisation. Nothing of hydractl is used.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+Options = dict[str, object]
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+GOOD, BAD = ("good", "fine", "great"), ("bad", "awful", "poor")
+FILMS, GADGETS = ("film", "plot", "actor"), ("phone", "battery", "screen")
+PLAIN = (
+    "the",
+    "was",
+    "very",
+    "a",
+    "photo",
+    "of",
+    "red",
+    "blue",
+    "circle",
+    "square",
+    ".",
+    *map(str, range(10)),
+)
+KNOWN = (*SPECIAL, *GOOD, *BAD, *FILMS, *GADGETS, *PLAIN)
+DIGITS = [str(i) for i in range(7)]
+END = 60
+WORDS = (*KNOWN, *(f"word{i}" for i in range(len(KNOWN), END)), "[END]")
+"""Sixty-one, as many as the tiny text models know; the last one ends the texts of CLIP."""
+PROCESSOR: Options = {
+    "image_processor_type": "ViTImageProcessor", "image_mean": [0.4], "image_std": [0.3], "resample": 3,
+}  # fmt: skip
+RANDOM = random.Random(0)  # noqa: S311 - reproducible, not secret
+
+
+def write_inputs(folder: Path, variants: Iterable[Any]) -> None:
+    """Write everything.
+
+    Args:
+        folder: Empty.
+        variants: Of `support.variants`: `family`, `name`, `arch` and `options`.
+    """
+    for variant in variants:
+        save_model(folder / str(variant), variant)
+    save_tokenizer(folder / "tokenizer", "[SEP]")
+    write_texts(folder)
+    write_images(folder / "images")
+    write_weights(folder)
+    write_damage(folder)
+
+
+def save_model(folder: Path, variant: Any) -> None:  # noqa: ANN401 - what tests call a variant
+    """Write a variant as its library does."""
+    library = str(variant.family).partition("-")[0]
+    torch.manual_seed(0)
+    folder.mkdir()
+    {"timm": save_timm, "transformers": save_transformers, "openclip": save_open_clip}[library](
+        folder, variant.arch, dict(variant.options)
+    )
+
+
+def save_timm(folder: Path, arch: str, options: Options) -> None:
+    """Write timm's folder."""
+    import timm
+
+    model = perturbed(timm.create_model(arch, pretrained=False, **options))
+    config = {
+        "architecture": arch, "num_classes": model.num_classes, "model_args": options, "label_names": DIGITS,
+        "pretrained_cfg": {"mean": [0.4], "std": [0.3], "interpolation": "bicubic", "crop_pct": 0.9},
+    }  # fmt: skip
+    write_json(folder / "config.json", config)
+    save_tensors(model, folder / "model.safetensors")
+
+
+def save_transformers(folder: Path, arch: str, options: Options) -> None:
+    """Write a folder of transformers with an image processor, a tokenizer, or both."""
+    import transformers
+
+    nested = {tower: own for tower in ("text", "vision") if (own := beneath(options, tower))}
+    flat = {k: v for k, v in options.items() if "." not in k}
+    flat |= {f"{tower}_config": own for tower, own in nested.items()}
+    pair = len(nested) > 1
+    image = "image_size" in options or "vision" in nested
+    labels = DIGITS if image else ["negative", "positive"]
+    flat |= {"num_labels": len(labels), "id2label": dict(enumerate(labels))}
+    named = getattr(transformers, arch, None)
+    if named is not None:
+        model = named(named.config_class(**flat))
+    else:
+        kind = "AutoModelForImageClassification" if image else "AutoModelForSequenceClassification"
+        config = transformers.AutoConfig.for_model(arch, architectures=[], **flat)
+        model = getattr(transformers, "AutoModel" if pair else kind).from_config(config)
+    perturbed(model).save_pretrained(folder)
+    if image:
+        size: Any = nested.get("vision", options)["image_size"]
+        height, width = (size, size) if isinstance(size, int) else size
+        channels = 3 if pair else 1
+        write_json(
+            folder / "preprocessor_config.json",
+            PROCESSOR | {"size": {"height": height, "width": width}, "image_mean": [0.4] * channels,
+                         "image_std": [0.3] * channels},
+        )  # fmt: skip
+    if pair or not image:
+        save_tokenizer(folder, "[END]" if pair else "[SEP]")
+
+
+def save_open_clip(folder: Path, arch: str, options: Options) -> None:
+    """Write open_clip's folder."""
+    import open_clip
+
+    known: dict[str, Any] = open_clip.get_model_config(arch.removeprefix("openclip:"))
+    for tower in ("text", "vision"):
+        known[f"{tower}_cfg"] = known[f"{tower}_cfg"] | beneath(options, tower)
+    known["text_cfg"] |= {"hf_tokenizer_name": "."}
+    known |= {k: v for k, v in options.items() if "." not in k}
+    own = {k: v for k, v in known.items() if k != "custom_text"}
+    own["text_cfg"] = {k: v for k, v in own["text_cfg"].items() if k != "hf_tokenizer_name"}
+    model = perturbed((open_clip.CustomTextCLIP if known.get("custom_text") else open_clip.CLIP)(**own))
+    images = {"mean": [0.4] * 3, "std": [0.3] * 3, "resize_mode": "squash"}
+    write_json(folder / "open_clip_config.json", {"model_cfg": known, "preprocess_cfg": images})
+    save_tensors(model, folder / "open_clip_model.safetensors")
+    save_tokenizer(folder, "[END]")
+
+
+def beneath(options: Mapping[str, object], tower: str) -> Options:
+    """Return the options of one tower."""
+    prefix = f"{tower}."
+    return {k.removeprefix(prefix): v for k, v in options.items() if k.startswith(prefix)}
+
+
+def perturbed(model: Any) -> Any:  # noqa: ANN401 - the libraries are untyped
+    """Add noise to every weight and buffer."""
+    module: nn.Module = model.eval()
+    draw = torch.Generator().manual_seed(1)
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and tensor.numel():
+            spread = 0.2 if tensor.ndim < 2 else 0.5 / max(tensor[0].numel(), 1) ** 0.5
+            noise = spread * torch.randn(tensor.shape, generator=draw)
+            tensor.add_(noise.abs() if name.endswith("running_var") else noise)
+    return module
+
+
+def save_tokenizer(folder: Path, last: str) -> None:
+    """Write a tokenizer that knows `WORDS`, and ends texts with one of them."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=SPECIAL[1]))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single=f"[CLS] $A {last}",
+        pair=f"[CLS] $A {last} $B:1 {last}:1",
+        special_tokens=[("[CLS]", 2), (last, WORDS.index(last))],
+    )
+    named = {f"{word[1:-1].lower()}_token": word for word in SPECIAL}
+    saver: Any = PreTrainedTokenizerFast  # untyped
+    saver(tokenizer_object=made, **named).save_pretrained(folder)
+
+
+def write_texts(folder: Path) -> None:
+    """Write reviews with two labels, of films and of gadgets, and pairs of them, as JSON lines, CSV and Parquet."""
+    from datasets import Dataset
+
+    for name, things, count in (("train", FILMS, 48), ("val", FILMS, 24), ("ood", GADGETS, 16)):
+        rows = [
+            {"text": text, "other": f"the {RANDOM.choice(GADGETS)}", "label": label}
+            for text, label in (review(things) for _ in range(count))
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        table = Dataset.from_list(rows)
+        table.to_parquet(folder / f"{name}.parquet")
+        table.to_csv(folder / f"{name}.csv")
+
+
+def review(things: tuple[str, ...]) -> tuple[str, str]:
+    """Return a text and its label."""
+    label = RANDOM.choice(("negative", "positive"))
+    words = ["the", RANDOM.choice(things), "was", *["very"] * RANDOM.randrange(4)]
+    return " ".join([*words, RANDOM.choice(GOOD if label == "positive" else BAD)]), label
+
+
+def write_images(folder: Path) -> None:
+    """Write a folder with a sub-folder a class."""
+    from PIL import Image
+
+    for name in ("cat", "dog", "owl"):
+        (folder / name).mkdir(parents=True)
+        for i in range(6):
+            pixels = bytes(RANDOM.randrange(256) for _ in range(9 * 11 * 3))
+            Image.frombytes("RGB", (9, 11), pixels).save(folder / name / f"{i}.png")
+
+
+def write_weights(folder: Path) -> None:
+    """Write what training scripts save of one of timm's models: wrapped, sharded names, with a moving average."""
+    from safetensors.torch import load_file
+
+    state = load_file(folder / "timm-vit-class-token" / "model.safetensors")
+    behind = {f"module.{k}": v for k, v in state.items()}
+    average = {f"module.{k}": v * 2 for k, v in state.items()}
+    torch.save(state, folder / "plain.pth")
+    torch.save({"epoch": 1, "state_dict": behind, "state_dict_ema": average}, folder / "wrapped.pth")
+    torch.save({"model": behind, "optimizer": {"lr": 1.0}}, folder / "model.ckpt")
+    torch.save({k: v for k, v in state.items() if "head" not in k}, folder / "headless.pth")
+    torch.save({"state_dict": Code()}, folder / "code.pth")
+    bert = load_file(folder / "transformers-bert-plain" / "model.safetensors")
+    torch.save(bert, folder / "bert.bin")
+
+
+class Code:
+    """What only code can read back."""
+
+
+def write_damage(folder: Path) -> None:
+    """Write files that cannot be used."""
+    (folder / "empty.json").write_text("")
+    (folder / "broken.json").write_text('{"schema": "hydractl.scores/1", ')
+    (folder / "unknown.json").write_text('{"schema": "hydractl.nonsense/1"}')
+    (folder / "list.json").write_text("[1, 2]")
+    (folder / "empty.st").write_bytes(b"")
+    (folder / "broken.st").write_bytes(b"\xff" * 64)
+    (folder / "labels.txt").write_text("".join(f"kind {i}\n" for i in range(7)))
+    (folder / "classes.txt").write_text("".join(f"{i}\n" for i in range(5)))
+    (folder / "blank.jsonl").write_text("\n")
+    (folder / "odd.jsonl").write_text('{"text": "a", "label": 1}\n{"text": 3}\n')
+    (folder / "one.jsonl").write_text('{"text": "the film", "label": "positive"}\n')
+
+
+def save_tensors(model: nn.Module, path: Path) -> None:
+    """Write a state dict."""
+    from safetensors.torch import save_file
+
+    save_file({k: v.contiguous().clone() for k, v in model.state_dict().items()}, path)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write one JSON document."""
+    path.write_text(json.dumps(value, indent=2))
