@@ -8,17 +8,13 @@ import signal
 import sys
 from pathlib import Path
 
-from hydractl.runtime import ENDING, heed_no_more_signals, unwind, unwind_once
+from hydractl.signals import heed_no_more_signals, heed_signals
 
 
 def main() -> None:
     """Run the command line."""
     launched = os.environ.get("WORLD_SIZE", "1") != "1"
-    for name in ENDING:
-        number = getattr(signal, name, None)
-        if number is None or signal.getsignal(number) not in {signal.SIG_DFL, signal.default_int_handler}:
-            continue
-        signal.signal(number, unwind_once if launched else unwind)
+    heed_signals(once=launched)
     try:
         code = _run()
     except KeyboardInterrupt:  # before or after the command itself

@@ -15,7 +15,7 @@ from hydractl.cli import eval, finetune, fuse, import_, prune, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
-from hydractl.runtime import told_to_end
+from hydractl.signals import told_to_end
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141

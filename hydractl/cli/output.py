@@ -13,7 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hydractl.runtime import LINGER_S, heed_no_more_signals
+from hydractl.parallel import LINGER_S
+from hydractl.signals import heed_no_more_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from hydractl.parallel import Team
 from hydractl.scoring.settings import Settings
-from hydractl.scoring.team import Alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hydractl.inputs import Inputs
     from hydractl.manifest import Architecture, HeadName, Option, Removal, TowerHeads
     from hydractl.progress import Progress
-    from hydractl.scoring.team import Team
     from hydractl.training.feeding.feed import Feed
     from hydractl.training.state import Snapshot, StateFolder
 
@@ -129,7 +128,7 @@ class ScoreJob:
     seed: int = 0
     max_memory: int | None = None
     log: Log = field(default_factory=Forgetful)
-    team: Team = field(default_factory=Alone)
+    team: Team = field(default_factory=Team)
     training: Training | None = None
 
     @property

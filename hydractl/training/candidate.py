@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.inputs import map_inputs
+from hydractl.training.engine import OrderedGradients
 from hydractl.training.noise import set_dropout
-from hydractl.training.ordered import OrderedGradients
 from hydractl.training.recipes.optimizers import PEAK, make_optimizer, optimizer_tensors, restore_optimizer
 from hydractl.training.recipes.schedule import lr_factor
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hydractl.errors import UsageError
-from hydractl.runtime import meeting, pick_device, world_size
+from hydractl.parallel import meeting, refuse_shared_device, world_size
+from hydractl.runtime import pick_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,47 @@ def _laid_out(parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor:
     return grad.as_strided(parameter.shape, parameter.stride())
 
 
+class OrderedGradients:
+    """The gradients of one step: the same bits whatever the number of processes.
+
+    A process holds those of its own pieces until the last is there: with P pieces and W processes, P / W times the
+    parameters that train; one process holds none.
+    """
+
+    def __init__(self, engine: Engine, parameters: Mapping[str, nn.Parameter], pieces: int) -> None:
+        """Begin a step.
+
+        Args:
+            engine: Who computes.
+            parameters: What trains, by name; their gradients are empty.
+            pieces: Of a batch, over all processes, dealt out by `Engine.cut`.
+        """
+        self._engine = engine
+        self._parameters = list(parameters.values())
+        self._pieces = pieces
+        self._held: list[tuple[torch.Tensor, ...]] = []
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Take note of the next of this process's pieces."""
+        if self._engine.world == 1:
+            loss.backward()
+        else:
+            self._held.append(torch.autograd.grad(loss, self._parameters))
+
+    def finish(self) -> None:
+        """Give every parameter the sum over all pieces of all processes, in every process."""
+        if self._engine.world == 1:
+            return
+        own = iter(self._held)
+        for piece in range(self._pieces):
+            source = self._engine.owner(piece, self._pieces)
+            mine = next(own) if source == self._engine.rank else None
+            for i, parameter in enumerate(self._parameters):
+                given = torch.empty_like(parameter) if mine is None else mine[i]
+                found = self._engine.sent(given.contiguous(), source)
+                parameter.grad = found.clone() if parameter.grad is None else parameter.grad + found
+
+
 @contextlib.contextmanager
 def start_engine(device: str, *, precision: str) -> Iterator[Engine]:
     """Start accelerate for one stage, and leave no trace of it in the process.
@@ -147,11 +188,7 @@ def start_engine(device: str, *, precision: str) -> Iterator[Engine]:
     from accelerate.state import AcceleratorState  # noqa: PLC0415 - as above
 
     chosen = pick_device(device)
-    numbered = ":" in device
-    if numbered and world_size() > 1:
-        raise UsageError(
-            f"`--device {device}` is one device for {world_size()} processes", hint="use `--device cuda`"
-        )
+    refuse_shared_device(device)
     if world_size() > 1 and chosen.type in {"cpu", "cuda"}:
         # accelerate would start the group at a place where an earlier stage of this process may have left its notes
         store, rank, world = meeting("train")
@@ -159,7 +196,7 @@ def start_engine(device: str, *, precision: str) -> Iterator[Engine]:
             "gloo" if chosen.type == "cpu" else "nccl", store=store, rank=rank, world_size=world
         )
     mixed = "bf16" if precision == "bf16" else "no"
-    on_one = torch.cuda.device(chosen) if numbered else contextlib.nullcontext()
+    on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
     with on_one:
         accelerator = Accelerator(cpu=chosen.type == "cpu", mixed_precision=mixed)
         try:

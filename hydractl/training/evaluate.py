@@ -11,13 +11,15 @@ from hydractl.metrics.classification import accuracy, nll
 from hydractl.training.state import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
     from hydractl.data.batches import Batch
     from hydractl.inputs import Inputs
     from hydractl.training.engine import Engine
+
+TALLIED = 4
 
 
 def classifier_metrics(
@@ -32,22 +34,34 @@ def classifier_metrics(
     """
 
     def measure(model: nn.Module) -> Metrics | None:
-        correct, loss, broken, count = 0.0, 0.0, 0.0, 0.0
+        sums = [0.0] * TALLIED
         with torch.inference_mode():
             for i, batch in enumerate(batches):
                 if i % engine.world != engine.rank:
                     continue
                 inputs = map_inputs(lambda x: x.to(engine.device), batch.inputs)
-                log_probs = model(inputs).float().log_softmax(-1).cpu()
-                if not log_probs.isfinite().all():
-                    broken += 1
-                    continue
-                wanted, size = labels[batch.indices], len(batch.indices)
-                correct += accuracy(log_probs.exp(), wanted) * size
-                loss += nll(log_probs, wanted) * size
-                count += size
-        correct, loss, broken, count = engine.sum([correct, loss, broken, count])
-        # a share of whole samples, rid of the rounding that summing shares brings
-        return None if broken else Metrics(accuracy=round(correct) / count, nll=loss / count)
+                found = tally(model(inputs), labels[batch.indices])
+                sums = [total + one for total, one in zip(sums, found, strict=True)]
+        return metrics_of(engine.sum(sums))
 
     return measure
+
+
+def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
+    """Return what a batch adds to `metrics_of`: right answers, nats, samples, and whether it has none that count.
+
+    Args:
+        logits: Shape (B, C).
+        labels: Shape (B,), int64, on the CPU.
+    """
+    log_probs, size = logits.float().log_softmax(-1).cpu(), len(labels)
+    if not log_probs.isfinite().all():
+        return 0.0, 0.0, 0.0, 1.0
+    return accuracy(log_probs.exp(), labels) * size, nll(log_probs, labels) * size, float(size), 0.0
+
+
+def metrics_of(sums: Sequence[float]) -> Metrics | None:
+    """Return the metrics that the sums of all batches' tallies make, None if an output is not finite."""
+    correct, loss, count, broken = sums
+    # a share of whole samples, rid of the rounding that summing shares brings
+    return None if broken else Metrics(accuracy=round(correct) / count, nll=loss / count)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckFailed
+from hydractl.signals import held
 from hydractl.training.candidate import Job, Run
-from hydractl.training.interrupt import held
 from hydractl.training.state import Metrics, Position, Snapshot, Winner
 
 if TYPE_CHECKING:

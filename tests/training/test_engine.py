@@ -1,14 +1,16 @@
-"""Shares of a batch, and what an engine leaves behind."""
+"""Shares of a batch, gradients that several processes add, and what an engine leaves behind."""
 
 from __future__ import annotations
 
 import os
+from threading import Barrier, Thread
 
 import pytest
 import torch
+from torch import nn
 
 from hydractl.errors import UsageError
-from hydractl.training.engine import Engine, Share, _laid_out, start_engine
+from hydractl.training.engine import Engine, OrderedGradients, Share, _laid_out, start_engine
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 64])
@@ -72,3 +74,58 @@ def test_each_piece_that_is_cut_counts_once_and_every_process_has_some(world, pi
         computed = list(range(share.first, share.first + share.pieces))
         assert share.total == pieces
         assert computed == own or (not own and len(computed) == 1 and computed[0] < pieces)
+
+
+ROWS = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+
+
+class Meeting(Peer):
+    """A process that is a thread here, and puts tensors on a table."""
+
+    def __init__(self, rank, world, table, barrier):
+        super().__init__(rank, world)
+        self._table, self._barrier = table, barrier
+
+    def sent(self, tensor, source):
+        if self.rank == source:
+            self._table[0] = tensor
+        self._barrier.wait()
+        found = self._table[0].clone()
+        self._barrier.wait()
+        return found
+
+
+def parameters():
+    generator = torch.Generator().manual_seed(1)
+    return {name: nn.Parameter(torch.randn(5, generator=generator)) for name in ("a", "b")}
+
+
+def gradients(world, pieces):
+    """Return what each of `world` processes gets."""
+    table, barrier, results = [None], Barrier(world), {}
+
+    def work(rank):
+        engine, own = Meeting(rank, world, table, barrier), parameters()
+        share = engine.cut(pieces)
+        ordered = OrderedGradients(engine, own, pieces)
+        for begin, end in share.bounds(len(ROWS)):
+            ordered.add(
+                (ROWS[begin:end] * own["a"]).tanh().mean() + (ROWS[begin:end] @ own["b"]).exp().mean()
+            )
+        ordered.finish()
+        results[rank] = {name: p.grad for name, p in own.items()}
+
+    threads = [Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6])
+def test_the_number_of_processes_changes_no_bit_of_a_gradient(world):
+    (wanted,) = gradients(1, 4)
+
+    for found in gradients(world, 4):
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)

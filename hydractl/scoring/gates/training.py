@@ -11,14 +11,14 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import CheckFailed, DataError
 from hydractl.inputs import map_inputs
-from hydractl.metrics.classification import accuracy, nll
-from hydractl.runtime import world_size
+from hydractl.parallel import world_size
 from hydractl.scoring.gates.learned import GatedModel, Gates
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Share, start_engine
+from hydractl.training.evaluate import metrics_of, tally
 from hydractl.training.loop import train
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.state import Metrics, Snapshot
+from hydractl.training.state import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hydractl.scoring.job import ScoreJob, Training
     from hydractl.training.feeding.feed import Feed
     from hydractl.training.loop import Trained
+    from hydractl.training.state import Metrics
 
 PIECES = 4
 """Of each batch: so many processes share the work at most, and the result hangs on no number of them."""
@@ -200,18 +201,7 @@ def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
             for inputs, labels in job.id_data:
                 if labels is None:
                     raise DataError("training gates needs labelled data")
-                log_probs, wanted = model(inputs).float().log_softmax(-1).cpu(), labels.cpu()
-                fine, size = bool(log_probs.isfinite().all()), len(wanted)
-                found = (
-                    (accuracy(log_probs.exp(), wanted) * size, nll(log_probs, wanted) * size)
-                    if fine
-                    else (0.0, 0.0)
-                )
-                own.append(torch.tensor([*found, size, fine], dtype=torch.float64))
-        every = torch.stack(job.team.in_order(own))
-        if not every[:, -1].all():
-            return None
-        correct, loss, count, _ = every.sum(dim=0).tolist()
-        return Metrics(accuracy=round(correct) / count, nll=loss / count)
+                own.append(torch.tensor(tally(model(inputs), labels.cpu()), dtype=torch.float64))
+        return metrics_of(torch.stack(job.team.in_order(own)).sum(dim=0).tolist())
 
     return measure

@@ -17,9 +17,10 @@ from hydractl.metrics.definitions import METRICS
 from hydractl.metrics.measures import measure
 from hydractl.metrics.needs import LATENCIES
 from hydractl.metrics.resampling import Resampling
+from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish, publish_text
-from hydractl.runtime import pick_device, require_one_process, torch_dtype, versions
+from hydractl.runtime import pick_device, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.predictions import SavedPredictions, predict

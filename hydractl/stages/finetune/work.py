@@ -12,8 +12,9 @@ from hydractl.data.labels import align_labels, required_labels
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.opening import check_tensors, expected_specs, open_model
 from hydractl.manifest import InputFile, Kind
+from hydractl.parallel import refuse_shared_input
 from hydractl.publish import is_stream
-from hydractl.runtime import digest_text, pick_device, versions, world_size
+from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.recipes.parts import trainable
 
@@ -72,10 +73,7 @@ class FinetuneConfig:
                 f"`--arch` has no effect with `{self.model}`, which names its architecture",
                 hint="leave `--arch` out",
             )
-        if self.model == "-" and world_size() > 1:
-            raise UsageError(
-                "several processes cannot share standard input", hint="write the model to a file first"
-            )
+        refuse_shared_input(self.model)
 
     def options(self) -> dict[str, Option]:
         """Return what shapes the result, as lineage options; the lineage drops those that are None."""

@@ -13,9 +13,9 @@ from hydractl.fusion.fused import Fusion
 from hydractl.fusion.plan import trunk_length
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest import Fate, FusePlan, Header, Kind
+from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish
-from hydractl.runtime import require_one_process
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming, with_classes
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs

@@ -11,9 +11,10 @@ from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.opening import expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, is_architecture
 from hydractl.manifest import Header, InputFile, Kind, Tokenization, full_mask
+from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import publish
-from hydractl.runtime import digest_file, digest_text, require_one_process
+from hydractl.runtime import digest_file, digest_text
 from hydractl.source import folder_config, parse_arch
 from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit
 from hydractl.stages.importing.labels import are_names, labelled, read_labels

@@ -16,9 +16,10 @@ from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference,
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.manifest import Header, HeadMask, Kind, TowerKeep
 from hydractl.metrics.cost import count_macs
+from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish
-from hydractl.runtime import require_one_process, torch_dtype
+from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.prune.report import PrunedMember, PruneReport, Size
 from hydractl.stages.shared.lineage import make_step

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.runtime import world_size
+from hydractl.parallel import refuse_shared_input
 from hydractl.scoring.methods import METHODS, settings_for
 from hydractl.scoring.settings import names_of
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
@@ -91,10 +91,7 @@ class ScoreConfig:
                 f"`--max-memory` has no effect with `--method {self.method}`",
                 hint="leave it out; it is for `--method circuit`",
             )
-        if self.model == "-" and world_size() > 1:
-            raise UsageError(
-                "several processes cannot share standard input", hint="write the model to a file first"
-            )
+        refuse_shared_input(self.model)
         if self.max_length is not None and not self.entry.needs_data:
             raise UsageError(
                 f"`--max-length` has no effect with `--method {self.method}`, which reads no data",

@@ -20,8 +20,8 @@ from hydractl.scoring.job import NOTHING_LEARNT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hydractl.parallel import Team
     from hydractl.scoring.job import Memory
-    from hydractl.scoring.team import Team
 
 MEMORY = "memory"
 _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])

@@ -14,11 +14,11 @@ from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.masks import shape_of, total_heads
 from hydractl.heads.select import COMMON_KEEP_FRACTION, Budget
 from hydractl.manifest import Fingerprint, HeadScores, InputFile, Kind, TowerScores
+from hydractl.parallel import own_device, start_team
 from hydractl.progress import SILENT, Progress, counted
-from hydractl.runtime import digest_text, own_device, torch_dtype
+from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.job import ScoreJob
 from hydractl.scoring.settings import Amount
-from hydractl.scoring.team import start_team
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import check_training, offered, open_state, publish_scores
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from hydractl.data.items import Items
     from hydractl.manifest import Architecture, Option, TowerHeads
+    from hydractl.parallel import Team
     from hydractl.scoring.job import Ranking, Samples
-    from hydractl.scoring.team import Team
     from hydractl.stages.score.training import State
     from hydractl.stages.shared.classes import Classes
 

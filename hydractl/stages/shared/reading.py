@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
     from hydractl.inputs import Inputs
+    from hydractl.parallel import Team
     from hydractl.progress import Progress
-    from hydractl.scoring.team import Team
     from hydractl.stages.shared.classes import Classes
 
 

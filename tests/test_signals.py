@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hydractl.training.interrupt import held
+from hydractl.signals import held
 
 
 @pytest.fixture(autouse=True)

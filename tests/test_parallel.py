@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
+from hydractl import parallel
 from hydractl.errors import DataError, Interrupted
-from hydractl.runtime import LINGER_S
-from hydractl.scoring import team as team_module
-from hydractl.scoring.team import Alone, Together, _Voice, start_team
+from hydractl.parallel import LINGER_S, Team, _Voice, start_team
 
 CPU = torch.device("cpu")
 WORLDS = [1, 2, 3]
@@ -28,7 +27,7 @@ def together(world, work):
     def process(rank):
         gate.wait()
         group = ProcessGroupGloo(store, rank, world, timedelta(seconds=20))
-        return work(Together(group, rank=rank, world=world, device=CPU))
+        return work(Team(group, rank=rank, world=world, device=CPU))
 
     with ThreadPoolExecutor(world) as pool:
         return [future.result() for future in [pool.submit(process, rank) for rank in range(world)]]
@@ -59,7 +58,7 @@ def test_sums_have_the_bits_of_one_process(world, count):
     batches = [
         (torch.randn(40, generator=generator) * 1e3 ** (i % 3), torch.tensor(float(i))) for i in range(count)
     ]
-    alone = Alone().added(iter(batches))
+    alone = Team().added(iter(batches))
 
     found = together(world, lambda team: team.added(iter(batches[team.rank :: team.world])))
 
@@ -69,7 +68,7 @@ def test_sums_have_the_bits_of_one_process(world, count):
 
 
 @pytest.mark.parametrize(
-    "team", [lambda w: Alone().added(iter(w)), lambda w: together(2, lambda t: t.added(iter(w)))]
+    "team", [lambda w: Team().added(iter(w)), lambda w: together(2, lambda t: t.added(iter(w)))]
 )
 def test_summands_stay_as_they_are(team):
     batches = [(torch.ones(2),), (torch.ones(2),)]
@@ -113,7 +112,7 @@ def test_the_leaders_text_is_told(text):
     found = together(2, lambda team: team.told(text if team.leads else "mine"))
 
     assert found == [text, text]
-    assert Alone().told(text) == text
+    assert Team().told(text) == text
 
 
 def test_a_process_that_ends_is_noticed():
@@ -131,7 +130,7 @@ def test_one_process_needs_no_group(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
 
     with start_team(CPU) as team:
-        assert isinstance(team, Alone)
+        assert team._group is None
         assert (team.rank, team.world, team.leads) == (0, 1, True)
 
 
@@ -144,7 +143,7 @@ def voices(count=2):
 def sleeps(monkeypatch):
     """How long was slept, without sleeping."""
     found = []
-    monkeypatch.setattr(team_module.time, "sleep", found.append)
+    monkeypatch.setattr(parallel.time, "sleep", found.append)
     return found
 
 
@@ -198,7 +197,7 @@ def test_a_signal_ends_the_waiting(monkeypatch):
     def sleep(_seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(team_module.time, "sleep", sleep)
+    monkeypatch.setattr(parallel.time, "sleep", sleep)
 
     assert follower.ending(DataError("here")).message == ""
 
