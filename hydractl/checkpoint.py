@@ -2,13 +2,15 @@
 
 The reader takes one file or the shards of one model, checks every header strictly (format specification of
 safetensors: 8 bytes of length, JSON, data without holes) and hands out tensors one at a time; nothing is unpickled.
+It is our own because `safetensors.safe_open` (0.8) tells no tensor's place in the file, by which prune and fuse copy bytes
+without loading them, so that the header would be parsed here all the same; lets a name stand twice; and maps the file into
+memory: a tensor changes when somebody writes to the file, and the process dies of a bus error when it is cut short.
 The writer is our own because the bytes must be a function of the content: safetensors 0.8 orders its metadata
 at random. Keys are sorted, tensors lie by element size and then by name, the header is padded to 8 bytes.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -16,130 +18,28 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError, ManifestError
 from hydractl.jsonfile import MAX_BYTES, parse
 from hydractl.manifest import Header
-from hydractl.publish import Sink, is_stream
+from hydractl.publish import is_stream
 from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
+from hydractl.tensors import ITEM_BYTES, TORCH_NAMES, Span, TensorSpec, spec_of, tensor_bytes, tensor_of
 
 if TYPE_CHECKING:
-    import io
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
+    from hydractl.publish import Sink
+    from hydractl.tensors import Chunks
+
 METADATA_KEY = "hydractl"
-ITEM_BYTES = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-}  # fmt: skip
-TORCH_NAMES = {
-    "F64": "float64", "I64": "int64", "F32": "float32", "I32": "int32", "F16": "float16", "BF16": "bfloat16",
-    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-}  # fmt: skip
-DTYPE_NAMES = {value: key for key, value in TORCH_NAMES.items()}
-Chunks = Iterable["bytes | memoryview | Span"]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor's safetensors dtype (`F32`, `BF16`, ...) and shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes that its elements take."""
-        return ITEM_BYTES[self.dtype] * prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A tensor's bytes within a file."""
-
-    name: str
-    path: Path
-    begin: int
-    size: int
-
-    def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes in pieces of `CHUNK_BYTES`; a piece is valid until the next one is asked for."""
-        buffer = memoryview(bytearray(min(self.size, CHUNK_BYTES)))
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.begin)
-            for done in range(0, self.size, CHUNK_BYTES):
-                piece = buffer[: min(self.size - done, CHUNK_BYTES)]
-                self._fill(piece, file)
-                yield piece
-
-    def parts(self, size: int) -> list[Span]:
-        """Return the spans of at most `size` bytes that make up this one, in order."""
-        return [
-            Span(self.name, self.path, self.begin + done, min(self.size - done, size))
-            for done in range(0, self.size, size)
-        ]
-
-    def read(self) -> bytearray:
-        """Return all bytes."""
-        buffer = bytearray(self.size)
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.begin)
-            self._fill(memoryview(buffer), file)
-        return buffer
-
-    def copy_to(self, file: Sink) -> None:
-        """Append the bytes to a file: within the kernel where it can, which spares two copies."""
-        if not self._copied_by_kernel(file):
-            for piece in self.pieces():
-                file.write(piece)
-
-    def _copied_by_kernel(self, file: Sink) -> bool:
-        """Copy everything and return True, or nothing and return False: pipes and some file systems cannot."""
-        if not hasattr(os, "copy_file_range"):
-            return False
-        done = 0
-        with self.path.open("rb", buffering=0) as source:
-            try:
-                file.flush()
-                while done < self.size:
-                    copied = os.copy_file_range(
-                        source.fileno(), file.fileno(), self.size - done, self.begin + done
-                    )
-                    if not copied:
-                        raise self._ends_early()
-                    done += copied
-            except OSError as error:
-                if done or error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
-                    raise
-                return False
-        return True
-
-    def _fill(self, buffer: memoryview, file: io.FileIO) -> None:
-        filled = 0
-        while filled < len(buffer):
-            read = file.readinto(buffer[filled:])
-            if not read:
-                raise self._ends_early()
-            filled += read
-
-    def _ends_early(self) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path}: tensor `{self.name}` ends early; was the file changed while it was read?"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    path: Path
-    begin: int
 
 
 class ScratchFolder:
@@ -155,7 +55,7 @@ class ScratchFolder:
 class Checkpoint:
     """One model's tensors in one file, or in several shards. Opening reads headers only.
 
-    `scratch` is the folder that goes with the object, where the file is a copy of a stream. `stands_for` is the checkpoint
+    `spans` says where each tensor's bytes lie. `scratch` is the folder that goes with the object, where the file is a copy of a stream. `stands_for` is the checkpoint
     whose tensors these are under other names; the digest is that one's.
     """
 
@@ -163,7 +63,7 @@ class Checkpoint:
     paths: tuple[Path, ...]
     specs: dict[str, TensorSpec]
     metadata: dict[str, str]
-    _places: dict[str, _Place]
+    spans: dict[str, Span]
     scratch: ScratchFolder | None = None
     stands_for: Checkpoint | None = None
     _digest: str | None = None
@@ -182,16 +82,25 @@ class Checkpoint:
         if not shards and is_stream(path):
             spool, files = _spool(path)
         specs: dict[str, TensorSpec] = {}
-        places: dict[str, _Place] = {}
+        spans: dict[str, Span] = {}
         metadata: dict[str, str] = {}
         for file in files:
-            found, begin_of, meta = _read_header(file, where=str(path if spool else file))
+            found, places, meta = _read_header(file, where=str(path if spool else file))
             if twice := specs.keys() & found.keys():
                 raise CheckpointError(f"{file}: tensor `{min(twice)}` is in another shard too")
             specs |= found
             metadata |= meta
-            places |= {name: _Place(file, begin) for name, begin in begin_of.items()}
-        return cls(str(path), files, specs, metadata, places, spool)
+            spans |= places
+        return cls(str(path), files, specs, metadata, spans, spool)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor], *, header: Header | None = None) -> Checkpoint:
+        """Write tensors to a temporary file, which goes with the checkpoint."""
+        folder = ScratchFolder()
+        path = folder.path / "tensors.st"
+        with path.open("wb") as file:
+            write_tensors(file, tensors, header=header)
+        return replace(cls.open(path), scratch=folder)
 
     @cached_property
     def header(self) -> Header | None:
@@ -225,26 +134,15 @@ class Checkpoint:
         """The bytes of all tensors together."""
         return sum(spec.size_bytes for spec in self.specs.values())
 
-    def joined(self, other: Checkpoint, *, scratch: ScratchFolder) -> Checkpoint:
-        """Return a checkpoint with another's tensors too; it goes by its own name and digest still."""
-        return Checkpoint(
-            self.name,
-            self.paths,
-            {**self.specs, **other.specs},
-            self.metadata,
-            {**self._places, **other._places},
-            scratch,
+    def joined(self, other: Checkpoint) -> Checkpoint:
+        """Return a checkpoint with another's tensors and scratch folder too; it goes by its own name and digest still."""
+        return replace(
+            self,
+            specs={**self.specs, **other.specs},
+            spans={**self.spans, **other.spans},
+            scratch=other.scratch,
             stands_for=self,
         )
-
-    def span(self, name: str) -> Span:
-        """Return where a tensor's raw bytes lie."""
-        place = self._places[name]
-        return Span(name, place.path, place.begin, self.specs[name].size_bytes)
-
-    def chunks(self, name: str) -> Iterator[memoryview]:
-        """Yield a tensor's raw bytes in pieces of `CHUNK_BYTES`; a piece is valid until the next one is asked for."""
-        return self.span(name).pieces()
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read one tensor into memory of its own.
@@ -259,7 +157,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.name}: tensor `{name}` has dtype {spec.dtype}, which torch cannot hold"
             )
-        return tensor_of(spec, self.chunks(name))
+        return tensor_of(spec, [self.spans[name]])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Read every tensor."""
@@ -270,33 +168,6 @@ def digest_together(checkpoints: Sequence[Checkpoint]) -> None:
     """Fill the digests of several checkpoints at once, one thread a core (hashing releases the GIL)."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         list(pool.map(lambda checkpoint: checkpoint.digest, checkpoints))
-
-
-def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """Return the spec of a tensor in memory."""
-    return TensorSpec(DTYPE_NAMES[str(tensor.dtype).removeprefix("torch.")], tuple(tensor.shape))
-
-
-def tensor_of(spec: TensorSpec, chunks: Chunks) -> torch.Tensor:
-    """Return the tensor whose raw bytes come as chunks, in memory of its own."""
-    import torch  # noqa: PLC0415 - inspecting a file must not load torch
-
-    raw = torch.empty(spec.size_bytes, dtype=torch.uint8)
-    view, done = raw.numpy().data, 0
-    for chunk in chunks:
-        for piece in chunk.pieces() if isinstance(chunk, Span) else (chunk,):
-            view[done : done + len(piece)] = piece
-            done += len(piece)
-    dtype: torch.dtype = getattr(torch, TORCH_NAMES[spec.dtype])
-    return raw.view(dtype).reshape(spec.shape)
-
-
-def tensor_bytes(tensor: torch.Tensor) -> memoryview | bytes:
-    """Return a tensor's elements as raw bytes, row-major."""
-    import torch  # noqa: PLC0415 - as above
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
 def write_checkpoint(
@@ -384,8 +255,8 @@ def _spool(path: Path) -> tuple[ScratchFolder, tuple[Path, ...]]:
     return folder, (copy,)
 
 
-def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict[str, int], dict[str, str]]:
-    """Parse one file's header into specs, data offsets within the file, and metadata."""
+def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
+    """Parse one file's header into specs, the tensors' places, and metadata."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -407,39 +278,40 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
         raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
     try:
         table = parse(text, keys_once=True)
-        return _check_table(table, data_begin=8 + length, data_bytes=size - 8 - length)
+        return _checked(table, Span("", path, 8 + length, size - 8 - length))
     except ValueError as error:
         raise CheckpointError(f"{where}: is not a well-formed safetensors file: {error}") from error
 
 
-def _check_table(
-    table: object, *, data_begin: int, data_bytes: int
-) -> tuple[dict[str, TensorSpec], dict[str, int], dict[str, str]]:
+def _checked(table: object, data: Span) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
+    """Return what a header says of the file's data."""
     if not isinstance(table, dict):
         raise ValueError("the header is not a JSON object")  # noqa: TRY004 - translated by the caller
     metadata = table.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError("__metadata__ must map names to texts")
     specs: dict[str, TensorSpec] = {}
-    spans: list[tuple[int, int, str]] = []
+    spans: dict[str, Span] = {}
     for name, entry in table.items():
-        specs[name], begin, end = _check_entry(name, entry)
-        spans.append((begin, end, name))
-    expected = 0
-    for begin, end, name in sorted(spans):
-        if begin != expected:
+        specs[name], begin = _check_entry(name, entry)
+        spans[name] = Span(name, data.path, data.begin + begin, specs[name].size_bytes)
+    end = data.begin
+    for span in sorted(spans.values(), key=lambda span: (span.begin, span.size, span.name)):
+        if span.begin != end:
             raise ValueError(
-                f"tensor `{name}` begins at {begin}, expected {expected}: data overlaps or has a hole"
+                f"tensor `{span.name}` begins at {span.begin - data.begin}, expected {end - data.begin}: "
+                "data overlaps or has a hole"
             )
-        expected = end
-    if expected != data_bytes:
+        end += span.size
+    if end != data.begin + data.size:
         raise ValueError(
-            f"the header describes {expected} bytes of data, the file has {data_bytes}; is it cut off?"
+            f"the header describes {end - data.begin} bytes of data, the file has {data.size}; is it cut off?"
         )
-    return specs, {name: data_begin + begin for begin, _, name in spans}, metadata
+    return specs, spans, metadata
 
 
-def _check_entry(name: str, entry: object) -> tuple[TensorSpec, int, int]:
+def _check_entry(name: str, entry: object) -> tuple[TensorSpec, int]:
+    """Return a tensor's spec, and where its bytes begin."""
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)], **rest} if (
             not rest
@@ -455,6 +327,6 @@ def _check_entry(name: str, entry: object) -> tuple[TensorSpec, int, int]:
                 raise ValueError(
                     f"tensor `{name}` takes {end - begin} bytes, its shape {shape} needs {spec.size_bytes}"
                 )
-            return spec, begin, end
+            return spec, begin
         case _:
             raise ValueError(f"tensor `{name}` is not described by dtype, shape and data_offsets")

@@ -19,20 +19,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hydractl.checkpoint import (
-    DTYPE_NAMES,
-    ITEM_BYTES,
-    Checkpoint,
-    TensorSpec,
-    digest_together,
-    spec_of,
-    tensor_bytes,
-    write_checkpoint,
-    write_tensors,
-)
+from hydractl.checkpoint import Checkpoint, digest_together, write_checkpoint, write_tensors
 from hydractl.errors import CheckpointError
 from hydractl.jsonfile import MAX_BYTES
 from hydractl.runtime import CHUNK_BYTES
+from hydractl.tensors import DTYPE_NAMES, ITEM_BYTES, TensorSpec, spec_of, tensor_bytes
 from support.builders import base
 
 DTYPES = [getattr(torch, name) for name in DTYPE_NAMES]
@@ -142,7 +133,7 @@ def test_tensors_larger_than_a_chunk_are_read_whole(tmp_path):
     big = torch.arange(CHUNK_BYTES // 4 + 3, dtype=torch.int32)
     (tmp_path / "a.st").write_bytes(written({"big": big, "small": torch.ones(2)}))
     opened = Checkpoint.open(tmp_path / "a.st")
-    assert [len(c) for c in opened.chunks("big")] == [CHUNK_BYTES, 12]
+    assert [len(c) for c in opened.spans["big"].pieces()] == [CHUNK_BYTES, 12]
     assert torch.equal(opened.tensor("big"), big)
 
 
@@ -339,7 +330,7 @@ def test_standard_input_to_standard_output():
     code = (
         "import sys\nfrom pathlib import Path\nfrom hydractl.checkpoint import *\nfrom hydractl.publish import publish\n"
         "c = Checkpoint.open(Path('-'))\n"
-        "with publish(Path('-')) as f:\n    write_checkpoint(f, c.specs, c.chunks, header=c.header)\n"
+        "with publish(Path('-')) as f:\n    write_checkpoint(f, c.specs, lambda n: c.spans[n].pieces(), header=c.header)\n"
         "assert 'torch' not in sys.modules\n"
     )
     sample = base()

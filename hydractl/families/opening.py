@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.checkpoint import Checkpoint, ScratchFolder, TensorSpec, spec_of, write_tensors
+from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.manifest import Header, InputFile, Kind, full_mask
 from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.source import Located, locate, parse_arch
+from hydractl.tensors import TensorSpec, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +45,6 @@ class OpenModel:
     checkpoint: Checkpoint
     header: Header
     family: Family
-    scratch: ScratchFolder | None = field(default=None, repr=False)
     beside: tuple[Path, ...] = ()
 
     @property
@@ -56,9 +56,14 @@ class OpenModel:
         return (*original.paths, *self.beside)
 
     @property
+    def is_random(self) -> bool:
+        """Whether its weights were drawn for this run and no file holds them."""
+        return self.reference.startswith("arch:")
+
+    @property
     def name(self) -> str:
         """What to call the model in tables: its base name without the suffix."""
-        if self.reference.startswith("arch:"):
+        if self.is_random:
             return without_folders(self.reference)
         return Path(self.reference).stem if self.checkpoint.paths[0].is_file() else self.reference
 
@@ -101,7 +106,7 @@ def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> Ope
         )
     described = _describe(located, arch)
     family = FAMILIES[described.architecture.family]
-    header = _base_header(described)
+    header = base_header(described)
     expected = expected_specs(family, header)
     if family.adopt is not None and located.config is not None and checkpoint.specs.keys() != expected.keys():
         checkpoint = _adopted(family.adopt(located.path, described.architecture), checkpoint, header)
@@ -201,14 +206,11 @@ def _describe(located: Located, arch: str | None) -> Described:
 
 def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
     """Return a checkpoint of ours with the tensors of a library's, which it still goes by."""
-    folder = ScratchFolder()
-    path = folder.path / "adopted.st"
-    with path.open("wb") as file:
-        write_tensors(file, state, header=header)
-    return replace(Checkpoint.open(path), name=original.name, scratch=folder, stands_for=original)
+    return replace(Checkpoint.of(state, header=header), name=original.name, stands_for=original)
 
 
-def _base_header(described: Described) -> Header:
+def base_header(described: Described) -> Header:
+    """Return the header of a base of a described architecture."""
     architecture = described.architecture
     return Header(
         kind=Kind.BASE,
@@ -224,16 +226,11 @@ def _fresh(located: Located, seed: int) -> OpenModel:
     name = located.arch or ""
     described = family_for_name(name).describe(name, located.options)
     family = FAMILIES[described.architecture.family]
-    header = _base_header(described)
-    folder = ScratchFolder()
-    path = folder.path / "fresh.st"
-    with path.open("wb") as file:
-        write_tensors(file, family.initialise(described.architecture, seed), header=header)
+    header = base_header(described)
     return OpenModel(
         reference=located.reference,
-        checkpoint=replace(Checkpoint.open(path), scratch=folder),
+        checkpoint=Checkpoint.of(family.initialise(described.architecture, seed), header=header),
         header=header,
         family=family,
-        scratch=folder,
         beside=_read_besides(located.options),
     )

@@ -7,19 +7,19 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes, tensor_of
 from hydractl.families.base import locate
 from hydractl.fusion.plan import fused_spec, group_axis
 from hydractl.manifest import Fate
 from hydractl.runtime import one_thread
+from hydractl.tensors import TensorSpec, tensor_bytes, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import torch
 
-    from hydractl.checkpoint import Chunks, Span
     from hydractl.families.opening import OpenModel
+    from hydractl.tensors import Chunks, Span
 
 
 PIECE_BYTES = 1 << 18
@@ -41,11 +41,11 @@ class Fusion:
         """Return a fused tensor's bytes."""
         fate = self.fates[name]
         if fate == Fate.SHARED:
-            return [self.checkpoints[0].span(name)]
+            return [self.checkpoints[0].spans[name]]
         if fate == Fate.MERGED:
             return self._mean(name)
         if group_axis(self.family, name) == 0:
-            return [checkpoint.span(name) for checkpoint in self.checkpoints]
+            return [checkpoint.spans[name] for checkpoint in self.checkpoints]
         return [self._side_by_side(name)]
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -66,7 +66,7 @@ class Fusion:
     def _identical(self, name: str) -> bool:
         """Compare bytes in lockstep and stop at the first difference."""
         streams = zip(
-            *(map(bytes, c.chunks(name)) for c in self.checkpoints), strict=True
+            *(map(bytes, c.spans[name].pieces()) for c in self.checkpoints), strict=True
         )  # bytes compare fastest
         return all(chunk == chunks[0] for chunks in streams for chunk in chunks[1:])
 
@@ -78,7 +78,7 @@ class Fusion:
         """
         import torch  # noqa: PLC0415 - fusing without averages does not need torch
 
-        dtype: torch.dtype = getattr(torch, TORCH_NAMES[self.specs[name].dtype])
+        dtype = self.specs[name].torch_dtype
 
         def mean_of(spans: tuple[Span, ...]) -> memoryview | bytes:
             first, *others = (torch.frombuffer(span.read(), dtype=dtype) for span in spans)
@@ -87,7 +87,7 @@ class Fusion:
                 total += other
             return tensor_bytes((total / len(spans)).to(dtype))
 
-        pieces = zip(*(c.span(name).parts(PIECE_BYTES) for c in self.checkpoints), strict=True)
+        pieces = zip(*(c.spans[name].parts(PIECE_BYTES) for c in self.checkpoints), strict=True)
         with one_thread(), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             yield from pool.map(mean_of, pieces)
 
@@ -96,7 +96,7 @@ class Fusion:
         axis = group_axis(self.family, name)
         parts = []
         for checkpoint in self.checkpoints:
-            raw = checkpoint.span(name).read()
+            raw = checkpoint.spans[name].read()
             rows = math.prod(checkpoint.specs[name].shape[:axis])
             width = len(raw) // rows
             parts.append([raw[row * width : (row + 1) * width] for row in range(rows)])

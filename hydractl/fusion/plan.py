@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydractl.checkpoint import TensorSpec
 from hydractl.families.base import Family, locate
 from hydractl.manifest import Fate, FusePlan, Header
+from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydractl.checkpoint import TensorSpec
 from hydractl.families.base import Family, HeadTensor, Role, locate
+from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

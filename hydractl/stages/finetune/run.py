@@ -211,7 +211,7 @@ def _finished(work: Work, report: FinetuneReport) -> Header:
     """Return the header of the output: what the input was, and one more step."""
     opened, header = work.opened, work.header
     base = header.base
-    if header.kind == Kind.BASE and base is None and opened.scratch is None:
+    if header.kind == Kind.BASE and base is None and not opened.is_random:
         base = opened.checkpoint.digest
     step = make_step(
         "finetune",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hydractl.checkpoint import TensorSpec, spec_of
 from hydractl.errors import CheckpointError
 from hydractl.families.conversion import convert
+from hydractl.tensors import TensorSpec, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from hydractl.checkpoint import DTYPE_NAMES, Checkpoint
+from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.publish import is_stream
 from hydractl.source import PICKLES, locate
+from hydractl.tensors import DTYPE_NAMES
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 EMA_WRAPPERS = ("state_dict_ema", "model_ema", "ema_state_dict")

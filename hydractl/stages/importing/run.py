@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
-from hydractl.families.opening import expected_specs, folder_files
+from hydractl.families.opening import base_header, expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, is_architecture
-from hydractl.manifest import Header, InputFile, Kind, Tokenization, full_mask
+from hydractl.manifest import Header, InputFile, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import publish
@@ -123,7 +123,7 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     labels = read_labels(config.labels)
     described = _described(config, len(labels) or None)
     family = FAMILIES[described.architecture.family]
-    header = _header(described)
+    header = base_header(described)
     expected = expected_specs(family, header)
     if labels:
         header = labelled(header, labels)
@@ -215,17 +215,6 @@ def _check_finite(source: str, fitted: Fitted) -> None:
                 f"{'is' if count == 1 else 'are'} not finite",
                 hint="did the training diverge? take an earlier checkpoint of it",
             )
-
-
-def _header(described: Described) -> Header:
-    return Header(
-        kind=Kind.BASE,
-        architecture=described.architecture,
-        masks=(full_mask(described.architecture),),
-        preprocess=described.preprocess,
-        labels=described.labels,
-        prompting=described.prompting,
-    )
 
 
 def _tell(progress: Progress, config: ImportConfig, weights: Weights, fitted: Fitted, header: Header) -> None:

@@ -33,10 +33,10 @@ from hydractl.stages.shared.amount import order_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from hydractl.checkpoint import TensorSpec
     from hydractl.families.base import Family
     from hydractl.manifest import Header, HeadScores
     from hydractl.source import Located
+    from hydractl.tensors import TensorSpec
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
 PARTS = ("embed", "attention", "mlp", "norm", "readout", "head")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.checkpoint import TORCH_NAMES, TensorSpec, tensor_bytes, write_checkpoint
+from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
 from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
@@ -24,14 +24,15 @@ from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.prune.report import PrunedMember, PruneReport, Size
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
+from hydractl.tensors import TensorSpec, tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from hydractl.checkpoint import Chunks
     from hydractl.manifest import InputFile
     from hydractl.stages.prune.config import PruneConfig
+    from hydractl.tensors import Chunks
 
 
 def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
@@ -170,9 +171,9 @@ def _data(opened: OpenModel, mask: HeadMask, specs: Mapping[str, TensorSpec], na
     stored, wanted = opened.checkpoint.specs[name], specs[name]
     architecture = opened.header.architecture
     if stored == pruned_spec(opened.family, architecture, mask.towers, name, wanted):
-        return [opened.checkpoint.span(name)]
+        return [opened.checkpoint.spans[name]]
     tensor = prune_tensor(opened.family, architecture, mask.towers, name, opened.checkpoint.tensor(name))
-    return [tensor_bytes(tensor.to(getattr(torch, TORCH_NAMES[wanted.dtype])))]
+    return [tensor_bytes(tensor.to(wanted.torch_dtype))]
 
 
 def _described(

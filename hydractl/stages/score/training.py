@@ -201,7 +201,7 @@ def _header(
 ) -> Header:
     """Return the trained base's header: what the base was, and one more step."""
     base = opened.header.base
-    if base is None and opened.scratch is None:
+    if base is None and not opened.is_random:
         base = opened.checkpoint.digest
     step = make_step(
         "score",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
+from hydractl.checkpoint import Checkpoint
 from hydractl.errors import UsageError
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, prompts_of, settle
 
@@ -144,15 +144,11 @@ def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
     model = load_model(opened)
     settle_classes(model, prompts_of(opened, classes), templates=len(classes.templates))
     found: torch.Tensor = model.library_state()[CLASS_EMBEDDINGS]
-    folder = ScratchFolder()
-    path = folder.path / "classes.st"
-    with path.open("wb") as file:
-        write_tensors(file, {CLASS_EMBEDDINGS: found}, header=None)
     header = opened.header.model_copy(
         update={
             "labels": classes.names,
             "prompting": prompting.model_copy(update={"templates": classes.templates}),
         }
     )
-    checkpoint = opened.checkpoint.joined(Checkpoint.open(path), scratch=folder)
+    checkpoint = opened.checkpoint.joined(Checkpoint.of({CLASS_EMBEDDINGS: found}))
     return replace(opened, checkpoint=checkpoint, header=header)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from hydractl.checkpoint import TORCH_NAMES
 from hydractl.errors import CheckFailed
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
+
+    import torch
 
     from hydractl.checkpoint import Checkpoint
 
@@ -31,7 +30,7 @@ def stored_tensors(
     """
     tensors = {}
     for name, spec in checkpoint.specs.items():
-        tensors[name] = found[name].detach().to(getattr(torch, TORCH_NAMES[spec.dtype]))
+        tensors[name] = found[name].detach().to(spec.torch_dtype)
         if name in trained and not tensors[name].isfinite().all():
             raise CheckFailed(
                 f"tensor `{name}` is not finite as {spec.dtype} after training; nothing was written",

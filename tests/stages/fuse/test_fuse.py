@@ -116,7 +116,7 @@ def test_twice_is_the_same_bytes_and_verification_changes_nothing_but_its_record
     assert str(tmp_path).encode() not in (tmp_path / "a").read_bytes()
     fuse(paths, tmp_path / "c", verify=False)
     a, c = Checkpoint.open(tmp_path / "a"), Checkpoint.open(tmp_path / "c")
-    assert all(list(a.chunks(n)) == list(c.chunks(n)) for n in a.specs)
+    assert all(list(a.spans[n].pieces()) == list(c.spans[n].pieces()) for n in a.specs)
 
 
 class Heard(Silent):
@@ -236,7 +236,7 @@ def test_to_a_pipe_and_from_one(tmp_path, capfdbinary, monkeypatch):
         monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file})())
         fuse(["-", *paths[1:]], tmp_path / "again.st")
     a, b = Checkpoint.open(tmp_path / "hydra.st"), Checkpoint.open(tmp_path / "again.st")
-    assert all(list(a.chunks(n)) == list(b.chunks(n)) for n in a.specs)
+    assert all(list(a.spans[n].pieces()) == list(b.spans[n].pieces()) for n in a.specs)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------------

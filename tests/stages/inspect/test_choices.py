@@ -147,7 +147,8 @@ def test_what_chooses_no_heads(tmp_path, make, error, text):
 
 
 def test_a_foreign_checkpoint_does_not_say_which_heads_it_has(tmp_path):
-    from hydractl.checkpoint import TensorSpec, write_checkpoint
+    from hydractl.checkpoint import write_checkpoint
+    from hydractl.tensors import TensorSpec
 
     with (tmp_path / "x.safetensors").open("wb") as file:
         write_checkpoint(file, {"labels/id": TensorSpec("I64", (0,))}, lambda _: [b""], header=None)

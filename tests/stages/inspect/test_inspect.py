@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hydractl
-from hydractl.checkpoint import TensorSpec, write_checkpoint
+from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckpointError, HydraError, InputError, ManifestError, UsageError
 from hydractl.manifest import (
     Architecture,
@@ -44,6 +44,7 @@ from hydractl.stages.inspect.run import (
     ranks,
     run_inspect,
 )
+from hydractl.tensors import TensorSpec
 
 SHA = "sha256:" + "ab" * 32
 ARCHITECTURE = Architecture(
