@@ -21,7 +21,7 @@ import timm
 import torch
 
 from hydractl.families.opening import load_model, open_model
-from hydractl.heads.masks import HeadId
+from hydractl.manifest import HeadId
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.job import Samples, ScoreJob
 

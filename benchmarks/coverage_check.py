@@ -15,8 +15,9 @@ from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import TOLERANCE, largest_difference
 from hydractl.families.registry import family_of
 from hydractl.fusion.hydra import load
+from hydractl.heads.masks import full_mask
 from hydractl.inputs import inputs_like
-from hydractl.manifest import Header, Kind, full_mask
+from hydractl.manifest import Header, Kind
 from hydractl.stages.fuse.run import FuseConfig, run_fuse
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -114,7 +115,7 @@ def differences(
     header = Header(
         kind=Kind.BASE,
         architecture=architecture,
-        masks=(full_mask(architecture),),
+        masks=(full_mask(architecture.towers),),
         preprocess=described.preprocess,
         prompting=described.prompting,
     )

@@ -11,7 +11,8 @@ from coverage_check import DEPTH, Case
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import family_for_name
-from hydractl.manifest import Preprocess, full_mask
+from hydractl.heads.masks import full_mask
+from hydractl.manifest import Preprocess
 
 if TYPE_CHECKING:
     from hydractl.families.base import Described
@@ -58,7 +59,7 @@ def shrunk(name: str) -> Described:
             found = family.describe(name, options | extra)
             # a convolutional stem may have a width of its own, which only a forward pass finds out
             with torch.device("meta"), torch.no_grad():
-                meta = family.build(found.architecture, full_mask(found.architecture), None)
+                meta = family.build(found.architecture, full_mask(found.architecture.towers), None)
                 meta(torch.empty(1, *image_size(found)))
         except (UnsupportedModelError, RuntimeError):
             continue

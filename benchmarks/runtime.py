@@ -25,7 +25,8 @@ from hydractl.families.opening import build_checked
 from hydractl.families.timm.vit import TIMM_VIT
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.slicing import prune_tensor
-from hydractl.manifest import Header, Kind, TowerKeep, full_mask
+from hydractl.heads.masks import full_mask
+from hydractl.manifest import Header, Kind, TowerKeep
 from hydractl.runtime import torch_dtype
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def hydra_of(state: dict[str, torch.Tensor], masks: Sequence[Sequence[tuple[int,
             kind=Kind.MEMBER, architecture=architecture, masks=(mask,), preprocess=described.preprocess
         )
         models.append(build_checked(TIMM_VIT, header, shared, where="member"))
-    if full_mask(architecture)["vision"].num_heads != HEADS:
+    if full_mask(architecture.towers)["vision"].num_heads != HEADS:
         raise SystemExit(f"{ARCH} has not {HEADS} heads")
     return Hydra(models).eval()
 

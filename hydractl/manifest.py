@@ -7,9 +7,10 @@ path. A document is dumped with sorted keys, two spaces and a final newline, so 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -22,13 +23,13 @@ Option = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | t
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
 
 
-class Model(BaseModel):
+class Strict(BaseModel):
     """A frozen, strict piece of a document."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Document(Model):
+class Document(Strict):
     """A whole JSON file of ours; `schema` says which."""
 
     kind_of_file: ClassVar[str]
@@ -90,7 +91,26 @@ class Document(Model):
         return str(cls.model_fields["schema_"].default)
 
 
-class TowerHeads(Model):
+class HeadId(NamedTuple):
+    """One head of a model; layer and head count from 0."""
+
+    tower: str
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        """Return the head as messages name it."""
+        return f"head {self.head} in layer {self.layer} of tower `{self.tower}`"
+
+
+class TowerShape(NamedTuple):
+    """How many layers a tower has, and how many heads each of them."""
+
+    layers: int
+    num_heads: int
+
+
+class TowerHeads(Strict):
     """How many heads each layer of a tower has before pruning, and their width."""
 
     layers: int = Field(ge=1)
@@ -98,7 +118,7 @@ class TowerHeads(Model):
     head_dim: int = Field(ge=1)
 
 
-class Architecture(Model):
+class Architecture(Strict):
     """Which model class this is: everything that is needed to build it again, without weights.
 
     `num_classes` is 0 where classes are not part of the model but named by texts (zero-shot).
@@ -112,7 +132,7 @@ class Architecture(Model):
     num_classes: int = Field(ge=0)
 
 
-class Fingerprint(Model):
+class Fingerprint(Strict):
     """A data set or model that was used: how it was named and what it held."""
 
     reference: str
@@ -120,7 +140,7 @@ class Fingerprint(Model):
     count: int | None = None
 
 
-class TowerScores(Model):
+class TowerScores(Strict):
     """Scores of one tower; row `l`, column `h` is head `(l, h)`. Higher means more important."""
 
     scores: tuple[tuple[float, ...], ...]
@@ -132,12 +152,17 @@ class TowerScores(Model):
         return self
 
 
-class HeadName(Model):
+class HeadName(Strict):
     """A head of the base, by its original number."""
 
     tower: str
     layer: int = Field(ge=0)
     head: int = Field(ge=0)
+
+    @property
+    def id(self) -> HeadId:
+        """The same as a tuple, which can be sorted."""
+        return HeadId(self.tower, self.layer, self.head)
 
 
 class Removal(HeadName):
@@ -171,6 +196,11 @@ class HeadScores(Document):
     results: dict[str, Option] = Field(default={}, exclude_if=lambda value: not value)
     tool: str
 
+    @property
+    def tables(self) -> dict[str, tuple[tuple[float, ...], ...]]:
+        """The scores (L x H) of each tower, by its name."""
+        return {name: table.scores for name, table in sorted(self.towers.items())}
+
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         clusters = self.clusters or ()
@@ -181,19 +211,20 @@ class HeadScores(Document):
         return self
 
     def _check_heads(self, heads: list[tuple[str, HeadName]]) -> None:
-        seen: set[tuple[str, int, int]] = set()
+        seen: set[HeadId] = set()
         for where, named in heads:
-            table = self.towers.get(named.tower)
-            if table is None or named.layer >= len(table.scores) or named.head >= len(table.scores[0]):
+            tower, layer, head = named.id
+            table = self.towers.get(tower)
+            if table is None or layer >= len(table.scores) or head >= len(table.scores[0]):
                 raise ValueError(
-                    f"{where} names head ({named.tower}, {named.layer}, {named.head}), which the scores do not have"
+                    f"{where} names head ({tower}, {layer}, {head}), which the scores do not have"
                 )
-            if (key := (named.tower, named.layer, named.head)) in seen:
-                raise ValueError(f"{where} names head {key} a second time")
-            seen.add(key)
+            if named.id in seen:
+                raise ValueError(f"{where} names head {tuple(named.id)} a second time")
+            seen.add(named.id)
 
 
-class TowerKeep(Model):
+class TowerKeep(Strict):
     """The heads that stay in one tower: one increasing list a layer, an empty one where no head is left."""
 
     num_heads: int = Field(ge=1)
@@ -210,8 +241,36 @@ class TowerKeep(Model):
                 )
         return self
 
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return len(self.keep)
 
-class MaskOrigin(Model):
+    @property
+    def kept(self) -> int:
+        """How many heads stay."""
+        return sum(map(len, self.keep))
+
+    @property
+    def removed(self) -> int:
+        """How many heads go."""
+        return self.layers * self.num_heads - self.kept
+
+    @property
+    def drop(self) -> tuple[Heads, ...]:
+        """For each layer the heads that go, increasing: the complement of `keep`."""
+        return tuple(
+            tuple(head for head in range(self.num_heads) if head not in heads) for heads in self.keep
+        )
+
+
+Mask: TypeAlias = Mapping[str, TowerKeep]
+Shape: TypeAlias = Mapping[str, TowerShape | TowerHeads | TowerKeep]
+Tables: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
+"""For each tower L x H scores."""
+
+
+class MaskOrigin(Strict):
     """Where a mask came from. A mask written by hand has none."""
 
     strategy: str
@@ -235,7 +294,7 @@ class HeadMask(Document):
     origin: MaskOrigin | None = None
 
 
-class Value(Model):
+class Value(Strict):
     """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
 
     value: float
@@ -244,7 +303,7 @@ class Value(Model):
     count: int | None = None
 
 
-class Row(Model):
+class Row(Strict):
     """What was measured of one model or ensemble.
 
     `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`.
@@ -258,7 +317,7 @@ class Row(Model):
     means: dict[str, dict[str, float]] = {}
 
 
-class Check(Model):
+class Check(Strict):
     """A `--fail-if` condition and what came of it."""
 
     condition: str
@@ -320,7 +379,7 @@ class Fate(StrEnum):
     GROUPED = "grouped"
 
 
-class Preprocess(Model):
+class Preprocess(Strict):
     """How an image becomes a model's input.
 
     Attributes:
@@ -351,7 +410,7 @@ class Preprocess(Model):
         return self
 
 
-class Tokenization(Model):
+class Tokenization(Strict):
     """How a text becomes a model's input.
 
     Attributes:
@@ -377,7 +436,7 @@ class Tokenization(Model):
     )
 
 
-class Prompting(Model):
+class Prompting(Strict):
     """How the names of classes become texts, for a model that compares images with texts.
 
     Attributes:
@@ -396,7 +455,7 @@ class Prompting(Model):
         return self
 
 
-class InputFile(Model):
+class InputFile(Strict):
     """A file that a step read: its base name, its digest, and the step that made it."""
 
     name: str
@@ -404,7 +463,7 @@ class InputFile(Model):
     made_by: Step | None = None
 
 
-class Step(Model):
+class Step(Strict):
     """One stage that led here. No clock, no host, no path: equal work gives equal steps."""
 
     command: str
@@ -415,7 +474,7 @@ class Step(Model):
     versions: dict[str, str] = {}
 
 
-class FusePlan(Model):
+class FusePlan(Strict):
     """How members were fused: each tensor's fate, and how many leading blocks run once."""
 
     fates: dict[str, Fate]
@@ -470,7 +529,7 @@ class Header(Document):
         )
 
 
-def check_mask_fits(mask: dict[str, TowerKeep], architecture: Architecture, *, where: str) -> None:
+def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:
     """Check that a mask has the towers, layers and heads of an architecture.
 
     Raises:
@@ -481,22 +540,14 @@ def check_mask_fits(mask: dict[str, TowerKeep], architecture: Architecture, *, w
             f"{where}: has towers {sorted(mask)}, but {architecture.name} has {sorted(architecture.towers)}"
         )
     for name, tower in architecture.towers.items():
-        if len(mask[name].keep) != tower.layers:
+        if mask[name].layers != tower.layers:
             raise ValueError(
-                f"{where}.{name}.keep: has {len(mask[name].keep)} layers, but {architecture.name} has {tower.layers}"
+                f"{where}.{name}.keep: has {mask[name].layers} layers, but {architecture.name} has {tower.layers}"
             )
         if mask[name].num_heads != tower.num_heads:
             raise ValueError(
                 f"{where}.{name}.num_heads: is {mask[name].num_heads}, but {architecture.name} has {tower.num_heads} heads a layer"
             )
-
-
-def full_mask(architecture: Architecture) -> dict[str, TowerKeep]:
-    """Return the mask that keeps every head."""
-    return {
-        name: TowerKeep(num_heads=t.num_heads, keep=(tuple(range(t.num_heads)),) * t.layers)
-        for name, t in architecture.towers.items()
-    }
 
 
 def first_problem(error: ValidationError) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hydractl.errors import ManifestError
+from hydractl.heads.masks import full_mask
 from hydractl.manifest import (
     DOCUMENTS,
     Document,
@@ -25,7 +26,6 @@ from hydractl.manifest import (
     TowerKeep,
     TowerScores,
     check_mask_fits,
-    full_mask,
 )
 from support.builders import base, sha
 
@@ -326,7 +326,7 @@ def test_standard_input(data, code):
 
 def test_the_full_mask_fits_its_architecture():
     architecture = base().header.architecture
-    mask = full_mask(architecture)
+    mask = full_mask(architecture.towers)
     check_mask_fits(mask, architecture, where="m")
     assert [len(k) for k in mask["vision"].keep] == [4, 4, 4]
 

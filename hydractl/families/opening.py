@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
-from hydractl.manifest import Header, InputFile, Kind, full_mask
+from hydractl.heads.masks import full_mask
+from hydractl.manifest import Header, InputFile, Kind
 from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.source import Located, locate, parse_arch
@@ -215,7 +216,7 @@ def base_header(described: Described) -> Header:
     return Header(
         kind=Kind.BASE,
         architecture=architecture,
-        masks=(full_mask(architecture),),
+        masks=(full_mask(architecture.towers),),
         preprocess=described.preprocess,
         labels=described.labels,
         prompting=described.prompting,

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydractl.heads.masks import HeadId, TowerMask, check_order
+from hydractl.heads.masks import all_heads, check_order, drop_heads, full_mask
 from hydractl.heads.members import share_before
 from hydractl.heads.select import shape_of_scores
+from hydractl.manifest import HeadId, TowerKeep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from hydractl.heads.masks import Mask, Shape
+    from hydractl.manifest import Mask, Shape, Tables
 
 
 def cluster_masks(
     clusters: Sequence[Sequence[HeadId]],
-    scores: Mapping[str, Sequence[Sequence[float]]],
+    scores: Tables,
     *,
     members: int,
     diverge_from: int = 0,
-) -> tuple[dict[str, TowerMask], ...]:
+) -> tuple[dict[str, TowerKeep], ...]:
     """Let member j keep the j-th best head of each cluster: members that complement each other by construction.
 
     A cluster with fewer heads gives its best one again. Before layer `diverge_from` every member keeps what member 0
@@ -56,7 +57,7 @@ def cluster_masks(
     return masks
 
 
-def representatives(clusters: Sequence[Sequence[HeadId]], member: int, shape: Shape) -> dict[str, TowerMask]:
+def representatives(clusters: Sequence[Sequence[HeadId]], member: int, shape: Shape) -> dict[str, TowerKeep]:
     """Return the mask of one head a cluster: its `member`-th best, or its best where it has fewer.
 
     Args:
@@ -65,19 +66,10 @@ def representatives(clusters: Sequence[Sequence[HeadId]], member: int, shape: Sh
         shape: The model's shape.
     """
     heads = {cluster[member] if member < len(cluster) else cluster[0] for cluster in clusters}
-    return {
-        tower: TowerMask(
-            num_heads=size.num_heads,
-            keep=tuple(
-                tuple(h for h in range(size.num_heads) if HeadId(tower, layer, h) in heads)
-                for layer in range(size.layers)
-            ),
-        )
-        for tower, size in shape.items()
-    }
+    return drop_heads(full_mask(shape), set(all_heads(shape)) - heads)
 
 
-def keep_every_layer(mask: Mask, scores: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, TowerMask]:
+def keep_every_layer(mask: Mask, scores: Tables) -> dict[str, TowerKeep]:
     """Give each layer without heads its highest-scored one back; of equal scores the lowest.
 
     Args:
@@ -85,7 +77,7 @@ def keep_every_layer(mask: Mask, scores: Mapping[str, Sequence[Sequence[float]]]
         scores: L x H for each tower of the mask, finite.
     """
     return {
-        tower: TowerMask(
+        tower: TowerKeep(
             num_heads=part.num_heads,
             keep=tuple(
                 kept or (max(range(part.num_heads), key=lambda h, row=row: (row[h], -h)),)  # type: ignore[misc]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from scipy import stats
 
@@ -12,11 +12,9 @@ from hydractl.heads.masks import all_heads, dropped, shape_of, total_heads
 from hydractl.heads.select import shape_of_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from hydractl.heads.masks import HeadId, Mask
-
-    Scores: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
+    from hydractl.manifest import HeadId, Mask, Tables
 
 
 def overlap(first: Mask, second: Mask) -> float:
@@ -46,7 +44,7 @@ def chance_overlap(first: Mask, second: Mask) -> float:
     mine, other = _dropped_sets(first, second)
     if not mine or not other:
         return float(mine == other)
-    return max(len(mine), len(other)) / total_heads(shape_of(first))
+    return max(len(mine), len(other)) / total_heads(first)
 
 
 def jaccard(first: Mask, second: Mask) -> float:
@@ -86,7 +84,7 @@ def jensen_shannon(first: Mask, second: Mask) -> float | None:
     return max(0.0, math.fsum(terms))
 
 
-def spearman(first: Scores, second: Scores) -> float | None:
+def spearman(first: Tables, second: Tables) -> float | None:
     """Return the rank correlation of two tables of scores over all heads of all towers, in [-1, 1].
 
     Spearman's rho: Pearson's correlation of the ranks, equal scores sharing their mean rank.
@@ -104,7 +102,7 @@ def spearman(first: Scores, second: Scores) -> float | None:
     return _correlated(first, second, lambda x, y: stats.spearmanr(stats.rankdata(x), stats.rankdata(y)))
 
 
-def kendall(first: Scores, second: Scores) -> float | None:
+def kendall(first: Tables, second: Tables) -> float | None:
     """Return Kendall's tau-b of two tables of scores over all heads of all towers, in [-1, 1].
 
     Pairs of heads ranked alike less those ranked oppositely, over all pairs but for those that tie; Kendall (1945).
@@ -122,7 +120,7 @@ def kendall(first: Scores, second: Scores) -> float | None:
     return _correlated(first, second, lambda x, y: stats.kendalltau(x, y, variant="b"))
 
 
-def standing(scores: Scores) -> dict[str, tuple[tuple[float, ...], ...]]:
+def standing(scores: Tables) -> dict[str, tuple[tuple[float, ...], ...]]:
     """Return for each head the share of all heads of all towers that score no higher, in (0, 1].
 
     The most important head has 1, and so have all that tie with it.
@@ -140,7 +138,7 @@ def _bounded(value: float) -> float:
 
 
 def _correlated(
-    first: Scores, second: Scores, test: Callable[[list[float], list[float]], Any]
+    first: Tables, second: Tables, test: Callable[[list[float], list[float]], Any]
 ) -> float | None:
     """Return the statistic of one of scipy's tests on both tables' scores, None where one of them ranks nothing."""
     mine, other = _flat(first, second)
@@ -149,7 +147,7 @@ def _correlated(
     return _bounded(float(test(mine, other).statistic))
 
 
-def _flat(first: Scores, second: Scores) -> tuple[list[float], list[float]]:
+def _flat(first: Tables, second: Tables) -> tuple[list[float], list[float]]:
     """Return both tables' scores, head by head in the first one's order."""
     shape, other = shape_of_scores(first), shape_of_scores(second)
     if shape != other:

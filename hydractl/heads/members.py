@@ -7,13 +7,14 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hydractl.heads.masks import TowerMask, all_heads, check_order, drop_heads, full_mask, shape_of
+from hydractl.heads.masks import all_heads, check_order, drop_heads, full_mask, shape_of
 from hydractl.heads.select import best_mask_per_layer
+from hydractl.manifest import TowerKeep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hydractl.heads.masks import HeadId, Mask, Shape
+    from hydractl.manifest import HeadId, Mask, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Sampling:
 
 def sample_masks(
     order: Sequence[HeadId], shape: Shape, *, removals: int, sampling: Sampling
-) -> tuple[dict[str, TowerMask], ...]:
+) -> tuple[dict[str, TowerKeep], ...]:
     """Draw distinct masks that each remove `removals` heads out of a pool (Hydra paper, appendix B.5).
 
     The pool is the first `sampling.pool` heads of the order. Before layer `sampling.diverge_from` every member
@@ -87,7 +88,7 @@ def sample_masks(
 
 def random_masks(
     shape: Shape, *, removals: int, members: int, seed: int, diverge_from: int = 0
-) -> tuple[dict[str, TowerMask], ...]:
+) -> tuple[dict[str, TowerKeep], ...]:
     """Draw distinct masks that each remove `removals` heads, whatever they are good for: the control for all scores.
 
     Every subset is equally likely, as with random scores. Layers before `diverge_from` are those of one random mask.
@@ -110,7 +111,7 @@ def random_masks(
 
 def random_masks_per_layer(
     shape: Shape, *, keep: int, members: int, seed: int, diverge_from: int = 0
-) -> tuple[dict[str, TowerMask], ...]:
+) -> tuple[dict[str, TowerKeep], ...]:
     """Draw distinct masks that each keep `keep` heads in every layer: the control for scores taken layer by layer.
 
     Args:
@@ -130,7 +131,7 @@ def random_masks_per_layer(
             f"{members} different masks are wanted, but keeping {keep} heads of each layer from {diverge_from} on "
             f"gives {distinct}"
         )
-    masks: list[dict[str, TowerMask]] = []
+    masks: list[dict[str, TowerKeep]] = []
     for member in range(members):
         source = random.Random(f"layers-{seed}-{member}")  # noqa: S311 - as above
         while len(masks) == member:
@@ -167,7 +168,7 @@ def _shuffled(heads: Sequence[HeadId], *, source: random.Random) -> list[HeadId]
     return sorted(heads, key=lambda _: source.random())
 
 
-def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerMask], ...]:
+def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerKeep], ...]:
     """Return the masks with every layer before one replaced by that of the first mask.
 
     The number of heads that a member removes may change by this.
@@ -182,7 +183,7 @@ def share_before(masks: Sequence[Mask], layer: int) -> tuple[dict[str, TowerMask
     _check_comparable(masks, layer=layer)
     return tuple(
         {
-            tower: TowerMask(num_heads=part.num_heads, keep=masks[0][tower].keep[:layer] + part.keep[layer:])
+            tower: TowerKeep(num_heads=part.num_heads, keep=masks[0][tower].keep[:layer] + part.keep[layer:])
             for tower, part in mask.items()
         }
         for mask in masks

@@ -7,22 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from hydractl.heads.masks import (
-    HeadId,
-    TowerMask,
-    TowerShape,
-    all_heads,
-    check_order,
-    describe,
-    drop_heads,
-    full_mask,
-    total_heads,
-)
+from hydractl.heads.masks import all_heads, check_order, drop_heads, full_mask, total_heads
+from hydractl.manifest import HeadId, TowerKeep, TowerShape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from hydractl.heads.masks import Shape
+    from hydractl.manifest import Shape, Tables
 
 COMMON_KEEP_FRACTION = 2 / 3  # the paper's ImageNet members keep 8 of 12 heads
 
@@ -122,7 +113,7 @@ class Budget:
         return keep * layers
 
 
-def shape_of_scores(scores: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, TowerShape]:
+def shape_of_scores(scores: Tables) -> dict[str, TowerShape]:
     """Return the shape of the model that per-tower L x H scores belong to.
 
     Raises:
@@ -139,9 +130,7 @@ def shape_of_scores(scores: Mapping[str, Sequence[Sequence[float]]]) -> dict[str
     return shape
 
 
-def removal_order(
-    scores: Mapping[str, Sequence[Sequence[float]]], recorded: Sequence[HeadId] | None = None
-) -> tuple[HeadId, ...]:
+def removal_order(scores: Tables, recorded: Sequence[HeadId] | None = None) -> tuple[HeadId, ...]:
     """Return heads in the order in which they go.
 
     A recorded greedy order is taken as it is. Otherwise every head by ascending score over the whole model;
@@ -164,11 +153,11 @@ def removal_order(
     heads = all_heads(shape)
     for head in heads:
         if not math.isfinite(scores[head.tower][head.layer][head.head]):
-            raise ValueError(f"the score of {describe(head)} is not finite")
+            raise ValueError(f"the score of {head} is not finite")
     return tuple(sorted(heads, key=lambda head: scores[head.tower][head.layer][head.head]))
 
 
-def best_mask(order: Sequence[HeadId], shape: Shape, *, removals: int) -> dict[str, TowerMask]:
+def best_mask(order: Sequence[HeadId], shape: Shape, *, removals: int) -> dict[str, TowerKeep]:
     """Return the mask that removes the first heads of an order.
 
     Args:
@@ -185,7 +174,7 @@ def best_mask(order: Sequence[HeadId], shape: Shape, *, removals: int) -> dict[s
     return drop_heads(full_mask(shape), order[:removals])
 
 
-def best_mask_per_layer(order: Sequence[HeadId], shape: Shape, *, keep: int) -> dict[str, TowerMask]:
+def best_mask_per_layer(order: Sequence[HeadId], shape: Shape, *, keep: int) -> dict[str, TowerKeep]:
     """Return the mask that keeps equally many heads in every layer: in each, the last ones of an order.
 
     Args:

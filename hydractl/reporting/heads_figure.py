@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-    from hydractl.heads.masks import Mask, TowerMask
+    from hydractl.manifest import Mask, TowerKeep
 
 FORMATS = (".png", ".svg")
 MOST_PANELS = 40
@@ -136,7 +136,7 @@ def _names_height(row: Sequence[Panel]) -> float:
     return LINE * max(len(name.splitlines()) for name in _names(row)) + 0.05
 
 
-def _map_height(tower: TowerMask) -> float:
+def _map_height(tower: TowerKeep) -> float:
     """Return the height that makes cells square, within reason."""
     return min(max(MAP_WIDTH * tower.layers / tower.num_heads, 0.5), 5.0)
 
@@ -164,7 +164,7 @@ def _fill(sheet: _Sheet, panels: Sequence[Panel]) -> None:
     _legends(sheet, panels, colours)
 
 
-def _fill_row(sheet: _Sheet, name: str, tower: TowerMask, row: Sequence[Panel]) -> None:
+def _fill_row(sheet: _Sheet, name: str, tower: TowerKeep, row: Sequence[Panel]) -> None:
     lefts = [GUTTER + i * (GUTTER + MAP_WIDTH) for i in range(len(row))]
     for left, text in zip(lefts, _names(row), strict=True):
         sheet.write(left, text, fontsize=NAME_POINTS, family="DejaVu Sans Mono")

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.errors import CheckpointError, InputError, ManifestError, OutputError, UsageError
-from hydractl.manifest import Digest, Document, Model
+from hydractl.manifest import Digest, Document, Strict
 from hydractl.publish import publish, publish_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ NAME = "state.json"
 _ANEW = "add `--force` to start anew"
 
 
-class Metrics(Model):
+class Metrics(Strict):
     """How good a model is on the validation data: accuracy in [0, 1], mean negative log-likelihood in nats."""
 
     accuracy: float
@@ -40,7 +40,7 @@ class Metrics(Model):
         return self.accuracy >= other.accuracy and self.nll < other.nll - delta
 
 
-class Position(Model):
+class Position(Strict):
     """How far one candidate of the learning-rate grid has come.
 
     Attributes:
@@ -67,7 +67,7 @@ class Position(Model):
     evaluated: int = Field(default=0, ge=0)
 
 
-class Winner(Model):
+class Winner(Strict):
     """The best candidate that is done: its place in the grid, its metrics, and the steps its weights took."""
 
     candidate: int = Field(ge=0)

@@ -7,7 +7,8 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from hydractl.heads.clusters import cluster_masks, keep_every_layer, representatives
-from hydractl.heads.masks import HeadId, TowerMask, TowerShape, all_heads
+from hydractl.heads.masks import all_heads
+from hydractl.manifest import HeadId, TowerKeep, TowerShape
 from support.masks import agree_before
 
 
@@ -86,7 +87,7 @@ def test_as_many_members_as_the_largest_cluster_has_heads_are_all_different_with
 
 
 def test_equal_scores_give_an_empty_layer_its_lowest_head_back():
-    mask = {"t": TowerMask(num_heads=3, keep=((), (2,)))}
+    mask = {"t": TowerKeep(num_heads=3, keep=((), (2,)))}
 
     assert keep_every_layer(mask, {"t": [[0.5, 0.5, 0.1], [1, 1, 1]]})["t"].keep == ((0,), (2,))
 

@@ -21,19 +21,20 @@ from hydractl.heads.compare import (
     spearman,
     standing,
 )
-from hydractl.heads.masks import TowerMask, TowerShape, dropped
+from hydractl.heads.masks import dropped
 from hydractl.heads.select import best_mask, removal_order
+from hydractl.manifest import TowerKeep, TowerShape
 
 ALL = [overlap, chance_overlap, jaccard, jensen_shannon]
 RANKED = [spearman, kendall]
 
 
-def tower(*drop: tuple[int, ...], num_heads: int = 4) -> TowerMask:
+def tower(*drop: tuple[int, ...], num_heads: int = 4) -> TowerKeep:
     keep = tuple(tuple(head for head in range(num_heads) if head not in gone) for gone in drop)
-    return TowerMask(num_heads=num_heads, keep=keep)
+    return TowerKeep(num_heads=num_heads, keep=keep)
 
 
-def one_tower(*drop: tuple[int, ...], num_heads: int = 4) -> dict[str, TowerMask]:
+def one_tower(*drop: tuple[int, ...], num_heads: int = 4) -> dict[str, TowerKeep]:
     return {"t": tower(*drop, num_heads=num_heads)}
 
 

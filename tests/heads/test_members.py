@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
-from hydractl.heads.masks import HeadId, TowerMask, TowerShape, all_heads, dropped, shape_of
+from hydractl.heads.masks import all_heads, dropped, shape_of
 from hydractl.heads.members import (
     Sampling,
     random_masks,
@@ -17,6 +17,7 @@ from hydractl.heads.members import (
     share_before,
 )
 from hydractl.heads.select import best_mask
+from hydractl.manifest import HeadId, TowerKeep, TowerShape
 from support.masks import agree_before
 
 
@@ -180,8 +181,8 @@ def test_refuses_samplings_that_mean_nothing(options, message):
         Sampling(seed=0, **options)
 
 
-def one_tower(*keep: tuple[int, ...]) -> dict[str, TowerMask]:
-    return {"t": TowerMask(num_heads=2, keep=keep)}
+def one_tower(*keep: tuple[int, ...]) -> dict[str, TowerKeep]:
+    return {"t": TowerKeep(num_heads=2, keep=keep)}
 
 
 def test_sharing_replaces_the_early_layers_alone():

@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hydractl.heads.compare import standing
-from hydractl.heads.masks import TowerShape, total_heads
+from hydractl.heads.masks import total_heads
 from hydractl.heads.select import best_mask, removal_order
+from hydractl.manifest import TowerShape
 from hydractl.reporting import heads_figure
 from hydractl.reporting.heads_figure import FORMATS, MOST_PANELS, Panel, draw_heads
 
@@ -55,8 +56,8 @@ def test_settings_and_process_play_no_part(suffix, tmp_path):
         "font.size: 20\naxes.facecolor: red\nsavefig.dpi: 10\nsvg.fonttype: none\n"
     )
     code = (
-        "import sys; from hydractl.heads.masks import TowerMask; from hydractl.reporting.heads_figure import *\n"
-        f"p = Panel(name='m', mask={{'t': TowerMask(num_heads=2, keep=((0,), ()))}})\n"
+        "import sys; from hydractl.manifest import TowerKeep; from hydractl.reporting.heads_figure import *\n"
+        f"p = Panel(name='m', mask={{'t': TowerKeep(num_heads=2, keep=((0,), ()))}})\n"
         f"sys.stdout.buffer.write(draw_heads([p], suffix={suffix!r}))"
     )
     runs = [

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hydractl.errors import DataError, UsageError
-from hydractl.heads.masks import TowerShape
 from hydractl.heads.select import best_mask_per_layer, removal_order
 from hydractl.inputs import map_inputs
+from hydractl.manifest import TowerShape
 from hydractl.progress import SILENT
 from hydractl.scoring.gradients.settings import HeadmapSettings
 from hydractl.scoring.headmap import easiest, score_headmap

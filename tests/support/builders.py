@@ -14,8 +14,9 @@ from hydractl.families.opening import build_checked
 from hydractl.families.probe import probe_inputs
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
+from hydractl.heads.masks import full_mask
 from hydractl.inputs import map_inputs
-from hydractl.manifest import Header, HeadMask, HeadScores, Kind, TowerKeep, full_mask
+from hydractl.manifest import Header, HeadMask, HeadScores, Kind, TowerKeep
 from support.variants import LIBRARY, PLAIN, Variant
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def base(variant: Variant = PLAIN, *, seed: int = 0) -> Sample:
     header = Header(
         kind=Kind.BASE,
         architecture=described.architecture,
-        masks=(full_mask(described.architecture),),
+        masks=(full_mask(described.architecture.towers),),
         preprocess=described.preprocess,
         prompting=described.prompting,
     )

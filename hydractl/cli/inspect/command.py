@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from hydractl.manifest import Architecture, Preprocess, Tokenization
     from hydractl.stages.inspect.report import (
-        Amount,
         CheckpointReport,
         DocumentReport,
         Fused,
         Predictions,
+        Tally,
         TensorLine,
     )
 
@@ -207,9 +207,9 @@ def _fused_facts(report: CheckpointReport) -> list[tuple[str, str]]:
     ]
 
 
-def _parts(parts: Mapping[str, Amount], total: Amount) -> object:
-    rows = [(name, *_amount(amount)) for name, amount in parts.items()]
-    return table(["part", "tensors", "parameters", "bytes"], [*rows, ("in all", *_amount(total))])
+def _parts(parts: Mapping[str, Tally], total: Tally) -> object:
+    rows = [(name, *_tally(tally)) for name, tally in parts.items()]
+    return table(["part", "tensors", "parameters", "bytes"], [*rows, ("in all", *_tally(total))])
 
 
 def _predictions(found: Predictions) -> object:
@@ -227,21 +227,21 @@ def _predictions(found: Predictions) -> object:
     return table(["row", "data", "members", "samples", "classes", "labels"], rows, left=2)
 
 
-def _plan(fused: Fused, total: Amount) -> object:
+def _plan(fused: Fused, total: Tally) -> object:
     rows = [
-        (part, fate, *_amount(amount))
+        (part, fate, *_tally(tally))
         for part, fates in fused.amounts.items()
-        for fate, amount in sorted(fates.items())
+        for fate, tally in sorted(fates.items())
     ]
     return table(
         ["part", "fate", "tensors", "parameters", "bytes"],
-        [*rows, ("in all", "", *_amount(total))],
+        [*rows, ("in all", "", *_tally(total))],
         left=2,
     )
 
 
-def _amount(amount: Amount) -> tuple[str, str, str]:
-    return str(amount.tensors), count(amount.parameters), size(amount.size_bytes)
+def _tally(tally: Tally) -> tuple[str, str, str]:
+    return str(tally.tensors), count(tally.parameters), size(tally.size_bytes)
 
 
 def _labelled(number: int, labels: Sequence[str]) -> str:

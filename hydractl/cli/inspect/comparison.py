@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.heads.select import Budget
-    from hydractl.stages.inspect.comparison import Agreement, Choice, ComparisonReport, Pair
+    from hydractl.stages.inspect.choices import Choice
+    from hydractl.stages.inspect.compare import Agreement, ComparisonReport, Pair
 
 SOURCES = {
     "asked": "{option}",

@@ -11,8 +11,7 @@ from hydractl.scoring.circuit.search import Exact, best_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.heads.masks import HeadId
-    from hydractl.manifest import Option
+    from hydractl.manifest import HeadId, Option
     from hydractl.scoring.job import Memory, ScoreJob
 
 SPENT = "spent"

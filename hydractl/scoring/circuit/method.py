@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.heads.masks import HeadId
 from hydractl.manifest import Removal
 from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.search import Exact
@@ -37,7 +36,7 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
     with torch.inference_mode():
         start = search.restart(len(done))
         for removal in done[:start]:
-            search.circuit.remove(_head(removal))
+            search.circuit.remove(removal.id)
         search.circuit.check_room()
         baseline = search.circuit.value() if job.log.baseline is None else job.log.baseline
         job.log.begin(baseline)
@@ -48,7 +47,7 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
                 search.recall(job.log.memory)
             best, value = search.best(step)
             if step < len(done):  # what the journal says counts, should rounding have changed since
-                search.gone(_head(done[step]))
+                search.gone(done[step].id)
                 continue
             search.gone(best)
             removal = Removal(tower=best.tower, layer=best.layer, head=best.head, objective=value)
@@ -60,7 +59,3 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
     for step, removal in enumerate(removals):
         tables[removal.tower][removal.layer][removal.head] = float(step)
     return Ranking(scores=tables, removals=tuple(removals), baseline=baseline, results=search.results())
-
-
-def _head(removal: Removal) -> HeadId:
-    return HeadId(removal.tower, removal.layer, removal.head)

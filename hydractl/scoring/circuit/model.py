@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from hydractl.errors import DataError
-from hydractl.heads.masks import HeadId
 from hydractl.inputs import batch_of
+from hydractl.manifest import HeadId
 from hydractl.scoring.circuit.memory import Room
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, outcomes_read, traits_of, values_of

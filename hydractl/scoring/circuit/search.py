@@ -12,8 +12,7 @@ from hydractl.scoring.job import NOTHING_LEARNT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hydractl.heads.masks import HeadId
-    from hydractl.manifest import Option
+    from hydractl.manifest import HeadId, Option
     from hydractl.scoring.job import Memory, ScoreJob
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Tower
-    from hydractl.heads.masks import HeadId
     from hydractl.inputs import Inputs
+    from hydractl.manifest import HeadId
     from hydractl.scoring.circuit.memory import Room
 
 Key: TypeAlias = tuple[str, str, int]

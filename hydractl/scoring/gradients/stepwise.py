@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydractl.heads.masks import HeadId
-from hydractl.manifest import Removal
+from hydractl.manifest import HeadId, Removal
 from hydractl.scoring.cutting import heads_left, remove_head
 from hydractl.scoring.gradients.weights import mean_loss
 from hydractl.scoring.job import Ranking, ScoreJob
@@ -44,7 +43,7 @@ def remove_lowest(
     known = job.log.done
     removals = list(known[: len(known) // at_once * at_once])
     for removal in removals:
-        remove_head(job.model, HeadId(removal.tower, removal.layer, removal.head))
+        remove_head(job.model, removal.id)
     found = _measured(job, measure, removed=len(removals))
     baseline = -found.loss if job.log.baseline is None else job.log.baseline
     job.log.begin(baseline)

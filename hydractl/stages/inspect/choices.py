@@ -2,35 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeGuard
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.errors import CheckpointError, InputError, ManifestError, UsageError
-from hydractl.heads.masks import HeadId, TowerMask, shape_of, total_heads
-from hydractl.heads.select import (
-    COMMON_KEEP_FRACTION,
-    Budget,
-    best_mask,
-    best_mask_per_layer,
-    shape_of_scores,
-)
+from hydractl.errors import CheckpointError, InputError, ManifestError
+from hydractl.heads.masks import shape_of, total_heads, total_kept
+from hydractl.heads.select import COMMON_KEEP_FRACTION, Budget, shape_of_scores
 from hydractl.manifest import HeadMask, HeadScores, Kind
-from hydractl.progress import counted
-from hydractl.stages.inspect.comparison import Choice, Cut
-from hydractl.stages.inspect.opened import member_names, open_local
-from hydractl.stages.shared.amount import cluster_mask, order_of, tables_of
+from hydractl.stages.inspect.sniff import member_names, open_local
+from hydractl.stages.shared.choosing import mask_of, order_of, own_quota, quota_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.heads.masks import Mask, Shape
-    from hydractl.manifest import Document, Header, TowerKeep
-
-    Tables = Mapping[str, Sequence[Sequence[float]]]
+    from hydractl.manifest import Document, Header, Mask, Shape, Tables
+    from hydractl.stages.shared.choosing import Quota
 
 COMPARABLE = "scores, head masks and checkpoints of hydractl say which heads stay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The budget that made a mask of scores.
+
+    Attributes:
+        option: As one would type it.
+        source: `asked`, `recorded` where the scores were made with it, or `default`.
+    """
+
+    option: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One choice of heads: a mask, scores and the mask that they make, or a member's.
+
+    Attributes:
+        name: The file as the user named it; of a hydra also the member.
+        kind: `scores`, `head-mask`, `base`, `member` or `hydra`.
+        method: Of scores.
+        cut: Of scores.
+        ranked: How many heads the scores tell apart from those that were never removed; None for masks.
+        heads: Of all towers.
+        removed: Of all towers.
+        mask: Kept heads of each tower.
+        standing: Of scores: for each head the share of all heads that score no higher, in (0, 1].
+    """
+
+    name: str
+    kind: str
+    method: str | None = None
+    cut: Cut | None = None
+    ranked: int | None = None
+    heads: int
+    removed: int
+    mask: Mask
+    standing: Mapping[str, tuple[tuple[float, ...], ...]] | None = None
 
 
 def read_choices(file: str, budget: Budget | None) -> tuple[list[tuple[Choice, Tables | None]], str | None]:
@@ -65,8 +94,7 @@ def _of_document(
         raise ManifestError(f"{file}: is a {found.kind_of_file}, which chooses no heads", hint=COMPARABLE)
     if not found.towers:
         raise ManifestError(f"{file}: has scores of no tower", hint="score the model again")
-    tables = tables_of(found)
-    return [(_of_scores(file, found, tables, budget), tables)], found.architecture
+    return [(_of_scores(file, found, budget), found.tables)], found.architecture
 
 
 def _header(file: str, checkpoint: Checkpoint) -> Header:
@@ -87,78 +115,60 @@ def _of_header(file: str, header: Header) -> list[Choice]:
     ]
 
 
-def _of_mask(name: str, kind: str, towers: Mapping[str, TowerKeep]) -> Choice:
-    mask = {n: TowerMask(num_heads=t.num_heads, keep=t.keep) for n, t in sorted(towers.items())}
+def _of_mask(name: str, kind: str, mask: Mask) -> Choice:
     return Choice(
         name=name,
         kind=str(kind),
-        heads=total_heads(shape_of(mask)),
-        removed=sum(tower.removed for tower in mask.values()),
-        mask=mask,
+        heads=total_heads(mask),
+        removed=total_heads(mask) - total_kept(mask),
+        mask=dict(sorted(mask.items())),
     )
 
 
-def _of_scores(file: str, scores: HeadScores, tables: Tables, budget: Budget | None) -> Choice:
+def _of_scores(file: str, scores: HeadScores, budget: Budget | None) -> Choice:
+    """Return the choice that a budget makes of scores; of scores by layer each keeps equally many."""
     from hydractl.heads.compare import standing  # noqa: PLC0415 - masks alone need no statistics
 
-    shape = shape_of_scores(tables)
-    order = order_of(file, scores, tables)
-    if budget is None and scores.clusters is not None:
-        cut, mask = Cut(option="--keep auto", source="recorded"), cluster_mask(Path(file), scores)
+    shape = shape_of_scores(scores.tables)
+    order = order_of(file, scores, shape)
+    if budget is not None:
+        by_layer = budget.keep_per_layer is not None and scores.options.get("keep") is not None
+        budget = replace(budget, per_layer=True) if by_layer else budget
+        source, quota = "asked", quota_of(budget, shape, where=f"{file}: ")
+    elif scores.clusters is not None:
+        source, quota = "recorded", own_quota(file, scores, shape)
     else:
-        cut, mask = _cut_mask(file, scores, budget, order, shape)
-    return Choice(
-        name=file,
-        kind=scores.kind_of_file,
+        source, quota = _recorded(file, scores, shape, ordered=len(order))
+    instead = f"give `--remove {len(order)}` or less, or "
+    mask = mask_of(file, scores, shape, quota, instead=instead)
+    return replace(
+        _of_mask(file, scores.kind_of_file, mask),
         method=scores.method,
-        cut=cut,
+        cut=Cut(option=quota.typed, source=source),
         ranked=len(order),
-        heads=total_heads(shape),
-        removed=sum(part.removed for part in mask.values()),
-        mask=mask,
-        standing=standing(tables),
+        standing=standing(scores.tables),
     )
 
 
-def _cut_mask(
-    file: str, scores: HeadScores, budget: Budget | None, order: Sequence[HeadId], shape: Shape
-) -> tuple[Cut, dict[str, TowerMask]]:
-    """Return the budget that makes a mask of scores, and the mask; of scores by layer each keeps equally many."""
-    ordered = len(order)
-    chosen, source = (budget, "asked") if budget else _own(scores, shape, ordered=ordered)
-    if chosen.keep_per_layer is not None and scores.options.get("keep") is not None:
-        chosen = replace(chosen, per_layer=True)
-    try:
-        removals = chosen.removals(shape)
-    except ValueError as error:
-        if source == "asked":
-            raise UsageError(f"`{chosen.typed}`: {file}: {error}") from error
-        raise ManifestError(
-            f"{file}: options: {error}", hint="was the file edited? `--remove R` sets another budget"
-        ) from error
-    if removals > ordered:
-        raise UsageError(
-            f"{file}: orders {counted(ordered, 'head')} only, but `{chosen.typed}` removes {removals}",
-            hint=f"give `--remove {ordered}` or less, or score again with `--remove {removals}` or more",
-        )
-    cut = Cut(option=chosen.typed, source=source)
-    if chosen.per_layer and chosen.keep_per_layer is not None:
-        return cut, best_mask_per_layer(order, shape, keep=chosen.keep_per_layer)
-    return cut, best_mask(order, shape, removals=removals)
-
-
-def _own(scores: HeadScores, shape: Shape, *, ordered: int) -> tuple[Budget, str]:
-    """Return what a method found, or else the budget that it was given, or else the common one."""
+def _recorded(file: str, scores: HeadScores, shape: Shape, *, ordered: int) -> tuple[str, Quota]:
+    """Return what a method found, or else the budget that it was given, or else the common one, and which it is."""
+    total = total_heads(shape)
     found = scores.options.get("kept", scores.results.get("open"))
-    if _is_count(found) and found <= total_heads(shape):
-        return Budget(remove=total_heads(shape) - found), "recorded"
     removals, keep = (scores.options.get(name) for name in ("removals", "keep"))
-    if _is_count(removals) and removals < total_heads(shape):  # an order of all heads is no budget
-        return Budget(remove=min(removals, ordered)), "recorded"
+    if _is_count(found) and found <= total:
+        return "recorded", quota_of(Budget(remove=total - found), shape)
+    if _is_count(removals) and removals < total:  # an order of all heads is no budget
+        return "recorded", quota_of(Budget(remove=min(removals, ordered)), shape)
     if _is_count(keep):
-        return Budget(keep_per_layer=keep), "recorded"
+        budget = Budget(keep_per_layer=keep, per_layer=True)
+        try:
+            budget.removals(shape)
+        except ValueError as error:
+            hint = "was the file edited? `--remove R` sets another budget"
+            raise ManifestError(f"{file}: options: {error}", hint=hint) from error
+        return "recorded", quota_of(budget, shape)
     common = Budget(keep_fraction=COMMON_KEEP_FRACTION)
-    return (common if common.removals(shape) <= ordered else Budget(remove=ordered)), "default"
+    return "default", quota_of(common if common.removals(shape) <= ordered else Budget(remove=ordered), shape)
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -14,16 +14,14 @@ from hydractl.publish import check_output, is_stream, publish
 from hydractl.reporting.heads_figure import FORMATS, MOST_PANELS, Panel, draw_heads
 from hydractl.reporting.names import told_apart
 from hydractl.stages.inspect.choices import check_comparable, read_choices
-from hydractl.stages.inspect.comparison import Agreement, Choice, ComparisonReport, Pair
-from hydractl.stages.inspect.opened import check_local
+from hydractl.stages.inspect.sniff import check_local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.heads.masks import Mask
     from hydractl.heads.select import Budget
-
-    Tables = Mapping[str, Sequence[Sequence[float]]]
+    from hydractl.manifest import Mask, Tables
+    from hydractl.stages.inspect.choices import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +54,51 @@ class CompareConfig:
             )
         if self.force and self.plot is None:
             raise UsageError("`--force` replaces the figure of `--plot`; nothing else is written")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How alike two choices are; see `hydractl.heads.compare`.
+
+    Attributes:
+        overlap: In [0, 1].
+        chance_overlap: What random choices would have.
+        jaccard: In [0, 1].
+        jsd_nats: In [0, ln 2]; None where one of them removes nothing.
+        spearman: In [-1, 1]; None unless both are scores that rank anything.
+        kendall: In [-1, 1]; as above.
+    """
+
+    overlap: float
+    chance_overlap: float
+    jaccard: float
+    jsd_nats: float | None
+    spearman: float | None
+    kendall: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two choices compared, over all heads and tower by tower."""
+
+    first: str
+    second: str
+    overall: Agreement
+    towers: Mapping[str, Agreement]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonReport:
+    """Choices of heads and every pair of them; `plot` is the figure that was written."""
+
+    choices: tuple[Choice, ...]
+    pairs: tuple[Pair, ...]
+    plot: Path | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files written."""
+        return () if self.plot is None else (self.plot,)
 
 
 def run_compare(config: CompareConfig, progress: Progress = SILENT) -> ComparisonReport:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from hydractl.errors import HydraError
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.refused import REFUSED
+from hydractl.heads.masks import total_heads, total_kept
 from hydractl.jsonfile import parse
 from hydractl.manifest import Preprocess, Tokenization
 from hydractl.runtime import digest_text
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.base import Described, Family
-    from hydractl.manifest import Header, Prompting
+    from hydractl.manifest import Header, Mask, Prompting
 
 
 class Foreign(NamedTuple):
@@ -32,19 +33,26 @@ class Foreign(NamedTuple):
     hint: str | None = None
 
 
-def stated(header: Header) -> Identity:
-    """Return which model the header of a checkpoint of ours says it is."""
+def identity_of(found: Header | Described, name: str | None = None, masks: tuple[Mask, ...] = ()) -> Identity:
+    """Return which model the header of a checkpoint of ours, or a family, says it is.
+
+    Args:
+        found: What is said.
+        name: What to call the architecture; None for its own name.
+        masks: Each member's; none for a model that keeps all of its heads.
+    """
+    total = total_heads(found.architecture.towers)
     return Identity(
-        name=header.architecture.name,
-        num_classes=header.num_classes,
-        labels=header.labels,
-        architecture=header.architecture,
-        preprocess=_shown(header.preprocess),
-        prompting=_shown_prompting(header.prompting),
-        tokenizer_size=_tokenizer_size(header.preprocess, header.prompting),
-        masks=header.masks,
-        heads_kept=tuple(sum(len(k) for t in mask.values() for k in t.keep) for mask in header.masks),
-        heads_total=sum(t.layers * t.num_heads for t in header.architecture.towers.values()),
+        name=name or found.architecture.name,
+        num_classes=found.architecture.num_classes or len(found.labels),
+        labels=found.labels,
+        architecture=found.architecture,
+        preprocess=_shown(found.preprocess),
+        prompting=_shown_prompting(found.prompting),
+        tokenizer_size=_tokenizer_size(found.preprocess, found.prompting),
+        masks=masks,
+        heads_kept=tuple(map(total_kept, masks)) or (total,),
+        heads_total=total,
     )
 
 
@@ -64,22 +72,7 @@ def of_folder(file: str, config: Mapping[str, object], folder: Path) -> Foreign:
     except HydraError as error:
         hint = f"{error.message.removesuffix('.')}; {error.hint}" if error.hint else error.message
         return Foreign(_guessed(config), family, f"no command can use it: {hint}")
-    return Foreign(_described(described, _guessed(config).name), family)
-
-
-def _described(found: Described, name: str | None) -> Identity:
-    heads = sum(t.layers * t.num_heads for t in found.architecture.towers.values())
-    return Identity(
-        name=name or found.architecture.name,
-        num_classes=found.architecture.num_classes,
-        labels=found.labels,
-        architecture=found.architecture,
-        preprocess=_shown(found.preprocess),
-        prompting=_shown_prompting(found.prompting),
-        tokenizer_size=_tokenizer_size(found.preprocess, found.prompting),
-        heads_kept=(heads,),
-        heads_total=heads,
-    )
+    return Foreign(identity_of(described, _guessed(config).name), family)
 
 
 def _shown(how: Preprocess | Tokenization) -> Preprocess | Tokenization:

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from hydractl.manifest import (
         Architecture,
         Document,
+        Mask,
         Preprocess,
         Prompting,
         Step,
         Tokenization,
-        TowerKeep,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class Tally:
     """How much some tensors are together: their number, their elements, their bytes."""
 
     tensors: int
@@ -55,7 +55,7 @@ class Fused:
     members: tuple[str, ...]
     trunk: int
     mlp: str
-    amounts: dict[str, dict[str, Amount]]
+    amounts: dict[str, dict[str, Tally]]
     apart_bytes: int
 
 
@@ -83,7 +83,7 @@ class Identity:
     preprocess: Preprocess | Tokenization | None = None
     prompting: Prompting | None = None
     tokenizer_size: int | None = None
-    masks: tuple[dict[str, TowerKeep], ...] = ()
+    masks: tuple[Mask, ...] = ()
     heads_kept: tuple[int, ...] = ()
     heads_total: int = 0
 
@@ -134,9 +134,9 @@ class CheckpointReport:
     file: str
     kind: str
     model: Identity
-    total: Amount
-    dtypes: dict[str, Amount]
-    parts: dict[str, Amount]
+    total: Tally
+    dtypes: dict[str, Tally]
+    parts: dict[str, Tally]
     fused: Fused | None
     predictions: Predictions | None
     lineage: Step | None

@@ -16,19 +16,19 @@ from hydractl.families.base import name_in_memory
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest import Fate
 from hydractl.progress import SILENT, Progress
-from hydractl.stages.inspect.identity import of_folder, stated
-from hydractl.stages.inspect.opened import check_local, member_names, open_local
+from hydractl.stages.inspect.identity import identity_of, of_folder
 from hydractl.stages.inspect.report import (
-    Amount,
     CheckpointReport,
     DocumentReport,
     Fused,
     Identity,
     Predicted,
     Predictions,
+    Tally,
     TensorLine,
 )
-from hydractl.stages.shared.amount import order_of
+from hydractl.stages.inspect.sniff import check_local, member_names, open_local
+from hydractl.stages.shared.choosing import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hydractl.tensors import TensorSpec
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
-PARTS = ("embed", "attention", "mlp", "norm", "readout", "head")
+PART_ORDER = ("embed", "attention", "mlp", "norm", "readout", "head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +128,8 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
     return CheckpointReport(
         file=config.file,
         kind=header.kind.value if header else PREDICTIONS if predictions else FOREIGN,
-        model=stated(header) if header else found.identity if found else Identity(),
-        total=_amount(lines),
+        model=identity_of(header, masks=header.masks) if header else found.identity if found else Identity(),
+        total=_tally(lines),
         dtypes=_by(lines, lambda line: line.dtype),
         parts=_by(sorted(lines, key=_place), lambda line: line.part),
         fused=_fused(header, lines) if header else None,
@@ -190,18 +190,18 @@ def _fused(header: Header, lines: tuple[TensorLine, ...]) -> Fused | None:
 
 def _place(line: TensorLine) -> int:
     """Return where a part stands in a model, so that parts are listed from input to output."""
-    return PARTS.index(line.part) if line.part in PARTS else len(PARTS)
+    return PART_ORDER.index(line.part) if line.part in PART_ORDER else len(PART_ORDER)
 
 
-def _by(lines: Iterable[TensorLine], key: Callable[[TensorLine], str]) -> dict[str, Amount]:
+def _by(lines: Iterable[TensorLine], key: Callable[[TensorLine], str]) -> dict[str, Tally]:
     found: dict[str, list[TensorLine]] = {}
     for line in lines:
         found.setdefault(key(line), []).append(line)
-    return {name: _amount(group) for name, group in found.items()}
+    return {name: _tally(group) for name, group in found.items()}
 
 
-def _amount(lines: Sequence[TensorLine]) -> Amount:
-    return Amount(
+def _tally(lines: Sequence[TensorLine]) -> Tally:
+    return Tally(
         tensors=len(lines),
         parameters=sum(prod(line.shape) for line in lines),
         size_bytes=sum(line.size_bytes for line in lines),

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from hydractl.data.items import Items
     from hydractl.families.opening import OpenModel
     from hydractl.families.tower import Model
-    from hydractl.heads.masks import Mask
     from hydractl.inputs import Inputs
-    from hydractl.manifest import HeadScores
+    from hydractl.manifest import HeadScores, Mask
     from hydractl.progress import Progress
     from hydractl.scoring.job import Samples
     from hydractl.stages.prune.config import DiverseConfig

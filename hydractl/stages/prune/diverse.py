@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hydractl.families.opening import OpenModel
-    from hydractl.heads.masks import Mask
-    from hydractl.manifest import HeadScores, Option
+    from hydractl.manifest import HeadScores, Mask, Option
     from hydractl.progress import Progress
     from hydractl.stages.prune.config import DiverseConfig
 

@@ -1,4 +1,4 @@
-"""What each strategy does: scores, an amount and a seed become masks."""
+"""What each strategy does: scores, a quota and a seed become masks."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.heads.clusters import cluster_masks
-from hydractl.heads.masks import TowerMask, full_mask, shape_of, total_heads
+from hydractl.heads.masks import total_heads, total_kept
 from hydractl.heads.members import Sampling, random_masks, random_masks_per_layer, sample_masks, share_before
-from hydractl.heads.select import best_mask, best_mask_per_layer
 from hydractl.progress import counted
 from hydractl.stages.prune.diverse import choose
 from hydractl.stages.prune.strategy import Strategy
-from hydractl.stages.shared.amount import cluster_mask, clusters_of, order_of, tables_of
+from hydractl.stages.shared.choosing import check_order, clusters_of, mask_of, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from hydractl.families.opening import OpenModel
-    from hydractl.heads.masks import HeadId, Mask, Shape
-    from hydractl.manifest import HeadScores, InputFile, Option
+    from hydractl.manifest import HeadScores, InputFile, Mask, Option, Shape, TowerKeep
     from hydractl.progress import Progress
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.stages.prune.report import DiverseReport
-    from hydractl.stages.shared.amount import Amount
+    from hydractl.stages.shared.choosing import Quota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Material:
     """What a strategy works on.
 
     Attributes:
@@ -37,24 +35,14 @@ class Task:
         opened: The base.
         scores: None, one, or one a member.
         shape: Of the towers that lose heads.
-        amounts: How many go, for each scores file, or the only one; none where clusters say it.
+        quotas: How many go, for each scores file, or the only one; none where clusters say it.
     """
 
     config: PruneConfig
     opened: OpenModel
     scores: tuple[HeadScores, ...]
     shape: Shape
-    amounts: tuple[Amount, ...]
-
-    def orders(self) -> list[tuple[HeadId, ...]]:
-        """Return for each scores file the heads in the order in which they go."""
-        files = zip(self.config.scores, self.scores, strict=True)
-        return [order_of(path, scores, self.shape) for path, scores in files]
-
-    def whole(self) -> dict[str, TowerMask]:
-        """Return the mask of the towers that keep all of their heads."""
-        shape = shape_of(self.opened.header.architecture.towers)
-        return full_mask({name: size for name, size in shape.items() if name not in self.shape})
+    quotas: tuple[Quota, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +66,17 @@ class Drawn:
     diverse: DiverseReport | None = None
 
 
-def _best(task: Task, progress: Progress) -> Drawn:
+def _best(material: Material, progress: Progress) -> Drawn:
     """One mask a scores file: its most important heads."""
-    config = task.config
-    files = zip(config.scores, task.scores, task.orders(), task.amounts, strict=True)
-    masks = [_best_of(task, *file, progress) for file in files]
+    config = material.config
+    files = zip(config.scores, material.scores, material.quotas, strict=True)
+    masks = [_best_of(material, *file, progress) for file in files]
     shared = share_before(masks, config.diverge_from)
-    removed = [sum(part.removed for part in mask.values()) for mask in shared]
+    removed = [total_heads(mask) - total_kept(mask) for mask in shared]
     for i, (mask, count) in enumerate(zip(shared, removed, strict=True)):
         if mask in shared[:i]:
             progress.warn(f"members {shared.index(mask)} and {i} keep the same heads")
-        if count != sum(part.removed for part in masks[i].values()):
+        if total_kept(mask) != total_kept(masks[i]):
             progress.warn(
                 f"member {i} loses {counted(count, 'head')}: before layer {config.diverge_from} it keeps what member 0 keeps"
             )
@@ -97,55 +85,47 @@ def _best(task: Task, progress: Progress) -> Drawn:
 
 
 def _best_of(
-    task: Task, path: Path, scores: HeadScores, order: Sequence[HeadId], amount: Amount, progress: Progress
-) -> dict[str, TowerMask]:
+    material: Material, path: Path, scores: HeadScores, quota: Quota, progress: Progress
+) -> dict[str, TowerKeep]:
     """Return the mask of the most important heads of one scores file."""
-    config, budget = task.config, task.config.budget
-    if budget is None and scores.clusters is not None:
-        return cluster_mask(path, scores)
-    by_layer = scores.options.get("keep")
-    if by_layer is not None and not config.per_layer:
+    by_layer, asked = scores.options.get("keep"), f"`{quota.typed}`"
+    if by_layer is not None and quota.keep is None and quota.said is None:
         progress.warn(
             f"{path}: `{scores.method}` scored layer by layer, and its scores of different layers are no measure of each "
             f"other: `--keep {by_layer} --per-layer` compares heads of one layer only"
         )
-    if budget is None or not budget.per_layer or budget.keep_per_layer is None:
-        _check_order(order, path, wanted=amount.removals, verb=f"`{amount.typed}` removes")
-        return best_mask(order, task.shape, removals=amount.removals)
-    if by_layer not in {None, budget.keep_per_layer}:
+    if quota.keep is not None and by_layer not in {None, quota.keep}:
         progress.warn(
-            f"{path}: `{scores.method}` scored layers that keep {by_layer} heads each; score again with `{budget.typed}`"
+            f"{path}: `{scores.method}` scored layers that keep {by_layer} heads each; score again with {asked}"
         )
-    try:
-        return best_mask_per_layer(order, task.shape, keep=budget.keep_per_layer)
-    except ValueError as error:
-        hint = f"score again with `--remove {total_heads(task.shape)}`, which orders all heads"
-        raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
+    return mask_of(path, scores, material.shape, quota)
 
 
-def _sample(task: Task, _: Progress) -> Drawn:
+def _sample(material: Material, _: Progress) -> Drawn:
     """Several masks out of one order's pool."""
-    return Drawn(masks=_draws(task, task.config.members), options={"pool": task.config.pool}, seeded=True)
+    return Drawn(
+        masks=_draws(material, material.config.members), options={"pool": material.config.pool}, seeded=True
+    )
 
 
-def _draws(task: Task, count: int) -> tuple[dict[str, TowerMask], ...]:
+def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
     """Draw masks from the pool."""
-    config, (order,), amount = task.config, task.orders(), task.amounts[0]
-    pool = config.pool or 0
-    _check_pool(pool, amount, total=total_heads(task.shape))
-    _check_order(order, config.scores[0], wanted=pool, verb=f"`--pool {pool}` draws from")
+    config, path, quota = material.config, material.config.scores[0], material.quotas[0]
+    order, pool = order_of(path, material.scores[0], material.shape), config.pool or 0
+    _check_pool(pool, quota, total=total_heads(material.shape))
+    check_order(order, path, wanted=pool, verb=f"`--pool {pool}` draws from")
     sampling = Sampling(pool=pool, members=count, seed=config.seed, diverge_from=config.diverge_from)
     try:
-        return sample_masks(order, task.shape, removals=amount.removals, sampling=sampling)
+        return sample_masks(order, material.shape, removals=quota.removals, sampling=sampling)
     except ValueError as error:
         fewer = "--members" if config.diverse is None else "--candidates"
         hint = f"give a larger `--pool`, fewer `{fewer}` or an earlier `--diverge-from`"
         raise UsageError(str(error), hint=hint) from error
 
 
-def _clusters(task: Task, _: Progress) -> Drawn:
+def _clusters(material: Material, _: Progress) -> Drawn:
     """One head of each cluster."""
-    config, scores, path = task.config, task.scores[0], task.config.scores[0]
+    config, scores, path = material.config, material.scores[0], material.config.scores[0]
     if scores.clusters is None:
         raise UsageError(
             f"{path}: is by `{scores.method}`, which makes no clusters of heads",
@@ -154,7 +134,7 @@ def _clusters(task: Task, _: Progress) -> Drawn:
     try:
         masks = cluster_masks(
             clusters_of(scores),
-            tables_of(scores),
+            scores.tables,
             members=config.members,
             diverge_from=config.diverge_from,
         )
@@ -164,27 +144,16 @@ def _clusters(task: Task, _: Progress) -> Drawn:
     return Drawn(masks=masks, options={"keep": "auto", "clusters": len(scores.clusters)})
 
 
-def _random(task: Task, _: Progress) -> Drawn:
+def _random(material: Material, _: Progress) -> Drawn:
     """Heads that chance leaves."""
-    config = task.config
-    keep = config.budget.keep_per_layer if config.budget is not None and config.per_layer else None
+    config = material.config
+    quota, chance = material.quotas[0], {"members": config.members, "seed": config.seed}
+    chance["diverge_from"] = config.diverge_from
     try:
         masks = (
-            random_masks(
-                task.shape,
-                removals=task.amounts[0].removals,
-                members=config.members,
-                seed=config.seed,
-                diverge_from=config.diverge_from,
-            )
-            if keep is None
-            else random_masks_per_layer(
-                task.shape,
-                keep=keep,
-                members=config.members,
-                seed=config.seed,
-                diverge_from=config.diverge_from,
-            )
+            random_masks(material.shape, removals=quota.removals, **chance)
+            if quota.keep is None
+            else random_masks_per_layer(material.shape, keep=quota.keep, **chance)
         )
     except ValueError as error:
         hint = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"
@@ -192,16 +161,18 @@ def _random(task: Task, _: Progress) -> Drawn:
     return Drawn(masks=masks, seeded=True)
 
 
-def _diverse(task: Task, progress: Progress) -> Drawn:
+def _diverse(material: Material, progress: Progress) -> Drawn:
     """The most diverse of many draws."""
-    asked = task.config.diverse
+    asked = material.config.diverse
     if asked is None:
         raise ValueError("nothing to choose by")
-    draws = _draws(task, asked.candidates)
-    found = choose(task.opened, task.scores[0], draws, asked, members=task.config.members, progress=progress)
+    draws = _draws(material, asked.candidates)
+    found = choose(
+        material.opened, material.scores[0], draws, asked, members=material.config.members, progress=progress
+    )
     return Drawn(
         masks=[draws[candidate.draw] for candidate in found.report.chosen],
-        options={"pool": task.config.pool, **found.options},
+        options={"pool": material.config.pool, **found.options},
         own=[{"draw": c.draw, "objective_value": c.objective} for c in found.report.chosen],
         seeded=True,
         sources=found.sources,
@@ -209,7 +180,7 @@ def _diverse(task: Task, progress: Progress) -> Drawn:
     )
 
 
-STRATEGIES: Mapping[Strategy, Callable[[Task, Progress], Drawn]] = {
+STRATEGIES: Mapping[Strategy, Callable[[Material, Progress], Drawn]] = {
     Strategy.BEST: _best,
     Strategy.SAMPLE: _sample,
     Strategy.OBJECTIVES: _best,
@@ -219,24 +190,15 @@ STRATEGIES: Mapping[Strategy, Callable[[Task, Progress], Drawn]] = {
 }
 
 
-def _check_pool(pool: int, amount: Amount, *, total: int) -> None:
+def _check_pool(pool: int, quota: Quota, *, total: int) -> None:
     """Refuse a pool larger than the model or smaller than what goes."""
     if pool > total:
         raise UsageError(
             f"`--pool {pool}`: the model has {counted(total, 'head')}", hint=f"give at most `--pool {total}`"
         )
-    if pool < amount.removals:
+    if pool < quota.removals:
         raise UsageError(
-            f"`--pool {pool}`: `{amount.typed}` removes {counted(amount.removals, 'head')} of each member, "
+            f"`--pool {pool}`: `{quota.typed}` removes {counted(quota.removals, 'head')} of each member, "
             "more than the pool holds",
-            hint=f"give a larger pool, for example `--pool {min(2 * amount.removals, total)}`",
-        )
-
-
-def _check_order(order: Sequence[HeadId], path: Path, *, wanted: int, verb: str) -> None:
-    """Refuse scores that order too few heads: a greedy run may stop early."""
-    if wanted > len(order):
-        raise UsageError(
-            f"{path}: orders {counted(len(order), 'head')} only, but {verb} {wanted}",
-            hint=f"score again with `--remove {wanted}` or more",
+            hint=f"give a larger pool, for example `--pool {min(2 * quota.removals, total)}`",
         )

@@ -5,24 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hydractl.errors import UsageError
-from hydractl.heads.masks import shape_of
-from hydractl.manifest import HeadMask, InputFile, MaskOrigin, TowerKeep
+from hydractl.errors import ManifestError, UsageError
+from hydractl.heads.masks import full_mask, shape_of
+from hydractl.manifest import HeadMask, HeadScores, InputFile, MaskOrigin, check_mask_fits
 from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.stages.prune.config import needs_pool
-from hydractl.stages.prune.draw import STRATEGIES, Drawn, Task
-from hydractl.stages.prune.inputs import given_mask, given_scores
+from hydractl.stages.prune.draw import STRATEGIES, Drawn, Material
 from hydractl.stages.prune.strategy import Strategy
-from hydractl.stages.shared.amount import Amount, amount_of, chosen_amount
+from hydractl.stages.shared.choosing import Quota, own_quota, quota_of
 from hydractl.stages.shared.lineage import TOOL, document_input
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from hydractl.families.opening import OpenModel
-    from hydractl.heads.masks import Shape, TowerShape
-    from hydractl.manifest import HeadScores, Option
+    from hydractl.manifest import Option, Shape, TowerShape
     from hydractl.progress import Progress
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.stages.prune.report import DiverseReport
@@ -55,34 +54,32 @@ def choose_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> 
     """
     if config.masks:
         return _given(config, opened, progress)
-    scores = tuple(given_scores(path, opened, progress) for path in config.scores)
+    scores = tuple(_read_scores(path, opened, progress) for path in config.scores)
     strategy = _strategy(config, scores)
     shape = _shape(config, opened, scores)
-    amounts = () if strategy is Strategy.CLUSTERS else _amounts(config, scores, shape)
-    task = Task(config=config, opened=opened, scores=scores, shape=shape, amounts=amounts)
-    drawn = STRATEGIES[strategy](task, progress)
+    quotas = () if strategy is Strategy.CLUSTERS else _quotas(config, scores, shape)
+    material = Material(config=config, opened=opened, scores=scores, shape=shape, quotas=quotas)
+    drawn = STRATEGIES[strategy](material, progress)
     if config.budget is not None and any(s.clusters is not None for s in scores):
         progress.warn(
             "a budget takes these heads by their scores alone; `--keep auto` keeps one of each cluster"
         )
-    found = [a.said for a in amounts if a.said is not None]
-    if any(a.said is not None and a.removals == 0 for a in amounts):
+    found = [quota.said for quota in quotas if quota.said is not None]
+    if any(quota.said is not None and quota.removals == 0 for quota in quotas):
         progress.warn(
             "by these scores no head goes: the member is the base; a budget such as `--remove R` removes some"
         )
     if strategy is Strategy.CLUSTERS:
-        found = [chosen_amount(config.scores[0], scores[0], shape).said or ""]
-    whole = task.whole()
+        found = [own_quota(config.scores[0], scores[0], shape).said or ""]
+    whole = {n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape}
     files = tuple(document_input(p, s.digest()) for p, s in zip(config.scores, scores, strict=True))
     return Chosen(
         masks=tuple(
             HeadMask(
-                towers={
-                    n: TowerKeep(num_heads=m.num_heads, keep=m.keep) for n, m in {**whole, **mask}.items()
-                },
+                towers={**whole, **mask},
                 architecture=opened.header.architecture.name,
                 base=opened.checkpoint.digest,
-                origin=_origin(task, strategy, drawn, member=i),
+                origin=_origin(material, strategy, drawn, member=i),
             )
             for i, mask in enumerate(drawn.masks)
         ),
@@ -95,7 +92,7 @@ def choose_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> 
 
 
 def _given(config: PruneConfig, opened: OpenModel, progress: Progress) -> Chosen:
-    masks = tuple(given_mask(path, opened, progress) for path in config.masks)
+    masks = tuple(_read_mask(path, opened, progress) for path in config.masks)
     sources = tuple(
         (document_input(p, m.digest() if is_stream(p) else None),)
         for p, m in zip(config.masks, masks, strict=True)
@@ -138,16 +135,16 @@ def _shape(config: PruneConfig, opened: OpenModel, scores: Sequence[HeadScores])
     return shape
 
 
-def _amounts(config: PruneConfig, scores: Sequence[HeadScores], shape: Shape) -> tuple[Amount, ...]:
+def _quotas(config: PruneConfig, scores: Sequence[HeadScores], shape: Shape) -> tuple[Quota, ...]:
     if config.budget is None:
-        return tuple(chosen_amount(p, s, shape) for p, s in zip(config.scores, scores, strict=True))
-    return (amount_of(config.budget, shape),) * max(1, len(scores))
+        return tuple(own_quota(p, s, shape) for p, s in zip(config.scores, scores, strict=True))
+    return (quota_of(config.budget, shape),) * max(1, len(scores))
 
 
-def _origin(task: Task, strategy: Strategy, drawn: Drawn, *, member: int) -> MaskOrigin:
-    config, own = task.config, member if len(task.scores) > 1 else 0
+def _origin(material: Material, strategy: Strategy, drawn: Drawn, *, member: int) -> MaskOrigin:
+    config, own = material.config, member if len(material.scores) > 1 else 0
     options: dict[str, Option] = {
-        **(task.amounts[own].options if task.amounts else {}),
+        **(material.quotas[own].options if material.quotas else {}),
         "per_layer": config.per_layer or None,
         **drawn.options,
         **(drawn.own[member] if drawn.own else {}),
@@ -155,10 +152,67 @@ def _origin(task: Task, strategy: Strategy, drawn: Drawn, *, member: int) -> Mas
     }
     return MaskOrigin(
         strategy=strategy,
-        method=task.scores[own].method if task.scores else None,
-        scores=(task.scores[own].digest(),) if task.scores else (),
+        method=material.scores[own].method if material.scores else None,
+        scores=(material.scores[own].digest(),) if material.scores else (),
         budget={k: v for k, v in options.items() if v is not None},
         seed=config.seed if drawn.seeded else None,
         member=member,
         tool=TOOL,
     )
+
+
+def _read_mask(path: Path, opened: OpenModel, progress: Progress) -> HeadMask:
+    """Read a head mask for a base.
+
+    Raises:
+        ManifestError: If it is malformed, or is for another architecture.
+    """
+    mask = HeadMask.read(path)
+    name = opened.header.architecture.name
+    if mask.architecture not in {None, name}:
+        raise ManifestError(
+            f"{path}: architecture is `{mask.architecture}`, but {opened.reference} is a `{name}`",
+            hint="delete the key `architecture` from the mask if it is meant for this model",
+        )
+    try:
+        check_mask_fits(mask.towers, opened.header.architecture, where="towers")
+    except ValueError as error:
+        raise ManifestError(f"{path}: {error}", hint="is the mask for another model?") from error
+    if mask.base is not None and mask.base != opened.checkpoint.digest:
+        progress.warn(
+            f"{path}: was made for another base than {opened.reference} (same architecture, other weights)"
+        )
+    return mask
+
+
+def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScores:
+    """Read the scores of a base's heads.
+
+    Raises:
+        ManifestError: If they are malformed, or are for another architecture.
+    """
+    scores = HeadScores.read(path)
+    name, towers = opened.header.architecture.name, opened.header.architecture.towers
+    again = f"score this model: `hydractl score {opened.reference} -o {path}`"
+    for scored in sorted(scores.towers or towers):
+        table, tower = scores.tables.get(scored, ()), towers.get(scored)
+        if tower is None:
+            raise ManifestError(
+                f"{path}: towers has `{scored}`, but {opened.reference} has {', '.join(towers)}",
+                hint="are these the scores of another model?",
+            )
+        layers, heads = len(table), len(table[0]) if table else 0
+        if (layers, heads) != (tower.layers, tower.num_heads):
+            raise ManifestError(
+                f"{path}: towers.{scored}.scores is {layers} layers by {heads} heads, but "
+                f"{opened.reference} has {tower.layers} by {tower.num_heads}",
+                hint=again,
+            )
+    if scores.architecture != name:
+        raise ManifestError(
+            f"{path}: architecture is `{scores.architecture}`, but {opened.reference} is a `{name}`",
+            hint=again,
+        )
+    if scores.model.sha256 != opened.checkpoint.digest:
+        progress.warn(f"{path}: scores were measured on other weights than those of {opened.reference}")
+    return scores

@@ -14,7 +14,8 @@ from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
 from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
-from hydractl.manifest import Header, HeadMask, Kind, TowerKeep
+from hydractl.heads.masks import total_heads, total_kept
+from hydractl.manifest import Header, HeadMask, Kind
 from hydractl.metrics.cost import count_macs
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from hydractl.manifest import InputFile
+    from hydractl.manifest import InputFile, Mask
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.tensors import Chunks
 
@@ -86,7 +87,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
                 stack.enter_context(publish(beside)).write(mask.to_json().encode())
     return PruneReport(
         model=config.model,
-        heads=sum(t.layers * t.num_heads for t in opened.header.architecture.towers.values()),
+        heads=total_heads(opened.header.architecture.towers),
         base=_size(opened, opened.header.masks[0], opened.checkpoint.specs),
         members=tuple(members),
         found=chosen.found,
@@ -185,21 +186,18 @@ def _described(
     difference: float | None,
 ) -> PrunedMember:
     """Count what was removed and compare with what the mask and the shapes say."""
-    architecture = opened.header.architecture
-    total = sum(t.layers * t.num_heads for t in architecture.towers.values())
-    kept = sum(len(layer) for tower in mask.towers.values() for layer in tower.keep)
-    size = _size(opened, mask.towers, specs)
+    kept = total_kept(mask.towers)
     return PrunedMember(
         path=path,
         mask_path=mask_path(path),
         heads_kept=kept,
-        heads_removed=total - kept,
-        size=size,
+        heads_removed=total_heads(mask.towers) - kept,
+        size=_size(opened, mask.towers, specs),
         largest_difference=difference,
     )
 
 
-def _size(opened: OpenModel, mask: Mapping[str, TowerKeep], specs: Mapping[str, TensorSpec]) -> Size:
+def _size(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Size:
     """Count parameters and bytes from the shapes, and MACs by running the model without data on the meta device."""
     model = opened.family.build(opened.header.architecture, mask, None)
     parameters = sum(p.numel() for p in model.parameters())

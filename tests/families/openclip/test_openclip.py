@@ -27,7 +27,8 @@ from hydractl.families.openclip.tokenizer import clip_tokenizer
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.zero_shot import settle_classes
-from hydractl.manifest import Header, Kind, full_mask
+from hydractl.heads.masks import full_mask
+from hydractl.manifest import Header, Kind
 from hydractl.source import locate as locate_files
 from support.builders import Sample, base, perturbed
 from support.text_folders import save_tokenizer
@@ -466,7 +467,7 @@ def test_a_header_alone_needs_no_library(tmp_path, monkeypatch):
     path = base(PLAIN).save(tmp_path / "base.st")
     monkeypatch.setitem(sys.modules, "open_clip", None)
     header = open_model(str(path)).header
-    assert (header.kind, header.masks) == (Kind.BASE, (full_mask(header.architecture),))
+    assert (header.kind, header.masks) == (Kind.BASE, (full_mask(header.architecture.towers),))
 
 
 def test_noise_reaches_every_tensor_of_a_variant():

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from hydractl.errors import CheckpointError, InputError, ManifestError, UsageError
-from hydractl.heads.masks import HeadId, dropped
+from hydractl.heads.masks import dropped
 from hydractl.heads.select import Budget
-from hydractl.manifest import HeadMask, HeadScores, Removal, TowerKeep, TowerScores
-from hydractl.stages.inspect.choices import check_comparable, read_choices, shape_text
-from hydractl.stages.inspect.comparison import Cut
+from hydractl.manifest import HeadId, HeadMask, HeadScores, Removal, TowerKeep, TowerScores
+from hydractl.stages.inspect.choices import Cut, check_comparable, read_choices, shape_text
 from support.builders import scores
 
 GOLDEN = Path(__file__).parents[2] / "golden"

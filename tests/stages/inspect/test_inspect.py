@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import hydractl
 from hydractl.checkpoint import write_checkpoint
 from hydractl.errors import CheckpointError, HydraError, InputError, ManifestError, UsageError
+from hydractl.heads.masks import full_mask
 from hydractl.manifest import (
     Architecture,
     Fate,
@@ -33,11 +34,9 @@ from hydractl.manifest import (
     TowerHeads,
     TowerKeep,
     TowerScores,
-    full_mask,
 )
-from hydractl.stages.inspect.report import Predicted, Predictions
+from hydractl.stages.inspect.report import Predicted, Predictions, Tally
 from hydractl.stages.inspect.run import (
-    Amount,
     CheckpointReport,
     DocumentReport,
     InspectConfig,
@@ -70,7 +69,7 @@ def header(kind: Kind = Kind.BASE, **changes) -> Header:
     values = {
         "kind": kind,
         "architecture": ARCHITECTURE,
-        "masks": (full_mask(ARCHITECTURE),),
+        "masks": (full_mask(ARCHITECTURE.towers),),
         "preprocess": PREPROCESS,
         "labels": ("a", "b", "c"),
     }
@@ -104,9 +103,9 @@ def look(path: object, **options: bool) -> CheckpointReport:
     return report
 
 
-def together(amounts) -> Amount:
+def together(amounts) -> Tally:
     found = list(amounts)
-    return Amount(
+    return Tally(
         tensors=sum(a.tensors for a in found),
         parameters=sum(a.parameters for a in found),
         size_bytes=sum(a.size_bytes for a in found),
@@ -215,7 +214,7 @@ def test_a_foreign_file_is_summed_up_by_name(tmp_path):
 
     assert report.kind == "foreign"
     assert report.parts["encoder.layers.*"].tensors == 3
-    assert report.parts["bias"] == Amount(tensors=1, parameters=1, size_bytes=4)
+    assert report.parts["bias"] == Tally(tensors=1, parameters=1, size_bytes=4)
     assert report.hint is not None
     assert "--arch" in report.hint
 
