@@ -2,70 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from hydractl.cli.options import (
-    ArchOpt,
-    BatchSizeOpt,
-    ClassesOpt,
-    DeviceOpt,
-    DtypeOpt,
-    ForceOpt,
-    JsonOpt,
-    KeepOpt,
-    MaxLengthOpt,
-    ModelArg,
-    OutOpt,
-    QuietOpt,
-    RemoveOpt,
-    SeedOpt,
-    TemplateOpt,
-    budget_of,
-)
+from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, table
-from hydractl.cli.score_options import (
-    DataOpt,
-    KeepFractionOpt,
-    LimitOpt,
-    MaxMemoryOpt,
-    ObjectiveOpt,
-    OodOpt,
-    OodScoreOpt,
-    RecheckOpt,
-    SearchOpt,
-    TowersOpt,
-)
-from hydractl.cli.score_settings import (
-    AlphaOpt,
-    CooldownOpt,
-    DegreeOpt,
-    EmbeddingOpt,
-    EpochsOpt,
-    EstimatorOpt,
-    FormOpt,
-    GateLrOpt,
-    NormalizeOpt,
-    PenaltyOpt,
-    PerplexityOpt,
-    RecomputeOpt,
-    RepresentativeOpt,
-    SalienceShareOpt,
-    SamplesOpt,
-    ScopeOpt,
-    SignatureSizeOpt,
-    TemperatureOpt,
-    TrainedOpt,
-    TrainingOpt,
-    VariantOpt,
-    WeightsLrOpt,
-)
-from hydractl.cli.sizes import bytes_of
 from hydractl.progress import counted
-from hydractl.scoring.methods import METHODS
-from hydractl.scoring.settings import names_of
+from hydractl.stages.score.config import ScoreConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,66 +18,8 @@ if TYPE_CHECKING:
 HEADS_SHOWN = 10
 
 
-if TYPE_CHECKING:
-    MethodName = StrEnum  # what follows is made of the table, which types cannot see
-else:
-    MethodName = StrEnum("MethodName", list(METHODS))
-DEFAULT_METHOD = MethodName("circuit")
-METHOD_HELP = f"How heads are scored. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}."
-SETTINGS = frozenset(name for method in METHODS.values() for name in names_of(method.settings))
-"""Those of all methods; each is an option of the same name."""
-
-
-def score(
-    model: ModelArg,
-    out: OutOpt,
-    method: Annotated[MethodName, typer.Option("--method", help=METHOD_HELP)] = DEFAULT_METHOD,
-    data: DataOpt = "digits",
-    limit: LimitOpt = None,
-    max_length: MaxLengthOpt = None,
-    objective: ObjectiveOpt = None,
-    ood: OodOpt = None,
-    ood_score: OodScoreOpt = None,
-    search: SearchOpt = None,
-    recheck: RecheckOpt = None,
-    max_memory: MaxMemoryOpt = None,
-    scope: ScopeOpt = None,
-    variant: VariantOpt = None,
-    form: FormOpt = None,
-    recompute: RecomputeOpt = None,
-    normalize: NormalizeOpt = None,
-    alpha: AlphaOpt = None,
-    samples: SamplesOpt = None,
-    training: TrainingOpt = None,
-    epochs: EpochsOpt = None,
-    gate_lr: GateLrOpt = None,
-    weights_lr: WeightsLrOpt = None,
-    penalty: PenaltyOpt = None,
-    estimator: EstimatorOpt = None,
-    temperature: TemperatureOpt = None,
-    cooldown: CooldownOpt = None,
-    trained: TrainedOpt = None,
-    degree: DegreeOpt = None,
-    representative: RepresentativeOpt = None,
-    embedding: EmbeddingOpt = None,
-    perplexity: PerplexityOpt = None,
-    signature_size: SignatureSizeOpt = None,
-    salience_share: SalienceShareOpt = None,
-    keep: KeepOpt = None,
-    remove: RemoveOpt = None,
-    keep_fraction: KeepFractionOpt = None,
-    towers: TowersOpt = None,
-    classes: ClassesOpt = None,
-    template: TemplateOpt = None,
-    seed: SeedOpt = 0,
-    arch: ArchOpt = None,
-    batch_size: BatchSizeOpt = 64,
-    device: DeviceOpt = "auto",
-    dtype: DtypeOpt = None,
-    force: ForceOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
-) -> None:
+@command(ScoreConfig)
+def score(config: ScoreConfig, terminal: Terminal) -> None:
     """Score how much each attention head matters.
 
     Without a budget two thirds of the heads are kept: a circuit run then orders the other third, and `prune` can remove
@@ -150,21 +34,8 @@ def score(
       torchrun --nproc-per-node 2 -m hydractl score base.st --data val/ --ood places/ -o scores.json
       hydractl score base.st --method random --seed 1 -o - | hydractl prune base.st --scores - --keep 8 -o member.st
     """
-    given = {name: value for name, value in locals().items() if name in SETTINGS and value is not None}
-    terminal = Terminal(as_json=json, quiet=quiet, out=out)
-    from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score
-    from hydractl.stages.shared.classes import Naming
 
-    config = ScoreConfig(
-        model=model, out=out, method=method.value, data=data, ood=ood,
-        given=given,
-        budget=budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction), limit=limit,
-        max_length=max_length, towers=tuple(towers.split(",")) if towers else (),
-        naming=Naming.parse(classes, template), seed=seed, arch=arch,
-        batch_size=batch_size, device=device, dtype=dtype, trained=trained, force=force,
-        max_memory=None if max_memory is None else bytes_of("--max-memory", max_memory),
-    )  # fmt: skip
     report = run_score(config, terminal.progress())
     terminal.result(report, lambda out: render(report, out))
 

@@ -104,7 +104,7 @@ class ScoreJob:
         id_data: Labelled batches that can be gone over again and again: this process's share of them.
         ood_data: Unlabelled ones; empty unless the method asks for them.
         settings: The method's own.
-        keep: Heads that a layer keeps, for methods whose budget is `Amount.KEEP`.
+        keep: Heads that a layer keeps, for methods whose budget is `BudgetMeaning.KEEP`.
         budget: How many heads go in all, for the others.
         free: Whether no budget was given, so that a method may find the number of heads itself.
         towers: Those whose heads are scored; empty for all.
@@ -180,6 +180,10 @@ class Method:
         run: Scores every head.
         settings: What a user may set.
         needs_data: Whether it reads labelled data.
+        default_limit: How many in-distribution samples are used where the user gives no limit; None for all.
+        seeded: Whether the seed shapes the scores, beside the choice of samples.
+        bounded: Whether the memory that is computed with can be bounded.
+        trains: Whether scores are learned, in shuffled epochs over the data.
     """
 
     name: str
@@ -187,3 +191,7 @@ class Method:
     run: Callable[[ScoreJob, Progress], Ranking]
     settings: type[Settings] = Settings
     needs_data: bool = True
+    default_limit: int | None = None
+    seeded: bool = False
+    bounded: bool = False
+    trains: bool = False

@@ -20,7 +20,8 @@ from hydractl.scoring.gradients.settings import (
     TaylorSettings,
 )
 from hydractl.scoring.job import Method, Ranking, ScoreJob
-from hydractl.scoring.settings import RandomSettings, Settings, names_of, spelled
+from hydractl.scoring.settings import PANELS, Settings
+from hydractl.settings import Declared, declared, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,6 +49,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="greedy removal by an objective on validation data (Algorithm 1)",
                 run=_lazily("circuit.method", "score_circuit"),
                 settings=CircuitSettings,
+                bounded=True,
             ),
             Method(
                 name="taylor",
@@ -72,6 +74,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="importance as michel has it, and entropy of attention (HIES)",
                 run=_lazily("gradients.hies", "score_hies"),
                 settings=HiesSettings,
+                default_limit=32,  # the source's calibration set
             ),
             Method(
                 name="headmap",
@@ -84,18 +87,23 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="heads grouped by how they tell classes apart, one of each group; finds their number (CAHP)",
                 run=_lazily("cahp.method", "score_cahp"),
                 settings=CahpSettings,
+                seeded=True,  # t-SNE, and the first medoids
             ),
             Method(
                 name="l0",
                 summary="learned gates that a penalty closes (Voita et al. 2019)",
                 run=_lazily("gates.l0", "score_l0"),
                 settings=L0Settings,
+                seeded=True,  # the first gates, their noise and the order of the data
+                trains=True,
             ),
             Method(
                 name="dsp",
                 summary="learned gates of which K stay open (Li et al. 2021)",
                 run=_lazily("gates.dsp", "score_dsp"),
                 settings=DspSettings,
+                seeded=True,
+                trains=True,
             ),
             Method(
                 name="magnitude",
@@ -108,12 +116,23 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 name="random",
                 summary="uniform random scores: a control",
                 run=_lazily("controls", "score_random"),
-                settings=RandomSettings,
                 needs_data=False,
+                seeded=True,
             ),
         )
     }
 )
+
+
+def _of_all() -> tuple[Declared, ...]:
+    """Return the settings of all methods by panel, those of one name once."""
+    found = {d.name: d for method in METHODS.values() for d in Declared.of(method.settings)}
+    places = dict.fromkeys((*PANELS, *(d.setting.panel for d in found.values())))
+    return tuple(sorted(found.values(), key=lambda d: [*places].index(d.setting.panel)))
+
+
+SETTINGS = _of_all()
+"""Every setting of every method, as an option."""
 
 
 def settings_for(method: str, given: Mapping[str, Option]) -> Settings:
@@ -131,10 +150,10 @@ def settings_for(method: str, given: Mapping[str, Option]) -> Settings:
             f"unknown method `{method}`",
             hint=did_you_mean(method, METHODS) or f"methods: {', '.join(METHODS)}",
         )
-    known = names_of(METHODS[method].settings)
+    known = declared(METHODS[method].settings)
     for name in given:
         if name not in known:
-            takers = [m.name for m in METHODS.values() if name in names_of(m.settings)]
+            takers = [m.name for m in METHODS.values() if name in declared(m.settings)]
             raise UsageError(
                 f"`{spelled(name)}` has no effect with `--method {method}`",
                 hint=f"it is for {', '.join(f'`--method {m}`' for m in takers)}",

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hydractl.errors import UsageError
+from hydractl.settings import check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hydractl.manifest import Option
 
+CIRCUIT, TAYLOR, GRADIENTS, GATES, CAHP = PANELS = ("Circuit", "Taylor", "Gradients", "Learned gates", "CAHP")
+"""The groups that options are shown in, in order; a method's own may stand behind them."""
 
-class Amount(StrEnum):
+
+class BudgetMeaning(StrEnum):
     """What a budget means to a method."""
 
     NOTHING = "nothing"
@@ -31,12 +32,20 @@ class Amount(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A method without any; others add theirs as fields, each the name of an option on the command line."""
+    """A method without any; others declare theirs as fields, each an option of the same name."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @property
-    def amount(self) -> Amount:
+    def budget_means(self) -> BudgetMeaning:
         """What a budget means to the method so set."""
-        return Amount.NOTHING
+        return BudgetMeaning.NOTHING
+
+    @property
+    def objective(self) -> str | None:
+        """What removals record."""
+        return None
 
     @property
     def needs_ood(self) -> bool:
@@ -44,81 +53,10 @@ class Settings:
         return False
 
     @property
-    def seeded(self) -> bool:
-        """Whether the seed shapes the scores."""
-        return False
-
-    @property
-    def default_limit(self) -> int | None:
-        """How many in-distribution samples are used where the user gives no limit; None for all."""
-        return None
-
-    @property
-    def bounded(self) -> bool:
-        """Whether the memory that is computed with can be bounded."""
-        return False
-
-    @property
-    def trains(self) -> bool:
-        """Whether scores are learned, in shuffled epochs over the data."""
-        return False
-
-    @property
     def trains_weights(self) -> bool:
-        """Whether the model's weights change with them."""
+        """Whether the model's weights change with the scores."""
         return False
 
     def options(self) -> dict[str, Option]:
         """Return what a scores file records of them."""
         return {k: v for k, v in asdict(self).items() if k != "objective" and v is not None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomSettings(Settings):
-    """Of `random`."""
-
-    @property
-    def seeded(self) -> bool:
-        """Yes."""
-        return True
-
-
-def spelled(setting: str) -> str:
-    """Return a setting's option as it is typed."""
-    return f"--{setting.replace('_', '-')}"
-
-
-def one_of(option: str, value: str, allowed: Mapping[str, object] | tuple[str, ...]) -> None:
-    """Refuse a value that an option does not know.
-
-    Raises:
-        UsageError: Naming those that it does.
-    """
-    if value not in allowed:
-        raise UsageError(f"unknown {option} `{value}`", hint=f"{spelled(option)}: {', '.join(allowed)}")
-
-
-def within(option: str, value: float, *, low: float, high: float = float("inf")) -> None:
-    """Refuse a number that lies outside `[low, high]`.
-
-    Raises:
-        UsageError: With the bounds.
-    """
-    if not low <= value <= high:
-        bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise UsageError(f"`{spelled(option)} {value:g}`: must be {bounds}")
-
-
-def positive(option: str, value: float) -> None:
-    """Refuse a number that is not finite and above 0.
-
-    Raises:
-        UsageError: If it is not.
-    """
-    if not 0 < value < float("inf"):
-        raise UsageError(f"`{spelled(option)} {value:g}`: must be above 0 and finite")
-
-
-def names_of(settings: type[Settings]) -> tuple[str, ...]:
-    """Return the names of a method's settings."""
-    return tuple(field.name for field in fields(settings))

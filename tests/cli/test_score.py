@@ -6,11 +6,7 @@ import re
 
 import pytest
 
-from hydractl.cli.score_options import OodScore, Search
 from hydractl.errors import DataError
-from hydractl.metrics.ood import LOGIT_SCORES
-from hydractl.scoring.circuit import method as circuit
-from hydractl.scoring.circuit.settings import OOD_SCORES, SEARCHES
 
 DATA = "digits::classes=0-6,limit=8"
 
@@ -103,11 +99,6 @@ def test_options_reach_the_stage(monkeypatch, call, work, options, given, bound)
 
     assert dict(seen[0].given) == given
     assert seen[0].max_memory == bound
-
-
-def test_the_choices_are_those_of_the_settings():
-    assert tuple(OodScore) == OOD_SCORES == tuple(LOGIT_SCORES)
-    assert tuple(Search) == SEARCHES == tuple(circuit.SEARCHES)
 
 
 @pytest.mark.parametrize("size", ["", "much", "2 GiB extra", "-1GB", "0.5B", "2QB"])

@@ -65,5 +65,5 @@ def test_magnitude_is_normalised_as_asked():
 
     assert torch.allclose(layer, plain / plain.norm(dim=1, keepdim=True))
     assert torch.allclose(tower, plain / plain.square().mean().sqrt())
-    with pytest.raises(UsageError, match="unknown normalize"):
+    with pytest.raises(UsageError, match="`--normalize x`: unknown"):
         MagnitudeSettings(normalize="x")

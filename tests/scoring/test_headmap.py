@@ -11,7 +11,7 @@ from hydractl.progress import SILENT
 from hydractl.scoring.gradients.settings import HeadmapSettings
 from hydractl.scoring.headmap import easiest, score_headmap
 from hydractl.scoring.job import Samples
-from hydractl.scoring.settings import Amount
+from hydractl.scoring.settings import BudgetMeaning
 from support import naive, slopes
 from support.builders import base
 from support.jobs import changed, job_for, labelled, library_for, together
@@ -175,4 +175,4 @@ def test_bad_input_is_refused():
         score_headmap(job, SILENT)
     with pytest.raises(UsageError, match="`--samples 0`: must be at least 1"):
         HeadmapSettings(samples=0)
-    assert HeadmapSettings().amount == Amount.KEEP
+    assert HeadmapSettings().budget_means == BudgetMeaning.KEEP

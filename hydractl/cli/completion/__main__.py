@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, cast
 import typer.core
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.completion.shells import Command, Option, Value, bash_script, fish_script, zsh_script
+from hydractl.cli.completion.shells import (
+    Command,
+    Completes,
+    ShellOption,
+    bash_script,
+    fish_script,
+    zsh_script,
+)
 from hydractl.cli.helptext import unescaped
 from hydractl.data.reference import BUILT_IN
 from hydractl.runtime import DTYPES
@@ -26,18 +33,18 @@ CHECKPOINTS = ("st", "safetensors")
 
 
 VALUES = {
-    "MODEL": Value(files=True, suffixes=CHECKPOINTS),
-    "MODEL...": Value(files=True, suffixes=CHECKPOINTS),
-    "FILE...": Value(files=True, suffixes=(*CHECKPOINTS, "json")),
-    "WEIGHTS": Value(files=True, suffixes=("pth", "pt", "bin", "ckpt", "tar", "safetensors", "json")),
-    "JSON": Value(files=True, suffixes=("json",)),
-    "PATH": Value(files=True),
-    "DATA[::K=V,...]": Value(words=BUILT_IN, files=True),
-    "OBJECTIVE": Value(words=("acc", "ood", "avg")),
-    "DEVICE": Value(words=("auto", "cpu", "cuda", "mps")),
-    "DTYPE": Value(words=tuple(sorted(DTYPES))),
+    "MODEL": Completes(files=True, suffixes=CHECKPOINTS),
+    "MODEL...": Completes(files=True, suffixes=CHECKPOINTS),
+    "FILE...": Completes(files=True, suffixes=(*CHECKPOINTS, "json")),
+    "WEIGHTS": Completes(files=True, suffixes=("pth", "pt", "bin", "ckpt", "tar", "safetensors", "json")),
+    "JSON": Completes(files=True, suffixes=("json",)),
+    "PATH": Completes(files=True),
+    "DATA[::K=V,...]": Completes(words=BUILT_IN, files=True),
+    "OBJECTIVE": Completes(words=("acc", "ood", "avg")),
+    "DEVICE": Completes(words=("auto", "cpu", "cuda", "mps")),
+    "DTYPE": Completes(words=tuple(sorted(DTYPES))),
 }
-HELP = Option(spellings=("-h", "--help"), help="Show this message and exit")
+HELP = ShellOption(spellings=("-h", "--help"), help="Show this message and exit")
 
 
 def describe() -> tuple[Command, ...]:
@@ -61,8 +68,8 @@ def _command(name: str, command: typer.core.TyperCommand | typer.core.TyperGroup
     )
 
 
-def _option(parameter: typer.core.TyperOption) -> Option:
-    return Option(
+def _option(parameter: typer.core.TyperOption) -> ShellOption:
+    return ShellOption(
         spellings=(*parameter.opts, *parameter.secondary_opts),
         help=_sentence(parameter.help),
         value=None if parameter.is_flag else _value(parameter),
@@ -71,13 +78,13 @@ def _option(parameter: typer.core.TyperOption) -> Option:
     )
 
 
-def _value(parameter: typer.core.TyperOption | typer.core.TyperArgument) -> Value:
+def _value(parameter: typer.core.TyperOption | typer.core.TyperArgument) -> Completes:
     descriptor = parameter.type_descriptor
     if descriptor.choices:
-        return Value(words=tuple(str(choice.value) for choice in descriptor.choices))
+        return Completes(words=tuple(map(str, descriptor.choices)))
     if descriptor.annotation is Path and parameter.metavar not in VALUES:
-        return Value(files=True)
-    return VALUES.get(parameter.metavar or "", Value())
+        return Completes(files=True)
+    return VALUES.get(parameter.metavar or "", Completes())
 
 
 def _sentence(text: str | None) -> str:

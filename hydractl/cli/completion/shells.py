@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class Completes:
     """What may be typed for an option's value or an argument.
 
     Attributes:
@@ -25,12 +25,12 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class ShellOption:
     """One option: its spellings, what it means, and its value; None for a flag."""
 
     spellings: tuple[str, ...]
     help: str
-    value: Value | None = None
+    value: Completes | None = None
     metavar: str = ""
     repeatable: bool = False
 
@@ -41,8 +41,8 @@ class Command:
 
     name: str
     help: str
-    options: tuple[Option, ...]
-    argument: Value | None = None
+    options: tuple[ShellOption, ...]
+    argument: Completes | None = None
     metavar: str = ""
     many: bool = False
 
@@ -130,7 +130,7 @@ def _bash_command(command: Command) -> str:
     return "\n".join(lines)
 
 
-def _bash_value(value: Value) -> list[str]:
+def _bash_value(value: Completes) -> list[str]:
     lines = [f"_hydractl_words '{' '.join(value.words)}'"] if value.words else []
     lines += [f"_hydractl_files '{'|'.join(value.suffixes)}'"] if value.files else []
     return lines or [": # any text"]
@@ -164,7 +164,7 @@ def zsh_script(commands: Sequence[Command]) -> str:
     return "\n".join(lines)
 
 
-def _zsh_option(option: Option) -> Iterator[str]:
+def _zsh_option(option: ShellOption) -> Iterator[str]:
     """Yield one specification a spelling."""
     others = " ".join(option.spellings)
     before = "*" if option.repeatable else f"({others})"
@@ -176,7 +176,7 @@ def _zsh_option(option: Option) -> Iterator[str]:
         yield f"'{before}{spelling}{joined}{ending}'"
 
 
-def _zsh_action(value: Value) -> str:
+def _zsh_action(value: Completes) -> str:
     pattern = "|".join(value.suffixes)
     files = (f'_files -g "*.({pattern})"' if pattern else "_files") if value.files else ""
     words = " ".join(value.words)
@@ -227,7 +227,7 @@ def fish_script(commands: Sequence[Command]) -> str:
     return FISH.replace("@MADE_BY@", MADE_BY).replace("@LINES@", "\n".join(lines))
 
 
-def _fish_option(option: Option) -> str:
+def _fish_option(option: ShellOption) -> str:
     parts = [
         f"-l {word.removeprefix('--')}" if word.startswith("--") else f"-s {word.removeprefix('-')}"
         for word in option.spellings
@@ -238,7 +238,7 @@ def _fish_option(option: Option) -> str:
     return " ".join([*parts, f"-d '{_fish_quoted(option.help)}'"])
 
 
-def _fish_value(value: Value) -> Iterable[str]:
+def _fish_value(value: Completes) -> Iterable[str]:
     if value.words:
         yield f"-a '{' '.join(value.words)}'"
     if value.files and value.suffixes:

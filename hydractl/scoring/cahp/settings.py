@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hydractl.errors import UsageError
-from hydractl.scoring.settings import Amount, Settings, one_of, positive, within
+from hydractl.scoring.settings import CAHP, BudgetMeaning, Settings
+from hydractl.settings import check, setting
 
 PERPLEXITY = 10.0
 HIGHEST_DEGREE = 15
@@ -14,45 +15,63 @@ HIGHEST_DEGREE = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CahpSettings(Settings):
-    """Of `cahp`; the defaults are the source's.
+    """Of `cahp`; the defaults are the source's."""
 
-    Attributes:
-        degree: Of the polynomial that smooths the silhouettes before their knee is looked for.
-        representative: `salience`: the most salient head leads its group; `medoid`: the one in the middle.
-        embedding: `tsne`: heads are grouped in the plane of a t-SNE; `none`: by their profiles themselves.
-        perplexity: Of the t-SNE, None for `PERPLEXITY`; lowered for models of few heads.
-        signature_size: S: attention maps are brought to S x S.
-        salience_share: Of the batches, that the salience is computed on; one batch at least.
-    """
-
-    degree: int = 6
-    representative: str = "salience"
-    embedding: str = "tsne"
-    perplexity: float | None = None
-    signature_size: int = 32
-    salience_share: float = 0.25
+    degree: int = setting(
+        6,
+        "Of the polynomial that smooths the silhouettes, whose knee is the number of groups (default 6).",
+        low=1,
+        high=HIGHEST_DEGREE,
+        tells=False,
+        metavar="N",
+        panel=CAHP,
+    )
+    representative: str = setting(
+        "salience",
+        "Who leads a group: its most salient head (default), or the one in the middle.",
+        choices=("salience", "medoid"),
+        panel=CAHP,
+    )
+    embedding: str = setting(
+        "tsne",
+        "Group heads in the plane of a t-SNE (default), or by their class profiles as they are.",
+        choices=("tsne", "none"),
+        panel=CAHP,
+    )
+    perplexity: float | None = setting(
+        None, f"Of the t-SNE (default {PERPLEXITY:g}).", above=0.0, finite=True, metavar="P", panel=CAHP
+    )
+    """Lowered for models of few heads; None without t-SNE."""
+    signature_size: int = setting(
+        32,
+        "Bring attention maps to N x N (default 32).",
+        low=2,
+        high=256,
+        tells=False,
+        metavar="N",
+        panel=CAHP,
+    )
+    salience_share: float = setting(
+        0.25,
+        "Compute the salience on the first F of the batches (default 0.25).",
+        low=0.0,
+        high=1.0,
+        tells=False,
+        metavar="F",
+        panel=CAHP,
+    )
+    """One batch at least."""
 
     def __post_init__(self) -> None:
-        within("degree", self.degree, low=1, high=HIGHEST_DEGREE)
-        one_of("representative", self.representative, ("salience", "medoid"))
-        one_of("embedding", self.embedding, ("tsne", "none"))
         if self.embedding == "tsne" and self.perplexity is None:
             object.__setattr__(self, "perplexity", PERPLEXITY)
-        if self.perplexity is not None:
-            if self.embedding != "tsne":
-                raise UsageError(
-                    f"`--perplexity` has no effect with `--embedding {self.embedding}`", hint="leave it out"
-                )
-            positive("perplexity", self.perplexity)
-        within("signature_size", self.signature_size, low=2, high=256)
-        within("salience_share", self.salience_share, low=0.0, high=1.0)
+        if self.perplexity is not None and self.embedding != "tsne":
+            raise UsageError(
+                f"`--perplexity` has no effect with `--embedding {self.embedding}`", hint="leave it out"
+            )
+        check(self)
 
     @property
-    def amount(self) -> Amount:
+    def budget_means(self) -> BudgetMeaning:
         """The heads that stay in all, found by the method unless told."""
-        return Amount.CHOICE
-
-    @property
-    def seeded(self) -> bool:
-        """Yes: of t-SNE and of the first medoids."""
-        return True
+        return BudgetMeaning.CHOICE

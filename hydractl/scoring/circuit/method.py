@@ -5,15 +5,14 @@ How that head is looked for: exactly (`circuit_search`), or by what is remembere
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
 from hydractl.manifest import Removal
+from hydractl.scoring.circuit import settings
 from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.search import Exact
-from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Ranking, ScoreJob
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from hydractl.progress import Progress
 
-SEARCHES: Mapping[str, type[Exact]] = MappingProxyType({"exact": Exact, "lazy": Lazy})
+SEARCHES: Mapping[str, type[Exact]] = dict(zip(settings.SEARCHES, (Exact, Lazy), strict=True))
 
 
 def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
@@ -31,7 +30,7 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
     all score one more than the last step. A search that does not value every candidate on all data says in the results
     how much it did. An interrupted run ends as a whole one does.
     """
-    search = SEARCHES[job.set_for(CircuitSettings).search](job)
+    search = SEARCHES[job.set_for(settings.CircuitSettings).search](job)
     done = job.log.done
     with torch.inference_mode():
         start = search.restart(len(done))

@@ -8,6 +8,7 @@ import torch
 
 from hydractl.metrics.calibration import ece_many
 from hydractl.metrics.ood import LOGIT_SCORES, auroc_many, fpr_many
+from hydractl.scoring.circuit.settings import OOD_SCORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
 MSP = "msp"
+SCORES = {name: LOGIT_SCORES[name] for name in OOD_SCORES}
 
 
 class Outcomes(NamedTuple):
@@ -83,7 +85,7 @@ def outcomes_of(
         if labels is not None:
             found[HITS] = classes == labels
     if SCORE in names and ood_score != MSP:
-        found[SCORE] = LOGIT_SCORES[ood_score](exact)
+        found[SCORE] = SCORES[ood_score](exact)
     if labels is not None and NLL in names:
         chosen = labels.expand(exact.shape[:-1]).unsqueeze(-1)
         found[NLL] = -exact.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
@@ -103,7 +105,7 @@ def traits_of(
         top = exact.argmax(dim=-1, keepdim=True)
         found = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
     if SCORE in names and ood_score != MSP:
-        found[SCORE] = LOGIT_SCORES[ood_score](exact)
+        found[SCORE] = SCORES[ood_score](exact)
     if labels is not None:
         own = labels.expand(exact.shape[:-1]).unsqueeze(-1)
         rest = exact.scatter(-1, own, float("-inf")).amax(dim=-1)

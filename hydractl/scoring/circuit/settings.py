@@ -7,69 +7,76 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.scoring.circuit.objective import parse_objective
-from hydractl.scoring.settings import Amount, Settings, one_of, within
+from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
+from hydractl.settings import check, setting
 
 if TYPE_CHECKING:
     from hydractl.manifest import Option
 
 OOD_SCORES = ("msp", "energy", "entropy", "max-logit")
-"""The names of `hydractl.metrics.ood.LOGIT_SCORES`, which loads torch."""
 SEARCHES = ("exact", "lazy")
 RECHECK = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitSettings(Settings):
-    """Of `circuit`.
+    """Of `circuit`."""
 
-    Attributes:
-        objective: What the kept heads should be good at; see `hydractl.scoring.circuit.objective`.
-        ood_score: What tells OOD samples: a name of `OOD_SCORES`.
-        search: How the best head to remove is looked for: a name of `SEARCHES`.
-        recheck: At each `recheck`-th removal `lazy` values every head; None for `RECHECK`.
-    """
-
-    objective: str = "avg"
-    ood_score: str = "msp"
-    search: str = "exact"
-    recheck: int | None = None
+    objective: str = setting(
+        "avg",
+        "What the kept heads should be good at: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such "
+        "as `0.5*acc+0.5*auroc` or `acc-0.1*nll`. More is better: nll, ece and fpr95 are subtracted, whichever sign is "
+        "written.",
+        metavar="OBJECTIVE",
+        panel=CIRCUIT,
+    )
+    """As `hydractl.scoring.circuit.objective` writes it."""
+    ood_score: str = setting(
+        "msp",
+        "What tells OOD samples: the maximum softmax probability (default), the energy, the entropy or the largest logit.",
+        choices=OOD_SCORES,
+        panel=CIRCUIT,
+    )
+    search: str = setting(
+        "exact",
+        "exact (default): every head on all data at each removal; lazy: those that look best by what is remembered of "
+        "them.",
+        choices=SEARCHES,
+        panel=CIRCUIT,
+    )
+    recheck: int | None = setting(
+        None, f"lazy: every head at each N-th removal (default {RECHECK}).", low=1, metavar="N", panel=CIRCUIT
+    )
+    """None where the search is exact."""
 
     def __post_init__(self) -> None:
         objective = parse_objective(self.objective)
         object.__setattr__(self, "objective", objective.text)
-        one_of("ood_score", self.ood_score, OOD_SCORES)
-        one_of("search", self.search, SEARCHES)
+        if self.search == "lazy" and self.recheck is None:
+            object.__setattr__(self, "recheck", RECHECK)
+        check(self)
         if self.ood_score != "msp" and not objective.needs_ood:
             raise UsageError(
                 f"`--ood-score` has no effect with `--objective {objective.text}`",
                 hint="leave it out, or take an objective that reads OOD data, such as `avg`",
             )
-        if self.search == "lazy" and self.recheck is None:
-            object.__setattr__(self, "recheck", RECHECK)
-        if self.recheck is not None:
-            if self.search != "lazy":
-                raise UsageError(
-                    "`--recheck` has no effect without `--search lazy`", hint="add that, or leave it out"
-                )
-            within("recheck", self.recheck, low=1)
+        if self.recheck is not None and self.search != "lazy":
+            raise UsageError(
+                "`--recheck` has no effect without `--search lazy`", hint="add that, or leave it out"
+            )
 
     @property
-    def amount(self) -> Amount:
-        """Removals."""
-        return Amount.REMOVALS
+    def budget_means(self) -> BudgetMeaning:
+        """The heads that go, one by one."""
+        return BudgetMeaning.REMOVALS
 
     @property
     def needs_ood(self) -> bool:
         """As the objective says."""
         return parse_objective(self.objective).needs_ood
 
-    @property
-    def bounded(self) -> bool:
-        """Yes."""
-        return True
-
     def options(self) -> dict[str, Option]:
-        """See `Settings.options`; the usual way to search and to tell OOD samples goes without saying."""
+        """Return what a scores file records; the usual way to search and to tell OOD samples goes without saying."""
         usual = {"ood_score": "msp", "search": "exact"}
         found = Settings.options(self)
         return {name: value for name, value in found.items() if usual.get(name) != value}

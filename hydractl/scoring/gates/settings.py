@@ -5,37 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hydractl.errors import UsageError
-from hydractl.scoring.settings import Amount, Settings, one_of, positive, spelled, within
+from hydractl.scoring.settings import GATES, BudgetMeaning, Settings
+from hydractl.settings import Setting, by_default, check, setting, spelled
 
 JOINT = "joint"
-TRAININGS = ("pipelined", JOINT)
+GATE_LR = Setting(
+    "Learning rate of the gates (default: l0 0.1, dsp 0.5).",
+    above=0.0,
+    finite=True,
+    metavar="LR",
+    panel=GATES,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings(Settings):
-    """Of methods that learn gates.
+    """Of methods that learn gates."""
 
-    Attributes:
-        training: `pipelined`: the weights are frozen; `joint`: they train too.
-        epochs: Passes over the data.
-        gate_lr: Learning rate of the gates.
-        weights_lr: Of the weights, with `joint`; None else.
-    """
-
-    training: str = TRAININGS[0]
-    epochs: int | None = None
-    gate_lr: float = 0.1
-    weights_lr: float | None = None
-
-    @property
-    def seeded(self) -> bool:
-        """Yes: of the first gates, their noise and the order of the data."""
-        return True
-
-    @property
-    def trains(self) -> bool:
-        """Yes."""
-        return True
+    training: str = setting(
+        "pipelined",
+        "Learn gates while the weights are frozen (pipelined, default), or together with them (joint).",
+        choices=("pipelined", JOINT),
+        panel=GATES,
+    )
+    epochs: int | None = setting(
+        None,
+        "Passes over the data (default: l0 3; dsp 1, with joint 3).",
+        low=1,
+        tells=False,
+        metavar="N",
+        panel=GATES,
+    )
+    gate_lr: float = by_default(0.1, GATE_LR)
+    weights_lr: float | None = setting(
+        None,
+        "Learning rate of the weights, for joint (default: 2e-5).",
+        above=0.0,
+        finite=True,
+        metavar="LR",
+        panel=GATES,
+    )
+    """None where the weights are frozen."""
 
     @property
     def trains_weights(self) -> bool:
@@ -44,7 +54,6 @@ class GateSettings(Settings):
 
     def _complete(self, *, epochs: int) -> None:
         """Check the values, and fill in those that hang on others: a pass over the data by default, a joint rate."""
-        one_of("training", self.training, TRAININGS)
         if self.weights_lr is not None and not self.trains_weights:
             raise UsageError(
                 "`--weights-lr` has no effect with `--training pipelined`, which leaves the weights as they are",
@@ -53,48 +62,61 @@ class GateSettings(Settings):
         object.__setattr__(self, "epochs", epochs if self.epochs is None else self.epochs)
         if self.trains_weights and self.weights_lr is None:
             object.__setattr__(self, "weights_lr", 2e-5)
-        within("epochs", self.epochs or 0, low=1)
-        for name in ("gate_lr", "weights_lr"):
-            if (rate := getattr(self, name)) is not None:
-                positive(name, rate)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class L0Settings(GateSettings):
-    """Of `l0`.
+    """Of `l0`."""
 
-    Attributes:
-        penalty: λ, what a head that is certainly open adds to the loss.
-    """
-
-    penalty: float = 0.0015
+    penalty: float = setting(
+        0.0015,
+        "What an open head adds to the loss, for l0 (default: 0.0015): more closes more heads.",
+        low=0.0,
+        tells=False,
+        metavar="P",
+        panel=GATES,
+    )
+    """λ."""
 
     def __post_init__(self) -> None:
         self._complete(epochs=3)
-        within("penalty", self.penalty, low=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DspSettings(GateSettings):
-    """Of `dsp`; by default it trains for one epoch, and for three if the weights do too.
+    """Of `dsp`; by default it trains for one epoch, and for three if the weights do too."""
 
-    Attributes:
-        gate_lr: See `GateSettings`.
-        estimator: `soft`: a relaxed choice of K heads that hardens; `ste`: a hard one, its gradient straight through.
-        temperature: At the first step, for `soft`; it falls to 1e-8.
-        cooldown: The share of all steps in which it falls, in (0, 1].
-    """
-
-    gate_lr: float = 0.5
-    estimator: str = "soft"
-    temperature: float | None = None
-    cooldown: float | None = None
+    gate_lr: float = by_default(0.5, GATE_LR)
+    estimator: str = setting(
+        "soft",
+        "For dsp: a soft choice that hardens (default), or a hard one, straight through (ste).",
+        choices=("soft", "ste"),
+        panel=GATES,
+    )
+    temperature: float | None = setting(
+        None,
+        "Where the temperature of dsp starts (default: 1000); it falls to 1e-8.",
+        above=0.0,
+        finite=True,
+        metavar="T",
+        panel=GATES,
+    )
+    """None for `ste`, as `cooldown` is."""
+    cooldown: float | None = setting(
+        None,
+        "Share of the steps in which it falls (default: 2/3).",
+        above=0.0,
+        low=0.0,
+        high=1.0,
+        finite=True,
+        tells=False,
+        metavar="F",
+        panel=GATES,
+    )
 
     def __post_init__(self) -> None:
-        self._complete(epochs=3 if self.training == JOINT else 1)
-        one_of("estimator", self.estimator, ("soft", "ste"))
-        defaults = {"temperature": 1e3, "cooldown": 2 / 3}
-        for name, default in defaults.items():
+        for name, default in {"temperature": 1e3, "cooldown": 2 / 3}.items():
             given = getattr(self, name)
             if given is not None and self.estimator != "soft":
                 raise UsageError(
@@ -103,10 +125,9 @@ class DspSettings(GateSettings):
                 )
             if self.estimator == "soft":
                 object.__setattr__(self, name, default if given is None else given)
-                positive(name, getattr(self, name))
-        within("cooldown", self.cooldown or 0.0, low=0.0, high=1.0)
+        self._complete(epochs=3 if self.training == JOINT else 1)
 
     @property
-    def amount(self) -> Amount:
+    def budget_means(self) -> BudgetMeaning:
         """The heads that stay in all."""
-        return Amount.KEPT
+        return BudgetMeaning.KEPT

@@ -4,140 +4,124 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hydractl.scoring.settings import Amount, Settings, one_of, within
+from hydractl.scoring.settings import GRADIENTS, TAYLOR, BudgetMeaning, Settings
+from hydractl.settings import Setting, by_default, setting
 
-NORMALIZATIONS = ("none", "layer", "tower")
+NORMALIZE = Setting(
+    "Divide scores by the norm of their layer's (default of michel), by the root mean square of their tower's, or "
+    "not at all (default of taylor, gnorm, hies, magnitude).",
+    choices=("none", "layer", "tower"),
+    panel=GRADIENTS,
+    after="recompute",
+)
+"""See `hydractl.scoring.normalize`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaylorSettings(Settings):
-    """Of `taylor`.
+    """Of `taylor`."""
 
-    Attributes:
-        scope: `layer`: each layer is scored without what went before it; `global`: all are scored at once.
-        variant: `l1`: the paper's Σ|w g|; `molchanov`: (Σ w g)² a batch.
-        normalize: See `hydractl.scoring.normalize`.
-    """
-
-    scope: str = "layer"
-    variant: str = "l1"
-    normalize: str = "none"
-
-    def __post_init__(self) -> None:
-        one_of("scope", self.scope, ("layer", "global"))
-        one_of("variant", self.variant, ("l1", "molchanov"))
-        one_of("normalize", self.normalize, NORMALIZATIONS)
+    scope: str = setting(
+        "layer",
+        "Score layer by layer, each without what went before (default); or all at once.",
+        choices=("layer", "global"),
+        panel=TAYLOR,
+    )
+    variant: str = setting(
+        "l1", "Σ|w g| (default), or (Σ w g)² a batch.", choices=("l1", "molchanov"), panel=TAYLOR
+    )
+    normalize: str = by_default("none", NORMALIZE)
 
     @property
-    def amount(self) -> Amount:
+    def budget_means(self) -> BudgetMeaning:
         """What each layer keeps, if layers are scored one by one."""
-        return Amount.KEEP if self.scope == "layer" else Amount.NOTHING
+        return BudgetMeaning.KEEP if self.scope == "layer" else BudgetMeaning.NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MichelSettings(Settings):
-    """Of `michel`.
+    """Of `michel`."""
 
-    Attributes:
-        form: `sample`: the absolute value is each sample's; `batch`: each batch's.
-        normalize: See `hydractl.scoring.normalize`.
-        recompute: Remove so many heads, score anew without them, and so on; 0 scores once.
-    """
-
-    form: str = "sample"
-    normalize: str = "layer"
-    recompute: int = 0
-
-    def __post_init__(self) -> None:
-        one_of("form", self.form, ("sample", "batch"))
-        one_of("normalize", self.normalize, NORMALIZATIONS)
-        within("recompute", self.recompute, low=0)
+    form: str = setting(
+        "sample",
+        "michel: whose gradient the absolute value is of, each sample's (default) or each batch's.",
+        choices=("sample", "batch"),
+        panel=GRADIENTS,
+    )
+    normalize: str = by_default("layer", NORMALIZE)
+    recompute: int = setting(
+        0,
+        "michel: remove N heads, score anew without them, until the budget is gone; 0 (default) scores once.",
+        low=0,
+        metavar="N",
+        panel=GRADIENTS,
+    )
 
     @property
-    def amount(self) -> Amount:
+    def budget_means(self) -> BudgetMeaning:
         """Removals, where scores are computed anew."""
-        return Amount.REMOVALS if self.recompute else Amount.NOTHING
+        return BudgetMeaning.REMOVALS if self.recompute else BudgetMeaning.NOTHING
 
     @property
     def objective(self) -> str | None:
-        """What removals record."""
+        """The loss, likewise."""
         return "-nll" if self.recompute else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadmapSettings(Settings):
-    """Of `headmap`.
+    """Of `headmap`."""
 
-    Attributes:
-        samples: How many are looked at, those of the lowest loss.
-    """
-
-    samples: int = 64
-
-    def __post_init__(self) -> None:
-        within("samples", self.samples, low=1)
+    samples: int = setting(
+        64,
+        "headmap: look at the N samples of the lowest loss (default 64).",
+        low=1,
+        metavar="N",
+        panel=GRADIENTS,
+    )
 
     @property
-    def amount(self) -> Amount:
+    def budget_means(self) -> BudgetMeaning:
         """What each layer keeps."""
-        return Amount.KEEP
+        return BudgetMeaning.KEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiesSettings(Settings):
-    """Of `hies`.
+    """Of `hies`."""
 
-    Attributes:
-        alpha: How much importance weighs, in [0, 1]; entropy has the rest.
-        normalize: Of importance; see `hydractl.scoring.normalize`.
-    """
-
-    alpha: float = 0.5
-    normalize: str = "none"
-
-    def __post_init__(self) -> None:
-        within("alpha", self.alpha, low=0.0, high=1.0)
-        one_of("normalize", self.normalize, NORMALIZATIONS)
-
-    @property
-    def default_limit(self) -> int:
-        """The source's calibration set."""
-        return 32
+    alpha: float = setting(
+        0.5,
+        "hies: how much importance weighs beside entropy (default .5).",
+        low=0.0,
+        high=1.0,
+        metavar="A",
+        panel=GRADIENTS,
+    )
+    normalize: str = by_default("none", NORMALIZE)
+    """Of importance alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GnormSettings(Settings):
-    """Of `gnorm`.
+    """Of `gnorm`."""
 
-    Attributes:
-        normalize: Of each step's scores; see `hydractl.scoring.normalize`.
-    """
-
-    normalize: str = "none"
-
-    def __post_init__(self) -> None:
-        one_of("normalize", self.normalize, NORMALIZATIONS)
+    normalize: str = by_default("none", NORMALIZE)
+    """Of each step's scores."""
 
     @property
-    def amount(self) -> Amount:
-        """Removals."""
-        return Amount.REMOVALS
+    def budget_means(self) -> BudgetMeaning:
+        """The heads that go, one by one."""
+        return BudgetMeaning.REMOVALS
 
     @property
     def objective(self) -> str:
-        """What removals record."""
+        """The loss."""
         return "-nll"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MagnitudeSettings(Settings):
-    """Of `magnitude`.
+    """Of `magnitude`."""
 
-    Attributes:
-        normalize: See `hydractl.scoring.normalize`.
-    """
-
-    normalize: str = "none"
-
-    def __post_init__(self) -> None:
-        one_of("normalize", self.normalize, NORMALIZATIONS)
+    normalize: str = by_default("none", NORMALIZE)

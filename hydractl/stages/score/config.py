@@ -1,14 +1,17 @@
-"""What `score` is told and what it tells."""
+"""What `score` is told and what it tells. Importing it loads no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.parallel import refuse_shared_input
-from hydractl.scoring.methods import METHODS, settings_for
-from hydractl.scoring.settings import names_of
+from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
+from hydractl.scoring.settings import CIRCUIT, GATES
+from hydractl.settings import Composed, by_default, bytes_of, check, declared, flag, required, setting
+from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
@@ -23,57 +26,79 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreConfig:
-    """What to score, how, and where to.
+    """What to score, how, and where to."""
 
-    Attributes:
-        model: A base.
-        out: The scores file.
-        method: A name of `METHODS`.
-        data: Labelled in-distribution data: validation data for circuits, calibration data for gradients.
-        ood: Out-of-distribution validation data, for objectives that need it.
-        given: The method's own settings as far as they are not its defaults; see `hydractl.scoring.settings`.
-        budget: What the settings' `amount` says.
-        limit: Use only so many in-distribution samples, drawn with the seed; None for the method's own default.
-        max_length: Tokens of a text at most, no more than the model reads; None for as many.
-        towers: Those whose heads are scored; empty for all. The others keep all of theirs when pruned.
-        naming: What a zero-shot model tells apart; without it, the data's classes.
-        seed: Of everything random.
-        arch: Architecture of a bare file.
-        batch_size: Samples in one forward pass.
-        device: Where to compute.
-        dtype: What to compute in; None is the checkpoint's own.
-        max_memory: Bytes for what is computed with, beside the model and the data; None for what suits the device.
-        trained: Where the weights go that train together with the scores; None drops them.
-        force: Replace an existing output, drop another run's journal.
-    """
-
-    model: str
-    out: Path
-    method: str = "circuit"
-    data: str = "digits"
-    ood: str | None = None
-    given: Mapping[str, Option] = field(default_factory=dict)
-    budget: Budget | None = None
-    limit: int | None = None
-    max_length: int | None = None
-    seed: int = 0
-    towers: tuple[str, ...] = ()
-    naming: Naming = NOTHING_NAMED
-    arch: str | None = None
-    batch_size: int = 64
-    device: str = "auto"
-    dtype: str | None = None
-    max_memory: int | None = None
-    trained: Path | None = None
-    force: bool = False
+    model: str = required(shared.MODEL)
+    """A base."""
+    out: Path = required(shared.OUT)
+    method: str = setting(
+        "circuit",
+        f"How heads are scored. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}.",
+        choices=tuple(METHODS),
+    )
+    data: str = setting(
+        "digits",
+        "Labelled data, validation for circuits, calibration or training data else: "
+        + shared.DATA_SOURCES
+        + ".",
+        metavar=shared.DATA_METAVAR,
+    )
+    limit: int | None = setting(
+        None, "Use N samples of it, drawn with the seed (hies: 32 by default).", low=1, metavar="N"
+    )
+    """None for the method's own default."""
+    max_length: int | None = by_default(None, shared.MAX_LENGTH)
+    given: Mapping[str, Option] = by_default({}, Composed(dict, SETTINGS))
+    """The method's own settings as far as they are not its defaults."""
+    ood: str | None = setting(
+        None,
+        "Out-of-distribution validation data, for ood, avg and fpr95.",
+        metavar=shared.DATA_METAVAR,
+        panel=CIRCUIT,
+        after="objective",
+    )
+    max_memory: int | None = setting(
+        None,
+        "circuit: bytes for what is computed with, beside the model and the data, such as 2GiB or 512MB (default: what "
+        "suits the device). It changes speed, results by no more than rounding.",
+        metavar="SIZE",
+        panel=CIRCUIT,
+        after="recheck",
+        parse=partial(bytes_of, "--max-memory"),
+    )
+    trained: Path | None = setting(
+        None,
+        "Write the weights that joint trains to PATH, a base; the scores are then of it.",
+        metavar="PATH",
+        panel=GATES,
+        after="cooldown",
+    )
+    budget: Budget | None = by_default(None, shared.budget(" without a budget: 2/3"))
+    towers: tuple[str, ...] = setting(
+        (),
+        "Score the heads of these towers only (text, vision); the others keep all of theirs.",
+        metavar="A,B",
+        panel=shared.ZERO_SHOT,
+        parse=lambda text: tuple(text.split(",")) if text else (),
+    )
+    """Empty for all."""
+    naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
+    seed: int = by_default(0, shared.SEED)
+    arch: str | None = by_default(None, shared.ARCH)
+    batch_size: int = by_default(64, shared.BATCH_SIZE)
+    device: str = by_default("auto", shared.DEVICE)
+    dtype: str | None = by_default(None, shared.DTYPE)
+    force: bool = flag(shared.FORCE)
+    """Drops another run's journal, too."""
 
     settings: Settings = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", settings_for(self.method, self.given))
+        check(self)
         if self.settings.needs_ood and self.ood is None:
             raise UsageError(
-                f"objective `{getattr(self.settings, 'objective', None)}` needs out-of-distribution data",
+                f"objective `{self.settings.objective}` needs out-of-distribution data",
                 hint="add `--ood DATA`, or `--objective acc`",
             )
         if self.ood is not None and not self.settings.needs_ood:
@@ -86,7 +111,7 @@ class ScoreConfig:
                 f"`--limit` has no effect with `--method {self.method}`, which reads no data",
                 hint="leave it out",
             )
-        if self.max_memory is not None and not self.settings.bounded:
+        if self.max_memory is not None and not self.entry.bounded:
             raise UsageError(
                 f"`--max-memory` has no effect with `--method {self.method}`",
                 hint="leave it out; it is for `--method circuit`",
@@ -98,7 +123,7 @@ class ScoreConfig:
                 hint="leave it out",
             )
         if self.trained is not None and not self.settings.trains_weights:
-            learns = "training" in names_of(self.entry.settings)
+            learns = "training" in declared(self.entry.settings)
             raise UsageError(
                 f"`--trained {self.trained}`: no weights train with `--method {self.method}`"
                 + (" and `--training pipelined`" if learns else ""),
@@ -108,7 +133,7 @@ class ScoreConfig:
     @property
     def drawn(self) -> int | None:
         """How many in-distribution samples are used at most; None for all."""
-        return self.settings.default_limit if self.limit is None else self.limit
+        return self.entry.default_limit if self.limit is None else self.limit
 
     @property
     def entry(self) -> Method:

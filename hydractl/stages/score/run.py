@@ -18,7 +18,7 @@ from hydractl.parallel import own_device, start_team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.job import ScoreJob
-from hydractl.scoring.settings import Amount
+from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import check_training, offered, open_state, publish_scores
@@ -131,10 +131,10 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
         scores = publish_scores(config, opened, scores, ranking, inputs=inputs)
         journal.discard()
         state.clear()
-    unasked = config.budget is None and config.settings.amount in {
-        Amount.REMOVALS,
-        Amount.KEEP,
-        Amount.KEPT,
+    unasked = config.budget is None and config.settings.budget_means in {
+        BudgetMeaning.REMOVALS,
+        BudgetMeaning.KEEP,
+        BudgetMeaning.KEPT,
     }
     return ScoreReport(
         path=config.out,
@@ -168,20 +168,20 @@ def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerH
 
 def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
-    shape = shape_of(towers)
+    shape, means = shape_of(towers), config.settings.budget_means
     budget = config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
     try:
         removals, keep = budget.removals(shape), budget.kept_a_layer(shape)
     except ValueError as error:
         raise UsageError(f"`{budget.typed}`: {error}") from error
-    if config.budget is not None and config.settings.amount == Amount.NOTHING:
+    if config.budget is not None and means == BudgetMeaning.NOTHING:
         progress.warn(
             f"`{config.budget.typed}` has no effect: scores by `{config.method}` are the same for every budget, which "
             "`prune` takes"
         )
     layers = sum(t.layers for t in towers.values())
     kept = total_heads(shape) - removals
-    if config.settings.amount == Amount.KEEP and config.budget is not None and keep * layers != kept:
+    if means == BudgetMeaning.KEEP and config.budget is not None and keep * layers != kept:
         progress.warn(
             f"`--method {config.method}` scores layers that keep equally many heads: {keep} each, "
             f"{counted(keep * layers, 'head')} in all; `{config.budget.typed}` keeps {kept}"
@@ -191,15 +191,15 @@ def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Pr
 
 def _options(config: ScoreConfig, *, keep: int, removals: int, total: int) -> dict[str, Option]:
     """Return the options that shape the scores, and no others."""
-    settings = config.settings
-    options: dict[str, Option] = settings.options()
-    if settings.amount == Amount.REMOVALS:
+    means = config.settings.budget_means
+    options: dict[str, Option] = config.settings.options()
+    if means == BudgetMeaning.REMOVALS:
         options["removals"] = removals
-    if settings.amount == Amount.KEEP:
+    if means == BudgetMeaning.KEEP:
         options["keep"] = keep
-    if settings.amount == Amount.KEPT or (settings.amount == Amount.CHOICE and config.budget is not None):
+    if means == BudgetMeaning.KEPT or (means == BudgetMeaning.CHOICE and config.budget is not None):
         options["kept"] = total - removals
-    if settings.seeded or config.drawn is not None:
+    if config.entry.seeded or config.drawn is not None:
         options["seed"] = config.seed
     if config.entry.needs_data:
         options |= {"batch_size": config.batch_size, "limit": config.drawn, "dtype": config.dtype}
@@ -215,7 +215,7 @@ def _document(
     """Return the scores file without its scores: everything that decides them."""
     return HeadScores(
         method=config.method,
-        objective=getattr(config.settings, "objective", None),
+        objective=config.settings.objective,
         options=dict(options),
         model=Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),
         architecture=opened.header.architecture.name,
@@ -242,7 +242,7 @@ def _job(
     for role, found in sets.items():
         labels = labels_of(opened, found, classes, run.progress)[0] if role == "id" else None
         loaded[role] = _samples(config, opened, found, labels=labels, like=like, team=run.team)
-        if labels is not None and config.settings.trains:
+        if labels is not None and config.entry.trains:
             chosen = _chosen(config, found)
             training = offered(config, opened, found, labels, indices=chosen, state=run.state)
     return ScoreJob(

@@ -86,7 +86,7 @@ def open_state(config: ScoreConfig, opened: OpenModel, document: HeadScores, pro
         UsageError: If the state of another run is there.
         CheckpointError: If it is damaged.
     """
-    if not config.settings.trains or is_stream(config.out):
+    if not config.entry.trains or is_stream(config.out):
         return State()
     told = [document.to_json(), versions("torch", opened.family.library)]
     folder = StateFolder(config.out.with_name(f"{config.out.name}.state"), digest_text(json.dumps(told)))

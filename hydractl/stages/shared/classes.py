@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from hydractl.checkpoint import Checkpoint
 from hydractl.errors import UsageError
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, prompts_of, settle
 
@@ -135,6 +134,7 @@ def ask(model: Model, opened: OpenModel, classes: Classes | None) -> None:
 
 def with_classes(opened: OpenModel, classes: Classes) -> OpenModel:
     """Return a zero-shot base or member that stores its embeddings of the classes."""
+    from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - nor `--help` pydantic
     from hydractl.families.opening import load_model  # noqa: PLC0415 - as above
     from hydractl.families.zero_shot import CLASS_EMBEDDINGS, settle_classes  # noqa: PLC0415 - as above
 

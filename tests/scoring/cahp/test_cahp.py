@@ -281,8 +281,8 @@ def test_the_vision_tower_of_a_zero_shot_model_is_scored():
     ("given", "message"),
     [
         ({"degree": 0}, "`--degree 0`: must be between 1 and 15"),
-        ({"representative": "mean"}, "unknown representative `mean`"),
-        ({"embedding": "umap"}, "unknown embedding `umap`"),
+        ({"representative": "mean"}, "`--representative mean`: unknown"),
+        ({"embedding": "umap"}, "`--embedding umap`: unknown"),
         ({"perplexity": 0.0}, "`--perplexity 0`: must be above 0 and finite"),
         ({"perplexity": float("nan")}, "`--perplexity nan`"),
         ({"signature_size": 1}, "`--signature-size 1`: must be between 2 and 256"),

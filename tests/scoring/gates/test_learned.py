@@ -84,14 +84,14 @@ def test_values_are_laid_out_tower_after_tower():
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        (L0Settings, {"training": "both"}, "unknown training `both`"),
+        (L0Settings, {"training": "both"}, "`--training both`: unknown"),
         (L0Settings, {"epochs": 0}, "`--epochs 0`: must be at least 1"),
         (L0Settings, {"gate_lr": 0.0}, "`--gate-lr 0`: must be above 0"),
         (L0Settings, {"gate_lr": float("nan")}, "must be above 0"),
         (L0Settings, {"penalty": -1.0}, "`--penalty -1`: must be at least 0"),
         (L0Settings, {"weights_lr": 1e-4}, "`--weights-lr` has no effect"),
         (DspSettings, {"training": "joint", "weights_lr": -1.0}, "`--weights-lr -1`: must be above 0"),
-        (DspSettings, {"estimator": "hard"}, "unknown estimator `hard`"),
+        (DspSettings, {"estimator": "hard"}, "`--estimator hard`: unknown"),
         (DspSettings, {"cooldown": 1.5}, "`--cooldown 1.5`: must be between 0 and 1"),
         (DspSettings, {"cooldown": 0.0}, "`--cooldown 0`: must be above 0"),
         (DspSettings, {"temperature": -1.0}, "`--temperature -1`: must be above 0"),

@@ -9,7 +9,7 @@ from hydractl.progress import SILENT
 from hydractl.scoring.gradients import weights as gradients
 from hydractl.scoring.gradients.gnorm import gradient_norms, score_gnorm
 from hydractl.scoring.gradients.settings import GnormSettings
-from hydractl.scoring.settings import Amount
+from hydractl.scoring.settings import BudgetMeaning
 from support import naive
 from support.builders import base
 from support.jobs import Killed, changed, job_for, labelled, library_for, together
@@ -195,6 +195,6 @@ def test_non_finite_gradients_are_refused():
 def test_settings():
     settings = GnormSettings()
 
-    assert (settings.amount, settings.objective) == (Amount.REMOVALS, "-nll")
-    with pytest.raises(UsageError, match="unknown normalize `row`"):
+    assert (settings.budget_means, settings.objective) == (BudgetMeaning.REMOVALS, "-nll")
+    with pytest.raises(UsageError, match="`--normalize row`: unknown"):
         GnormSettings(normalize="row")

@@ -9,7 +9,8 @@ from hydractl.scoring.gradients.entropy import attention_entropy
 from hydractl.scoring.gradients.hies import score_hies
 from hydractl.scoring.gradients.michel import score_michel
 from hydractl.scoring.gradients.settings import HiesSettings, MichelSettings
-from hydractl.scoring.settings import Amount
+from hydractl.scoring.methods import METHODS
+from hydractl.scoring.settings import BudgetMeaning
 from support.builders import base
 from support.jobs import changed, job_for, together
 from support.variants import VARIANTS, variant
@@ -97,9 +98,9 @@ def test_importance_of_two_towers_is_warned_of(given, warned):
 
 
 def test_settings():
-    assert (HiesSettings().default_limit, HiesSettings().amount) == (32, Amount.NOTHING)
+    assert (METHODS["hies"].default_limit, HiesSettings().budget_means) == (32, BudgetMeaning.NOTHING)
     for alpha in (-0.1, 1.5, float("nan")):
         with pytest.raises(UsageError, match="must be between 0 and 1"):
             HiesSettings(alpha=alpha)
-    with pytest.raises(UsageError, match="unknown normalize"):
+    with pytest.raises(UsageError, match="`--normalize x`: unknown"):
         HiesSettings(normalize="x")

@@ -10,7 +10,7 @@ from hydractl.scoring.gradients import samples as gate_samples
 from hydractl.scoring.gradients.michel import gate_importance, score_michel
 from hydractl.scoring.gradients.settings import MichelSettings
 from hydractl.scoring.job import Samples
-from hydractl.scoring.settings import Amount
+from hydractl.scoring.settings import BudgetMeaning
 from support import naive, slopes
 from support.builders import base
 from support.jobs import Killed, changed, job_for, labelled, library_for, together
@@ -277,8 +277,8 @@ def test_bad_data_is_refused(form):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"form": "token"}, "unknown form `token`"),
-        ({"normalize": "all"}, "unknown normalize `all`"),
+        ({"form": "token"}, "`--form token`: unknown"),
+        ({"normalize": "all"}, "`--normalize all`: unknown"),
         ({"recompute": -1}, "`--recompute -1`: must be at least 0"),
     ],
 )
@@ -290,5 +290,5 @@ def test_bad_settings_are_refused(given, message):
 def test_a_budget_counts_where_scores_are_computed_anew():
     once, anew = MichelSettings(), MichelSettings(recompute=1)
 
-    assert (once.amount, once.objective) == (Amount.NOTHING, None)
-    assert (anew.amount, anew.objective) == (Amount.REMOVALS, "-nll")
+    assert (once.budget_means, once.objective) == (BudgetMeaning.NOTHING, None)
+    assert (anew.budget_means, anew.objective) == (BudgetMeaning.REMOVALS, "-nll")

@@ -10,7 +10,7 @@ from hydractl.progress import SILENT, Silent
 from hydractl.scoring.gradients import weights as gradients
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.taylor import score_taylor
-from hydractl.scoring.settings import Amount
+from hydractl.scoring.settings import BudgetMeaning
 from support import naive
 from support.builders import base
 from support.jobs import changed, job_for, labelled, library_for, together
@@ -195,7 +195,7 @@ def test_non_finite_gradients_are_refused(settings):
 
 
 def test_settings():
-    assert (TaylorSettings().amount, ALL.amount) == (Amount.KEEP, Amount.NOTHING)
+    assert (TaylorSettings().budget_means, ALL.budget_means) == (BudgetMeaning.KEEP, BudgetMeaning.NOTHING)
     for given in ({"scope": "x"}, {"variant": "x"}, {"normalize": "x"}):
         with pytest.raises(UsageError, match="unknown"):
             TaylorSettings(**given)

@@ -233,8 +233,8 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
             UsageError,
             "`--ood-score` has no effect with `--objective acc`",
         ),
-        ({"given": {"ood_score": "odin"}}, UsageError, "unknown ood_score `odin`"),
-        ({"given": {"search": "fast"}}, UsageError, "unknown search `fast`"),
+        ({"given": {"ood_score": "odin"}}, UsageError, "`--ood-score odin`: unknown"),
+        ({"given": {"search": "fast"}}, UsageError, "`--search fast`: unknown"),
         (
             {"given": {"recheck": 4}},
             UsageError,

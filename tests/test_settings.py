@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.cli.sizes import bytes_of
 from hydractl.errors import UsageError
+from hydractl.settings import bytes_of
 
 
 @given(st.integers(1, 1 << 40))

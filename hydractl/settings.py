@@ -1,0 +1,262 @@
+"""Settings: what a user may set, each declared once, as a field of a frozen dataclass with its help, range and choices.
+
+Options of commands, help, completions and validation follow from the declaration, so this knows nothing of the terminal.
+Importing it loads no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, dataclass, field, fields
+from math import inf
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+from hydractl.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+C = TypeVar("C")
+P = ParamSpec("P")
+KEY = "setting"
+"""Where a field's metadata hold its declaration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one setting is explained, typed and checked; `required`, `by_default`, `setting` or `flag` makes a field of it.
+
+    Attributes:
+        help: What its option says.
+        metavar: What stands for its value there; None for the name of its type.
+        panel: The group of options that it is shown in.
+        choices: What it, or each item of it, may be; any where empty.
+        low: The least value.
+        high: The greatest one.
+        above: What it must exceed.
+        below: What it must stay below.
+        finite: Whether the message about `above` adds that it must be finite.
+        tells: Whether the help shows `low` and `high`, and the parser of the command line refuses what is outside.
+        parse: Reads the text that was typed; None where the field's type says how.
+        repeated: Whether what is parsed may be given several times.
+        positional: Whether it is an argument without a name.
+        spelled: The option's names; by default the field's with dashes.
+        shows: Whether the help shows a default.
+        after: The option that it follows in the help; None where it follows the field before it.
+    """
+
+    help: str
+    metavar: str | None = None
+    panel: str | None = None
+    choices: Sequence[str] = ()
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    finite: bool = False
+    tells: bool = True
+    parse: Callable[[str], object] | None = None
+    repeated: bool = False
+    positional: bool = False
+    spelled: tuple[str, ...] = ()
+    shows: bool = True
+    after: str | None = None
+
+    def read(self, typed: object) -> object:
+        """Return the field's value of what a command line holds.
+
+        Raises:
+            UsageError: If `parse` refuses it.
+        """
+        if isinstance(typed, list):
+            return tuple(map(self.read, typed))
+        if self.parse is not None and isinstance(typed, str):
+            return self.parse(typed)
+        return self.choices[self.choices.index(typed)] if isinstance(typed, str) and self.choices else typed
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse a value, or an item of one, that is no choice or out of range.
+
+        Args:
+            name: The field's.
+            value: What it holds; None is let through.
+
+        Raises:
+            UsageError: With what is allowed.
+        """
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, str):
+                self._check_choice(name, item)
+            elif isinstance(item, int | float):
+                self._check_range(name, item)
+
+    def _check_choice(self, name: str, value: str) -> None:
+        if self.choices and value not in self.choices:
+            raise UsageError(
+                f"`{spelled(name)} {value}`: unknown", hint=f"choose from {', '.join(self.choices)}"
+            )
+
+    def _check_range(self, name: str, value: float) -> None:
+        refused = f"`{spelled(name)} {value:g}`: must be "
+        low, high, below = _or(self.low, -inf), _or(self.high, inf), _or(self.below, inf)
+        if self.above is not None and not self.above < value < inf:
+            raise UsageError(f"{refused}above {self.above:g}{' and finite' if self.finite else ''}")
+        if {self.low, self.high, self.below} != {None} and not (low <= value <= high and value < below):
+            least = f"at least {low:g}" if self.low is not None else ""
+            wanted = [least, f"below {below:g}" if self.below is not None else ""]
+            between = f"between {low:g} and {high:g}" if self.high is not None else ""
+            raise UsageError(refused + (between or " and ".join(w for w in wanted if w)))
+
+
+def _or(bound: float | None, default: float) -> float:
+    return default if bound is None else bound
+
+
+class Declared(NamedTuple):
+    """A setting by its name; `kind` is its type as it is written, `default` what holds where nothing is typed."""
+
+    name: str
+    kind: str
+    setting: Setting
+    default: object = None
+
+    @classmethod
+    def of(cls, config: type[Any], *names: str) -> tuple[Declared, ...]:
+        """Return what a class declares, in order, without what fields are by default: what is absent is None.
+
+        Args:
+            config: A dataclass.
+            names: Of its fields; all that are declared where there are none.
+        """
+        found = declared(config)
+        kinds = {f.name: str(f.type) for f in fields(config)}
+        return tuple(cls(name, kinds[name], found[name]) for name in names or found)
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """How several options make one field.
+
+    Attributes:
+        make: Takes what was typed, by name, and returns the field's value.
+        options: Those options.
+        also: Options of other fields that `make` is told of.
+    """
+
+    make: Callable[[dict[str, Any]], object]
+    options: tuple[Declared, ...] = ()
+    also: tuple[str, ...] = ()
+
+
+def required(told: Setting | Composed) -> Any:  # noqa: ANN401 - as `dataclasses.field` has it
+    """Return a field so declared that has no default."""
+    return field(metadata={KEY: told})
+
+
+def by_default(value: object, told: Setting | Composed) -> Any:  # noqa: ANN401 - as above
+    """Return a field so declared; a dictionary is made anew for each configuration."""
+    if isinstance(value, dict):
+        return field(default_factory=value.copy, metadata={KEY: told})
+    return field(default=value, metadata={KEY: told})
+
+
+def _setting(declare: Callable[P, Setting]) -> Callable[Concatenate[object, P], Any]:
+    def made(default: object, /, *args: P.args, **told: P.kwargs) -> Any:  # noqa: ANN401 - as above
+        return by_default(default, declare(*args, **told))
+
+    return made
+
+
+setting = _setting(Setting)
+"""Returns a field by its default and what `Setting` takes."""
+
+
+def flag(told: Setting, *, on: bool = False) -> Any:  # noqa: ANN401 - as above
+    """Return a field so declared that is a flag."""
+    return by_default(on, told)
+
+
+def declared(config: type[Any]) -> Mapping[str, Setting]:
+    """Return the declarations of a dataclass's fields by their names, in order."""
+    told = {f.name: f.metadata.get(KEY) for f in fields(config)}
+    return MappingProxyType({name: found for name, found in told.items() if isinstance(found, Setting)})
+
+
+def check(config: object) -> None:
+    """Refuse values that contradict their declarations.
+
+    Raises:
+        UsageError: Naming the first.
+    """
+    for name, setting in declared(type(config)).items():
+        setting.check(name, getattr(config, name))
+
+
+def options_of(config: type[Any]) -> tuple[Declared, ...]:
+    """Return every option that makes a configuration, in the order of help."""
+    found: list[Declared] = []
+    for f in fields(config):
+        told = f.metadata.get(KEY)
+        if isinstance(told, Setting):
+            found.append(Declared(f.name, str(f.type), told, ... if f.default is MISSING else f.default))
+        elif isinstance(told, Composed):
+            found.extend(told.options)
+    for option in [o for o in found if o.setting.after]:
+        found.remove(option)
+        found.insert([o.name for o in found].index(option.setting.after or "") + 1, option)
+    return tuple(found)
+
+
+def configured(config: type[C], typed: Mapping[str, object]) -> C:
+    """Return the configuration that options make; what is None was not typed.
+
+    Raises:
+        UsageError: If a text cannot be read, or the configuration refuses itself.
+    """
+    values: dict[str, Any] = {}
+    kind: type[Any] = config
+    given = {o.name: o.setting.read(typed[o.name]) for o in options_of(config) if typed[o.name] is not None}
+    for f in fields(kind):
+        told = f.metadata.get(KEY)
+        if isinstance(told, Setting) and f.name in given:
+            values[f.name] = given[f.name]
+        elif isinstance(told, Composed):
+            names = (*(o.name for o in told.options), *told.also)
+            values[f.name] = told.make({name: given[name] for name in names if name in given})
+    return config(**values)
+
+
+def spelled(name: str) -> str:
+    """Return a setting's option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{kind}": base ** (i + 1)
+    for i, letter in enumerate("KMGT")
+    for kind, base in (("B", 1000), ("IB", 1024))
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
+
+
+def bytes_of(option: str, text: str) -> int:
+    """Return how many bytes a size such as `2GiB`, `512MB` or `1000000` is.
+
+    KB, MB, GB and TB are powers of 1000, KiB, MiB, GiB and TiB of 1024; upper and lower case are the same.
+
+    Args:
+        option: Where it was given, for messages.
+        text: What was given.
+
+    Raises:
+        UsageError: If it is no size, or less than one byte.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    size = float(found[1]) * _UNITS.get(found[2].upper(), 0) if found else 0.0
+    if not 1 <= size < 1 << 63:
+        raise UsageError(
+            f"`{option} {text}`: is not a size",
+            hint="a number and a unit: 512MB, 2GiB; without a unit, bytes",
+        )
+    return int(size)

@@ -1,0 +1,93 @@
+"""Settings that several stages have: one spelling, one help text. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hydractl.data.reference import BUILT_IN, LABELLED
+from hydractl.errors import UsageError
+from hydractl.heads.select import Budget
+from hydractl.settings import Composed, Declared, Setting
+from hydractl.stages.shared.classes import Naming
+
+ZERO_SHOT, MODEL_PANEL, MACHINE, BUDGET_PANEL = "Zero-shot", "Model", "Machine", "Budget (one of three)"
+DATA_METAVAR = "DATA[::K=V,...]"
+DATA_SOURCES = f"{', '.join(LABELLED)}, a folder, a .jsonl, .csv or .parquet file, or hf:org/name"
+UNLABELLED_SOURCES = ", ".join(name for name in BUILT_IN if name not in LABELLED)
+
+MODEL = Setting(
+    "A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id "
+    "`org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.",
+    metavar="MODEL",
+    positional=True,
+    shows=False,
+)
+ARCH = Setting("Architecture of a bare .safetensors file.", metavar="NAME[::K=V,...]", panel=MODEL_PANEL)
+OUT = Setting("Output file; `-` is standard output.", spelled=("-o", "--out"), metavar="PATH", shows=False)
+FORCE = Setting("Replace an existing output.")
+SEED = Setting("Seed of everything random.", low=0, metavar="N")
+DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACHINE)
+DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", panel=MACHINE)
+BATCH_SIZE = Setting("Samples in one forward pass.", low=1, metavar="N", panel=MACHINE)
+MAX_LENGTH = Setting("Tokens of a text at most; default: as many as the model reads.", low=1, metavar="N")
+VERIFY = Setting(
+    "Check the result on a seeded random batch before it is published.", spelled=("--verify/--no-verify",)
+)
+KEEP = Setting("Keep N heads a layer, on average over the model.", low=0, metavar="N", panel=BUDGET_PANEL)
+REMOVE = Setting("Remove R heads in all.", low=0, metavar="R", panel=BUDGET_PANEL)
+KEEP_FRACTION = Setting("Keep this share of all heads.", low=0.0, high=1.0, metavar="F", panel=BUDGET_PANEL)
+CLASSES = Setting(
+    "Classes of a zero-shot model: names, or a file with one name a line.",
+    metavar="A,B,...|FILE",
+    panel=ZERO_SHOT,
+)
+TEMPLATE = Setting(
+    'What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."',
+    metavar="TEXT",
+    panel=ZERO_SHOT,
+)
+NAMING_OPTIONS = (Declared("classes", "str", CLASSES), Declared("template", "tuple[str, ...]", TEMPLATE))
+
+
+NAMING = Composed(lambda given: Naming.parse(given.get("classes"), given.get("template")), NAMING_OPTIONS)
+"""Which classes a zero-shot model tells apart."""
+
+
+def budget(default: str = "") -> Composed:
+    """Return how one of three options gives a budget.
+
+    Args:
+        default: What holds without any, for the help.
+    """
+    said = f"Keep this share of all heads{f' (default{default})' if default else ''}."
+    options = (
+        Declared("keep", "int", KEEP),
+        Declared("remove", "int", REMOVE),
+        Declared("keep_fraction", "float", replace(KEEP_FRACTION, help=said)),
+    )
+    return Composed(lambda given: budget_of(**given), options)
+
+
+def budget_of(
+    *, keep: int | None = None, remove: int | None = None, keep_fraction: float | None = None
+) -> Budget | None:
+    """Return the budget that one of three options gives, or None without any.
+
+    Raises:
+        UsageError: If two are given, or one is out of range.
+    """
+    options = {"--keep": keep, "--remove": remove, "--keep-fraction": keep_fraction}
+    given = [f"`{name}`" for name, value in options.items() if value is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise UsageError(
+            f"{' and '.join(given)} exclude each other",
+            hint="give one of `--keep N`, `--remove R`, `--keep-fraction F`",
+        )
+    if keep_fraction is not None and not 0 < keep_fraction <= 1:
+        raise UsageError(
+            f"`--keep-fraction {keep_fraction:g}`: the share must be more than 0 and at most 1",
+            hint="`--keep 0` removes all heads; two thirds are `--keep-fraction 0.667`",
+        )
+    return Budget(keep_per_layer=keep, remove=remove, keep_fraction=keep_fraction)

@@ -1,0 +1,140 @@
+"""Every option of every command reaches the field of its name: generated, since each is declared once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+
+from hydractl.cli import command
+from hydractl.cli.app import COMMANDS, command_tree
+from hydractl.cli.command import kind_of
+from hydractl.scoring.methods import METHODS, SETTINGS
+from hydractl.settings import KEY, Composed, Setting, configured, declared, options_of, spelled
+from hydractl.stages.score.config import ScoreConfig
+
+CONFIGS = {"score": ScoreConfig}
+BY_HAND = {"schema", "demo", "prune", "finetune", "fuse", "eval", "inspect", "import"}
+TERMINAL = ("json", "quiet")
+TEXTS = {
+    "max_memory": "2KiB",
+    "towers": "text,vision",
+    "objective": "acc",
+    "classes": "a,b",
+    "template": "a {label}",
+}
+"""What is typed where any word will not do."""
+MEANT = {"classes": ("a", "b")}
+"""What texts mean to what several options make together."""
+INSIDE = {"keep": "keep_per_layer", "classes": "names", "template": "templates"}
+"""What options are called in what is composed of them, where not the same."""
+ALWAYS = {"score": ("--objective", "acc")}
+COMPANIONS = {
+    "score": {
+        **{
+            name: ("--method", method.name)
+            for method in METHODS.values()
+            for name in declared(method.settings)
+        },
+        "method": (),
+        "objective": (),
+        "ood": (),
+        "ood_score": ("--ood", "noise"),
+        "search": ("--objective", "acc"),
+        "recheck": ("--objective", "acc", "--search", "lazy"),
+        "weights_lr": ("--method", "l0", "--training", "joint"),
+        "trained": ("--method", "l0", "--training", "joint"),
+    },
+}
+"""What an option is typed with; where nothing is said, `ALWAYS`."""
+CASES = [(name, option) for name, config in CONFIGS.items() for option in options_of(config)]
+
+
+class Caught(Exception):  # noqa: N818 - carries the configuration out
+    def __init__(self, config):
+        self.config = config
+
+
+@pytest.fixture
+def made(monkeypatch, call):
+    """Return the configuration that a command line makes."""
+
+    def catch(config, typed):
+        raise Caught(configured(config, typed))
+
+    monkeypatch.setattr(command, "configured", catch)
+
+    def run(*words):
+        with pytest.raises(Caught) as caught:
+            call(*words)
+        return caught.value.config
+
+    return run
+
+
+def words_for(name, option):
+    """Return an option as it is typed, its value not the default, and what it means."""
+    setting, kind = option.setting, kind_of(option)
+    if kind is bool:
+        on = not option.default
+        words = (setting.spelled or (spelled(name),))[-1].split("/")
+        return [words[0 if on else 1]], on
+    text = TEXTS.get(name, "a.b")
+    if setting.choices and setting.parse is None:
+        text = next(c for c in reversed(setting.choices) if c != option.default)
+    elif kind in (int, float):
+        text = "3" if kind is int else "0.375"
+    value = MEANT.get(name) or setting.read(kind(text) if kind in (int, float) else text)
+    several = (
+        name not in MEANT and option.kind.startswith("tuple") and (setting.parse is None or setting.repeated)
+    )
+    value = (value,) if several else value
+    flag = () if setting.positional else ((setting.spelled or (spelled(name),))[-1],)
+    return [*flag, text], value
+
+
+def required(config, *, but):
+    return [
+        word
+        for option in options_of(config)
+        if option.default is ... and option.name != but
+        for word in words_for(option.name, option)[0]
+    ]
+
+
+@pytest.mark.parametrize(("name", "option"), CASES, ids=[f"{n}-{o.name}" for n, o in CASES])
+def test_an_option_reaches_the_field_of_its_name(made, name, option):
+    config = CONFIGS[name]
+    words, value = words_for(option.name, option)
+    besides = COMPANIONS.get(name, {}).get(option.name, ALWAYS.get(name, ()))
+
+    found = made(name, *required(config, but=option.name), *besides, *words)
+
+    assert value != option.default
+    assert type(found) is config
+    assert str(reached(found, option.name)) == str(value)
+
+
+def reached(config, name):
+    """Return what a configuration holds for an option, itself or in what is composed of several."""
+    for field in dataclasses.fields(config):
+        told, here = field.metadata.get(KEY), None
+        if isinstance(told, Setting) and field.name == name:
+            return getattr(config, name)
+        if isinstance(told, Composed) and name in [o.name for o in told.options]:
+            here = getattr(config, field.name)
+            return here[name] if isinstance(here, Mapping) else getattr(here, INSIDE.get(name, name))
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_command_has_the_options_that_are_declared_and_no_others(name):
+    names = [p.name for p in command_tree().commands[name].params]
+
+    assert names == [*(o.name for o in options_of(CONFIGS[name])), *TERMINAL]
+    assert {*COMMANDS} == {*CONFIGS} | BY_HAND
+
+
+def test_every_setting_of_every_method_is_an_option():
+    assert {o.name for o in SETTINGS} == {n for m in METHODS.values() for n in declared(m.settings)}
