@@ -48,15 +48,16 @@ class HeadTensor:
         return self.copies * (1 if self.one_entry else head_dim)
 
 
-def projections_apart(name: str, parts: Sequence[str]) -> tuple[HeadTensor, ...]:
+def projections_apart(name: str, parts: Sequence[str], *, copies: int = 1) -> tuple[HeadTensor, ...]:
     """Return weight and bias of projections that are layers of their own, heads along the first axis.
 
     Args:
         name: Of a layer, with `{part}`.
         parts: What stands for it: queries, keys, values.
+        copies: See `HeadTensor`.
     """
     return tuple(
-        HeadTensor(name=f"{name.format(part=part)}.{kind}", axis=0, copies=1, role=role)
+        HeadTensor(name=f"{name.format(part=part)}.{kind}", axis=0, copies=copies, role=role)
         for part in parts
         for kind, role in (("weight", Role.INPUT), ("bias", Role.BIAS))
     )

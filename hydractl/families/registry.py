@@ -11,13 +11,9 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.openclip.family import OPENCLIP, OPENCLIP_CUSTOM_TEXT
 from hydractl.families.timm.eva import TIMM_EVA
 from hydractl.families.timm.vit import TIMM_VIT
-from hydractl.families.transformers.bert import BERT, ELECTRA, ROBERTA
 from hydractl.families.transformers.clip import CLIP, SIGLIP
-from hydractl.families.transformers.deberta import DEBERTA
-from hydractl.families.transformers.distilbert import DISTILBERT
-from hydractl.families.transformers.modernbert import MODERNBERT
-from hydractl.families.transformers.mpnet import MPNET
 from hydractl.families.transformers.refused import REFUSED
+from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.vision_models import BEIT, DEIT, DINOV2, DINOV2_REGISTERS, TOWER, VIT
 
 if TYPE_CHECKING:
@@ -32,13 +28,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         for family in (
             CLIP,
             SIGLIP,
-            BERT,
-            ROBERTA,
-            ELECTRA,
-            DISTILBERT,
-            MODERNBERT,
-            DEBERTA,
-            MPNET,
+            *TEXTS,
             VIT,
             DEIT,
             BEIT,

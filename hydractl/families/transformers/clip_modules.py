@@ -10,7 +10,7 @@ from torch import nn
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
 from hydractl.families.dismantling import part
 from hydractl.families.tower import Block, Hosted, Model, Stream, Tower
-from hydractl.families.transformers.bert_modules import key_mask
+from hydractl.families.transformers.encoder_modules import key_mask
 from hydractl.families.zero_shot import Contrast, unit
 
 if TYPE_CHECKING:

@@ -1,39 +1,27 @@
-"""The tower of a transformers DeBERTa-v2 or v3, out of the library's own modules.
+"""What is code in a DeBERTa-v2 or v3: disentangled attention to words and to relative positions (He et al. 2021).
 
 P is the number of relative positions that are told apart: one for each bucket to either side.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+from typing_extensions import override
 
 from hydractl.families.attention import HeadGroup, HeadParts, Side
-from hydractl.families.dismantling import part
-from hydractl.families.tower import Hosted, Model, Stream, Tower
-from hydractl.families.transformers.bert_modules import NAMES as BERT_NAMES
-from hydractl.families.transformers.bert_modules import PostNormBlock, key_mask
+from hydractl.families.tower import Hosted, Stream
+from hydractl.families.transformers.encoder_modules import PostNormBlock, key_mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hydractl.families.transformers.models import Kept
-
-BLOCK = "deberta.encoder.layer.{layer}."
-NAMES = {ours: BLOCK + theirs for ours, theirs in BERT_NAMES.items()} | {
-    **{
-        f"attn.members.0.{ours}.": f"{BLOCK}attention.self.{theirs}_proj."
-        for ours, theirs in {
-            "q": "query", "k": "key", "v": "value", "pos_key": "pos_key", "pos_query": "pos_query",
-        }.items()
-    },
-    "conv.host.": "deberta.encoder.conv.",
-}  # fmt: skip
-"""For each part of `DebertaBlock` the library's name; the convolution is not called after its layer."""
-READOUT = ("pooler", "classifier", "dropout")
+    from hydractl.families.tower import Tower
+    from hydractl.families.transformers.encoder import Encoder, TextEncoder
 
 
 class DisentangledGroup(HeadGroup):
@@ -41,10 +29,10 @@ class DisentangledGroup(HeadGroup):
 
     along_heads: ClassVar[tuple[str, ...]] = (*HeadGroup.along_heads, "pos_key", "pos_query")
 
-    def __init__(self, parts: HeadParts, library: Any) -> None:  # noqa: ANN401 - transformers is untyped
-        """Take what relative positions need from the library's attention."""
-        super().__init__(parts)
-        own = library
+    def __init__(self, parts: HeadParts, layer: Any) -> None:  # noqa: ANN401 - transformers is untyped
+        """Take what relative positions need from the library's layer."""
+        own = layer.attention.self
+        super().__init__(replace(parts, scale=_scale(own)))
         self.share = own.share_att_key
         self.kinds = tuple(kind for kind in ("c2p", "p2c") if kind in own.pos_att_type)
         self.pos_key: nn.Linear | None = getattr(own, "pos_key_proj", None)
@@ -53,10 +41,11 @@ class DisentangledGroup(HeadGroup):
         self.buckets = own.position_buckets if own.relative_attention else 0
         self.furthest = own.max_relative_positions if own.relative_attention else 0
 
+    @override
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
     ) -> torch.Tensor | None:
-        """See `HeadGroup.scores_bias`: the products with relative positions, scaled as the one of words is."""
+        """Return the products with relative positions, scaled as the one of words is."""
         if side.table is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
@@ -94,6 +83,7 @@ class DisentangledGroup(HeadGroup):
 class ConvStep(Hosted):
     """A convolution over neighbouring tokens of the embedding, added to what the first block makes of it."""
 
+    @override
     def forward(self, x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return tokens (N, T, D) of `embedded` and `tokens` (N, T, D) and the padding `mask` (N, 1, 1, T)."""
         out: torch.Tensor = self.host(x["embedded"], x["tokens"], x["mask"][:, 0, 0].long())
@@ -101,16 +91,16 @@ class ConvStep(Hosted):
 
 
 class DebertaBlock(PostNormBlock):
-    """BERT's block, its attention disentangled; the first may be followed by a convolution."""
+    """BERT's block; the first may be followed by a convolution."""
 
     conv: nn.Module | None
 
-    def side(self, stream: Stream) -> Side:
-        """See `PostNormBlock.side`."""
-        return Side(mask=stream.context["mask"], table=stream.constants.get("positions"))
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: Encoder) -> None:
+        super().__init__(layer, group, encoder)
+        self.conv = None
 
+    @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        """See `Block.join`."""
         out = super().join(stream, y)
         if self.conv is None:
             return out
@@ -118,78 +108,27 @@ class DebertaBlock(PostNormBlock):
         return stream.with_tokens(self.conv(parts))
 
 
-class DebertaEmbed(Hosted):
-    """Word, position and segment embeddings, and those of relative positions."""
-
-    def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
-        """Return the stream of texts (B, T), their padding mask and the relative positions (1, P, D)."""
-        deberta: Any = self.host.deberta
-        mask = key_mask(texts)
-        tokens = deberta.embeddings(
-            input_ids=texts["input_ids"],
-            token_type_ids=texts.get("token_type_ids"),
-            mask=mask[:, 0, 0].long(),
-        )
-        table = None if deberta.encoder is None else deberta.encoder.get_rel_embedding()
-        # a view of a parameter passes for one that wants a gradient even where none is computed
-        constants = {} if table is None else {"positions": table.clone().unsqueeze(0)}
-        return Stream(tokens, {"mask": mask}, constants)
-
-
-class DebertaReadout(Hosted):
-    """Pooler and classifier, of the first token."""
-
-    def forward(self, stream: Stream) -> torch.Tensor:
-        """Return logits (N, C)."""
-        host: Any = self.host
-        logits: torch.Tensor = host.classifier(host.dropout(host.pooler(stream.tokens)))
-        return logits
-
-
-def wrap_deberta(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - transformers is untyped
-    """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
-    encoder = library.deberta.encoder
-    elsewhere = ("deberta.encoder.layer", "deberta.encoder.conv", *READOUT)
-    blocks = [_block(layer, heads) for layer, heads in zip(encoder.layer, kept, strict=True)]
-    if encoder.conv is not None:
-        blocks[0].conv = ConvStep(encoder.conv)
-    neighbours = encoder.conv is not None and len(blocks) == 1
-    return Model(
-        {
-            "text": Tower(
-                embed=DebertaEmbed(part(library, lambda n: not n.startswith(elsewhere))),
-                blocks=blocks,
-                readout=DebertaReadout(part(library, lambda n: n.startswith(READOUT))),
-                reads=None if neighbours else slice(0, 1),
-                names=NAMES,
-            )
-        }
+def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoder) -> Stream:  # noqa: ANN401 - as above
+    """Return the stream of texts (B, T), their padding mask and the relative positions (1, P, D)."""
+    deberta = host.get_submodule(encoder.model)
+    mask = key_mask(texts)
+    tokens = deberta.embeddings(
+        input_ids=texts["input_ids"],
+        token_type_ids=texts.get("token_type_ids"),
+        mask=mask[:, 0, 0].long(),
     )
+    table = None if deberta.encoder is None else deberta.encoder.get_rel_embedding()
+    # a view of a parameter passes for one that wants a gradient even where none is computed
+    constants = {} if table is None else {"positions": table.clone().unsqueeze(0)}
+    return Stream(tokens, {"mask": mask}, constants)
 
 
-def _block(layer: Any, kept: tuple[int, ...]) -> DebertaBlock:  # noqa: ANN401 - as above
-    own, out = layer.attention.self, layer.attention.output
-    parts = HeadParts(
-        kept=kept,
-        head_dim=own.attention_head_size,
-        scale=_scale(own),
-        q=own.query_proj,
-        k=own.key_proj,
-        v=own.value_proj,
-        proj=out.dense,
-        proj_drop=out.dropout,
-        dropout=own.dropout.p,
-    )
-    block = DebertaBlock(
-        DisentangledGroup(parts, own),
-        norm1=out.LayerNorm,
-        up=layer.intermediate,
-        down=layer.output.dense,
-        norm2=layer.output.LayerNorm,
-        drop=layer.output.dropout,
-    )
-    block.conv = None
-    return block
+def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above
+    """Give the first block the convolution that follows it, if there is one; alone, it needs all tokens."""
+    conv, (first, *others) = library.deberta.encoder.conv, tower.layers()
+    if conv is not None and isinstance(first, DebertaBlock):
+        first.conv = ConvStep(conv)
+        tower.reads = tower.reads if others else None
 
 
 def _scale(own: Any) -> float:  # noqa: ANN401 - as above

@@ -8,8 +8,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import locate
 from hydractl.families.probe import largest_difference
-from hydractl.families.registry import family_for_name
-from hydractl.families.transformers.deberta import DEBERTA
+from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.progress import SILENT
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.taylor import score_taylor
@@ -17,6 +16,7 @@ from hydractl.scoring.job import Samples, ScoreJob
 from support.builders import base, perturbed
 from support.variants import VARIANTS, Variant
 
+DEBERTA = FAMILIES["transformers-deberta"]
 OURS = {v.name: v for v in VARIANTS if v.family == DEBERTA.name}
 DOUBLE = torch.float64
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from hydractl.families.probe import largest_difference
-from hydractl.families.transformers.modernbert import MODERNBERT, ROTATIONS
+from hydractl.families.registry import FAMILIES
+from hydractl.families.transformers.text import ROTATIONS
 from support.builders import base
 from support.variants import VARIANTS, Variant
 
+MODERNBERT = FAMILIES["transformers-modernbert"]
 OURS = {v.name: v for v in VARIANTS if v.family == MODERNBERT.name}
 
 

@@ -1,0 +1,142 @@
+"""An encoder of transformers as a row of data: what the library calls its parts. What is code is in `encoder_modules`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
+from hydractl.manifest import TowerHeads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyped
+    """Return how many heads a configuration has, and how wide they are."""
+    return TowerHeads(
+        layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """A stack of pre-norm or post-norm blocks; names are dotted paths, those of blocks' parts relative to a block.
+
+    Attributes:
+        model: What holds the encoder.
+        layers: The list of blocks, relative to `model`.
+        embed: Modules before the blocks, run in turn, relative to `model`.
+        rotary: What makes the angles of rotary embeddings, relative to `model`; empty where there are none.
+        beside: What else belongs to the embedding, relative to `model`.
+        final: What stands after the blocks, run in turn, relative to `model`.
+        projection: What follows that, run in turn, outside of `model`.
+        head: The classifier, outside of `model`.
+        qkv: Projections of queries, keys and values; or the one that makes all three.
+        further: Other projections along the heads: what the group of heads calls them, and the library.
+        output: The attention's output projection.
+        post_norm: Whether norms follow the residuals; else they stand before what the residuals go around.
+        norms: The attention's norm and the MLP's.
+        mlp: Modules of the MLP, run in turn.
+        scales: The layer scales after the two, if there are any.
+        drops: Dropout after the output projection and after the MLP, if there is any.
+        drop_path: Whether blocks have a `drop_path`, run on both before the residual.
+        attention_dropout: The option that tells the probability of dropout of attention weights.
+        outside: Parts of blocks that the library keeps elsewhere: what a block calls them, and their path in `model`.
+    """
+
+    model: str
+    layers: str
+    embed: tuple[str, ...] = ("embeddings",)
+    rotary: str = ""
+    beside: tuple[str, ...] = ()
+    final: tuple[str, ...] = ()
+    projection: tuple[str, ...] = ()
+    head: tuple[str, ...] = ("classifier",)
+    qkv: tuple[str, ...]
+    further: tuple[tuple[str, str], ...] = ()
+    output: str
+    post_norm: bool = False
+    norms: tuple[str, str]
+    mlp: tuple[str, ...] = ("mlp",)
+    scales: tuple[str, str] | None = None
+    drops: tuple[str, str] | None = None
+    drop_path: bool = False
+    attention_dropout: str = "attention_probs_dropout_prob"
+    outside: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def blocks(self) -> str:
+        """The path of the list of blocks."""
+        return f"{self.model}.{self.layers}"
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """Prefixes of the embedding's tensors."""
+        return tuple(f"{self.model}.{name}." for name in (*self.embed, self.rotary, *self.beside) if name)
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Prefixes of what lies between blocks and classifier."""
+        return tuple(
+            f"{name}." for name in (*(f"{self.model}.{own}" for own in self.final), *self.projection)
+        )
+
+    @property
+    def classifier(self) -> tuple[str, ...]:
+        """Prefixes of the classifier."""
+        return tuple(f"{name}." for name in self.head)
+
+    def layout(self) -> TowerLayout:
+        """Return where heads and MLPs lie."""
+        along = (*self.qkv, *(theirs for _, theirs in self.further))
+        return TowerLayout(
+            block=f"{self.blocks}.{{layer}}.",
+            heads=(
+                *projections_apart("{part}", along, copies=3 if len(self.qkv) == 1 else 1),
+                HeadTensor(name=f"{self.output}.weight", axis=1, copies=1, role=Role.OUTPUT),
+            ),
+            attention=tuple(f"{name}." for name in (*along, self.output)),
+            mlp=tuple(f"{name}." for name in self.mlp),
+            embed=self.before,
+            readout=self.after,
+            head=self.classifier,
+        )
+
+    def tensors(self) -> Mapping[str, str]:
+        """Return the library's prefix, with `{layer}`, for each prefix of a tensor within a block of ours."""
+        group = "attn.members.0."
+        ours = ("qkv",) if len(self.qkv) == 1 else tuple("qkv")
+        named = {f"{group}{x}.": theirs for x, theirs in (*zip(ours, self.qkv, strict=True), *self.further)}
+        named |= {f"{group}proj.": self.output}
+        named |= {f"norm{i}.": name for i, name in enumerate(self.norms, 1)}
+        named |= (
+            {f"mlp.{i}.": name for i, name in enumerate(self.mlp)}
+            if len(self.mlp) > 1
+            else {"mlp.": self.mlp[0]}
+        )
+        scales = {f"scale{i}.gamma": name for i, name in enumerate(self.scales or (), 1)}
+        block = f"{self.blocks}.{{layer}}."
+        return (
+            {ours: f"{block}{theirs}." for ours, theirs in named.items()}
+            | {ours: block + theirs for ours, theirs in scales.items()}
+            | {f"{ours}.host.": f"{self.model}.{theirs}." for ours, theirs in self.outside}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEncoder(Encoder):
+    """An encoder of texts.
+
+    Attributes:
+        takes: What the embedding takes beside the tokens.
+        pooling: What follows the encoder picks the first token by itself (`own`), or gets it alone (`first`), or gets what
+            the option `classifier_pooling` says (`option`): `cls` the first token, `mean` the mean of all.
+        code: What of it is code, in `text_modules`; empty for nothing.
+    """
+
+    takes: tuple[str, ...] = ()
+    pooling: Literal["own", "first", "option"] = "own"
+    code: Literal["", "shared bias", "disentangled", "rotated in single precision"] = ""

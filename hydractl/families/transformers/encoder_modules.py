@@ -1,0 +1,213 @@
+"""The tower of a transformers encoder, out of the library's own modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
+from hydractl.families.dismantling import part
+from hydractl.families.tower import Block, Hosted, Stream, Tower
+from hydractl.families.transformers.encoder import heads_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hydractl.families.transformers.encoder import Encoder
+    from hydractl.families.transformers.models import Kept
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+"""Kinds of layers: in which a token looks at all others, and at its neighbours only."""
+
+
+class LayerScale(nn.Module):
+    """A factor for each feature."""
+
+    def __init__(self, gamma: nn.Parameter) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x (N, T, D) scaled."""
+        return x * self.gamma
+
+
+class EncoderBlock(Block):
+    """What blocks have in common whatever the order of their norms.
+
+    Attributes:
+        kind: Which tokens the block's look at; the stream holds angles by it.
+    """
+
+    kind = FULL
+
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: Encoder) -> None:
+        super().__init__()
+        self.attn = Attention([group])
+        self.norm1, self.norm2 = (layer.get_submodule(name) for name in encoder.norms)
+        mlp = [layer.get_submodule(name) for name in encoder.mlp]
+        self.mlp = mlp[0] if len(mlp) == 1 else nn.Sequential(*mlp)
+        self.drop = _drop(layer, encoder, 1)
+
+    def side(self, stream: Stream) -> Side:
+        """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
+        mask, constants = stream.context.get("mask"), stream.constants
+        if self.kind == LOCAL and mask is not None:
+            mask = mask & constants["near"][0] | constants["itself"][0]
+        return Side(mask, *(constants.get(name) for name in (self.kind, "bias", "positions")))
+
+
+class PostNormBlock(EncoderBlock):
+    """Attention, residual, norm; MLP, residual, norm (Vaswani et al. 2017)."""
+
+    @override
+    def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
+        return self.attn.heads(stream.tokens, queries, self.side(stream))
+
+    @override
+    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+        x = self.norm1(y + stream.tokens)
+        return stream.with_tokens(self.norm2(self.drop(self.mlp(x)) + x))
+
+
+class PreNormBlock(EncoderBlock):
+    """Norm, attention, scale, residual; norm, MLP, scale, residual."""
+
+    def __init__(self, layer: nn.Module, group: HeadGroup, encoder: Encoder) -> None:
+        super().__init__(layer, group, encoder)
+        self.scale1, self.scale2 = (_scale(layer, name) for name in encoder.scales or ("", ""))
+        self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
+
+    @override
+    def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
+        return self.attn.heads(self.norm1(stream.tokens), queries, self.side(stream))
+
+    @override
+    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+        x = stream.tokens + self.drop_path(self.scale1(y))
+        return stream.with_tokens(x + self.drop_path(self.scale2(self.drop(self.mlp(self.norm2(x))))))
+
+
+class Run(Hosted):
+    """A part of a library's model that a function runs: inputs to a stream, or a stream to the tower's output."""
+
+    def __init__(self, host: nn.Module, run: Callable[[Any, Any], Any]) -> None:
+        super().__init__(host)
+        self.run = run
+
+    @override
+    def forward(self, x: Any) -> Any:
+        """Return what the function makes of `x`."""
+        return self.run(self.host, x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """What stands before and after the blocks of a tower.
+
+    Attributes:
+        embed: Make a `Stream` of inputs, given the library's model.
+        read: Make the tower's output (N, F) of a `Stream`, given the library's model.
+        reads: See `Tower`.
+    """
+
+    embed: Callable[[Any, Any], Stream]
+    read: Callable[[Any, Stream], torch.Tensor]
+    reads: slice | None = None
+
+
+def tower(
+    library: nn.Module,
+    encoder: Encoder,
+    kept: Kept,
+    ends: Ends,
+    *,
+    group: Callable[[HeadParts, Any], HeadGroup] = lambda parts, _: HeadGroup(parts),
+    block: type[EncoderBlock] | None = None,
+) -> Tower:
+    """Return a tower whose parts are the library model's own modules.
+
+    Args:
+        library: The model, its tensors cut to the heads that are kept.
+        encoder: What it calls its parts.
+        kept: Each layer's heads.
+        ends: What stands around the blocks.
+        group: Make a layer's heads of what all have and the library's layer.
+        block: What blocks are, where that is more than the order of their norms tells.
+    """
+    config: Any = library.get_submodule(encoder.model).config
+    make = block or (PostNormBlock if encoder.post_norm else PreNormBlock)
+    before, after = encoder.before, (*encoder.after, *encoder.classifier)
+    layers: Any = library.get_submodule(encoder.blocks)
+    return Tower(
+        embed=Run(part(library, lambda name: f"{name}.".startswith(before)), ends.embed),
+        blocks=[
+            make(layer, group(_head_parts(layer, heads, encoder, config), layer), encoder)
+            for layer, heads in zip(layers, kept, strict=True)
+        ],
+        readout=Run(part(library, lambda name: f"{name}.".startswith(after)), ends.read),
+        reads=ends.reads,
+        names=encoder.tensors(),
+    )
+
+
+def images_of(encoder: Encoder) -> Callable[[Any, torch.Tensor], Stream]:
+    """Return what makes a stream of images (B, C, height, width): patches, prefix tokens, positions, norm."""
+
+    def embed(host: nn.Module, images: torch.Tensor) -> Stream:
+        tokens: Any = images
+        for name in encoder.embed:
+            tokens = host.get_submodule(f"{encoder.model}.{name}")(tokens)
+        return Stream(tokens[0] if isinstance(tokens, tuple) else tokens)  # data2vec's tells the grid, too
+
+    return embed
+
+
+def key_mask(texts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return which keys are tokens and not padding, (B, 1, 1, T); all are where no mask is given, as in the library."""
+    mask = texts.get("attention_mask")
+    kept = torch.ones_like(texts["input_ids"]) if mask is None else mask
+    return kept.bool()[:, None, None, :]
+
+
+def _head_parts(layer: nn.Module, kept: tuple[int, ...], encoder: Encoder, config: Any) -> HeadParts:  # noqa: ANN401 - as above
+    *inputs, proj = (cast("nn.Linear", layer.get_submodule(name)) for name in (*encoder.qkv, encoder.output))
+    fused, (q, k, v) = (inputs[0], (None,) * 3) if len(inputs) == 1 else (None, inputs)
+    width = heads_of(config).head_dim
+    return HeadParts(
+        kept=kept,
+        head_dim=width,
+        scale=width**-0.5,
+        qkv=fused,
+        q=q,
+        k=k,
+        v=v,
+        proj=proj,
+        proj_drop=_drop(layer, encoder, 0),
+        dropout=getattr(config, encoder.attention_dropout),
+    )
+
+
+def _drop(layer: nn.Module, encoder: Encoder, after: int) -> nn.Module:
+    name = encoder.drops[after] if encoder.drops else ""
+    return layer.get_submodule(name) if name else nn.Identity()
+
+
+def _scale(layer: nn.Module, name: str) -> nn.Module:
+    gamma = attrgetter(name)(layer) if name else None  # BEiT has the number 1 for none, data2vec has None
+    return LayerScale(gamma) if isinstance(gamma, nn.Parameter) else nn.Identity()
+
+
+def set_aside(library: nn.Module, prefixes: tuple[str, ...]) -> None:
+    """Keep parameters that nothing depends on as buffers: they have no gradient, and training must not move them."""
+    for path, module in library.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if f"{path}.{name}".startswith(prefixes):
+                del module._parameters[name]
+                module.register_buffer(name, parameter.detach())
