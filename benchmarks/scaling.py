@@ -127,7 +127,7 @@ def measured(world: int, options: argparse.Namespace) -> Run:
 
 def work(options: argparse.Namespace) -> None:
     """Be one of the processes: score, and write down how long it took."""
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.parallel import rank
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score

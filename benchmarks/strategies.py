@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from scipy import stats
 
 from hydractl.data.reference import DataRef
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval

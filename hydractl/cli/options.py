@@ -10,7 +10,7 @@ import typer
 from hydractl.data.reference import BUILT_IN, LABELLED
 
 if TYPE_CHECKING:
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
 
 ModelArg = Annotated[
     str,
@@ -140,7 +140,7 @@ def budget_of(*, keep: int | None, remove: int | None, keep_fraction: float | No
         UsageError: If two are given, or one is out of range.
     """
     from hydractl.errors import UsageError
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
 
     options = {"--keep": keep, "--remove": remove, "--keep-fraction": keep_fraction}
     given = [f"`{name}`" for name, value in options.items() if value is not None]

@@ -32,7 +32,7 @@ from hydractl.stages.prune.strategy import DEFAULT_CANDIDATES, Diversity, Strate
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.stages.prune.report import DiverseReport, PruneReport, Size
 
 MEMBERS, DIVERSE = "Members", "Strategy diverse"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from scipy import stats
 
-from hydractl.heads.masks import all_heads, dropped, shape_of, total_heads
+from hydractl.heads.budget import total_heads
+from hydractl.heads.masks import all_heads, dropped, shape_of
 from hydractl.heads.select import shape_of_scores
 
 if TYPE_CHECKING:

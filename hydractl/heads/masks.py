@@ -29,11 +29,6 @@ def shape_of(towers: Shape) -> dict[str, TowerShape]:
     return {name: TowerShape(t.layers, t.num_heads) for name, t in towers.items()}
 
 
-def total_heads(shape: Shape) -> int:
-    """Return how many heads all towers have together."""
-    return sum(size.layers * size.num_heads for size in shape.values())
-
-
 def total_kept(mask: Mask) -> int:
     """Return how many heads stay, over all towers."""
     return sum(part.kept for part in mask.values())

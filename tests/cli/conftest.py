@@ -73,7 +73,7 @@ def spawn(environment):
 def made(tmp_path_factory):
     """One file of each kind, made once."""
     from hydractl.families.opening import open_model
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.manifest import Fingerprint, HeadScores, Removal, TowerScores
     from hydractl.stages.fuse.run import FuseConfig, run_fuse
     from hydractl.stages.prune.config import PruneConfig

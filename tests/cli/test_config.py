@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.stages.fuse import run as fuse
 from hydractl.stages.fuse.run import FuseConfig
 from hydractl.stages.inspect import compare as inspect_compare

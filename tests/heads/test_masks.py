@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hydractl.heads.masks import (
-    all_heads,
-    check_order,
-    drop_heads,
-    dropped,
-    full_mask,
-    shape_of,
-    total_heads,
-)
+from hydractl.heads.budget import total_heads
+from hydractl.heads.masks import all_heads, check_order, drop_heads, dropped, full_mask, shape_of
 from hydractl.manifest import HeadId, TowerKeep, TowerShape
 
 SHAPE = {"vision": TowerShape(3, 4), "text": TowerShape(2, 2)}

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hydractl.heads.budget import Budget
 from hydractl.heads.masks import all_heads, dropped, full_mask, shape_of
-from hydractl.heads.select import Budget, best_mask, best_mask_per_layer, removal_order, shape_of_scores
+from hydractl.heads.select import best_mask, best_mask_per_layer, removal_order, shape_of_scores
 from hydractl.manifest import HeadId, TowerShape
 
 VIT = {"vision": TowerShape(12, 12)}

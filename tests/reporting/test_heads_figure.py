@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from hydractl.heads.budget import total_heads
 from hydractl.heads.compare import standing
-from hydractl.heads.masks import total_heads
 from hydractl.heads.select import best_mask, removal_order
 from hydractl.manifest import TowerShape
 from hydractl.reporting import heads_figure

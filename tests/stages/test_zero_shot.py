@@ -19,7 +19,7 @@ from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.opening import load_model, open_model
 from hydractl.fusion.hydra import load
 from hydractl.fusion.slicing import zero_dropped
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.manifest import Fate, Kind, Prompting, TowerKeep
 from hydractl.progress import Silent
 from hydractl.scoring.circuit import streams as circuit_streams

@@ -43,7 +43,7 @@ def score_all(world: int, jobs: Path, out: Path, *, threads: int = 1) -> None:
 def main(jobs: str, out: str) -> None:
     """Do each scoring, and write down how it was refused if it was."""
     from hydractl.errors import UsageError
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score
 

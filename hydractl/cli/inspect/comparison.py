@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.stages.inspect.choices import Choice
     from hydractl.stages.inspect.compare import Agreement, ComparisonReport, Pair
 

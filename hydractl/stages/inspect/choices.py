@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, InputError, ManifestError
-from hydractl.heads.masks import shape_of, total_heads, total_kept
-from hydractl.heads.select import COMMON_KEEP_FRACTION, Budget, shape_of_scores
+from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
+from hydractl.heads.masks import shape_of, total_kept
+from hydractl.heads.select import shape_of_scores
 from hydractl.manifest import HeadMask, HeadScores, Kind
 from hydractl.stages.inspect.sniff import member_names, open_local
 from hydractl.stages.shared.choosing import mask_of, order_of, own_quota, quota_of

@@ -19,7 +19,7 @@ from hydractl.stages.inspect.sniff import check_local
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.manifest import Mask, Tables
     from hydractl.stages.inspect.choices import Choice
 

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from hydractl.errors import HydraError
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.refused import REFUSED
-from hydractl.heads.masks import total_heads, total_kept
+from hydractl.heads.budget import total_heads
+from hydractl.heads.masks import total_kept
 from hydractl.jsonfile import parse
 from hydractl.manifest import Preprocess, Tokenization
 from hydractl.runtime import digest_text

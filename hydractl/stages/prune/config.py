@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
 
 
 def needs_pool() -> UsageError:

@@ -14,7 +14,8 @@ from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
 from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
-from hydractl.heads.masks import total_heads, total_kept
+from hydractl.heads.budget import total_heads
+from hydractl.heads.masks import total_kept
 from hydractl.manifest import Header, HeadMask, Kind
 from hydractl.metrics.cost import count_macs
 from hydractl.parallel import require_one_process

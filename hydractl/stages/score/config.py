@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.manifest import HeadScores, Option
     from hydractl.scoring.job import Method
     from hydractl.scoring.settings import Settings

@@ -11,8 +11,8 @@ from hydractl.data.batches import Deal, epoch_order
 from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydractl.families.opening import OpenModel, load_model
-from hydractl.heads.masks import shape_of, total_heads
-from hydractl.heads.select import COMMON_KEEP_FRACTION, Budget
+from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
+from hydractl.heads.masks import shape_of
 from hydractl.manifest import Fingerprint, HeadScores, InputFile, Kind, TowerScores
 from hydractl.parallel import own_device, start_team
 from hydractl.progress import SILENT, Progress, counted

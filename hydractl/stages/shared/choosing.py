@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hydractl.errors import ManifestError, UsageError
+from hydractl.heads.budget import total_heads
 from hydractl.heads.clusters import cluster_masks
 from hydractl.heads.knee import fall_off
-from hydractl.heads.masks import total_heads, total_kept
+from hydractl.heads.masks import total_kept
 from hydractl.heads.select import best_mask, best_mask_per_layer, removal_order
 from hydractl.progress import counted
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.manifest import HeadId, HeadScores, Option, Shape, TowerKeep
 
 EDITED = "was the file edited? score the model again"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hydractl.data.reference import BUILT_IN, LABELLED
 from hydractl.errors import UsageError
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.settings import Composed, Declared, Setting
 from hydractl.stages.shared.classes import Naming
 

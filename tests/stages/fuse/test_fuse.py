@@ -185,7 +185,7 @@ def test_the_gap_of_merged_mlps_is_measured_and_no_failure(tmp_path):
 
 
 def test_lineage_holds_every_member_and_where_it_came_from(tmp_path):
-    from hydractl.heads.select import Budget
+    from hydractl.heads.budget import Budget
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.stages.prune.run import run_prune
     from support.builders import scores_file

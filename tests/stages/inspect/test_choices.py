@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hydractl.errors import CheckpointError, InputError, ManifestError, UsageError
+from hydractl.heads.budget import Budget
 from hydractl.heads.masks import dropped
-from hydractl.heads.select import Budget
 from hydractl.manifest import HeadId, HeadMask, HeadScores, Removal, TowerKeep, TowerScores
 from hydractl.stages.inspect.choices import Cut, check_comparable, read_choices, shape_text
 from support.builders import scores

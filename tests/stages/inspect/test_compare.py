@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 
 from hydractl.errors import OutputError, OutputExists, UsageError
+from hydractl.heads.budget import Budget
 from hydractl.heads.compare import jaccard, jensen_shannon, kendall, overlap, spearman
-from hydractl.heads.select import Budget
 from hydractl.manifest import HeadMask, TowerKeep, TowerScores
 from hydractl.stages.inspect import compare as inspect_compare
 from hydractl.stages.inspect.compare import CompareConfig, run_compare

@@ -10,7 +10,7 @@ import torch
 from hydractl.data.inputs import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.families.opening import load_model, open_model
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.manifest import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ood import auroc

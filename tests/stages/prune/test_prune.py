@@ -15,7 +15,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestError, OutputExists, UsageError
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.manifest import HeadMask, Kind, Removal
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune.config import PruneConfig

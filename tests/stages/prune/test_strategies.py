@@ -9,7 +9,7 @@ import pytest
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.opening import open_model
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.manifest import HeadMask, HeadName, Removal
 from hydractl.stages.inspect.choices import read_choices
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.manifest import HeadScores
 from hydractl.progress import Silent
 from hydractl.stages.score.config import ScoreConfig

@@ -10,7 +10,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, OutputExists, UsageError
 from hydractl.families.opening import load_model, open_model
-from hydractl.heads.select import Budget
+from hydractl.heads.budget import Budget
 from hydractl.manifest import HeadScores, Kind
 from hydractl.progress import Silent
 from hydractl.stages.score.config import ScoreConfig
