@@ -1,28 +1,34 @@
 """Do two trees of hydractl do the same, to the last byte?
 
-    python benchmarks/same_bytes.py OLD_TREE NEW_TREE [--only SUBSTRING] [--expect SUBSTRING]... [--jobs N] [--keep FOLDER]
+    python benchmarks/same_bytes.py OLD_TREE NEW_TREE [--only SUBSTRING]... [--expect SUBSTRING]... [--folder FOLDER] [--jobs N]
 
 Runs the command lines of `same_bytes_cases.txt`, every stage on every family, in both trees (checkouts, each with a folder
 `hydractl`), offline and on one thread, and compares exit codes, standard output and error, and every file written. Times and
-the names of folders are left out. Prints a line a command line, what differs below it, and exits 1 if anything does.
+the places of folders are left out. Prints a line a command line with OLD's exit code, what differs below it, and exits 1 if
+anything does that is not expected.
 
-`--only` runs the groups whose name holds the text; it may be given several times. `--expect` takes a text of a line
-(`GROUP: COMMAND LINE`, or `WHAT` below it) that is meant to differ; it is shown and not counted. `--jobs 2`, the default, runs both
-trees at a time. `--keep` leaves the folders of both runs, `old` and `new`, in a folder, to look at.
+`--only`: run the groups whose name holds the text. `--expect`: what is meant to differ, any text out of `GROUP: COMMAND LINE`
+or of the difference; it is shown and not counted. `--folder`: work there, and leave it to look at: `inputs`, `old`, and
+`new-NAME` for each NEW_TREE of that name. What OLD did there is remembered, and not run again while its code is the same.
+`--jobs 1`: one tree after the other.
 
-Models are those of the OLD tree's `tests/support/variants.py`, written by their libraries: what OLD lacks is not compared.
+Models are those of OLD's `tests/support/variants.py`, as their libraries write them: what OLD lacks is not compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
+import itertools
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -30,14 +36,13 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from same_bytes_inputs import write_inputs
+from same_bytes_inputs import EDITED, write_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 HERE = Path(__file__).parent
 WAYS = ("process", "terminal", "module")
-KINDS = {"text": "text", "vision": "image"}
 SHOWN = 12
 """Lines of a difference."""
 Seen = dict[str, Any]
@@ -63,7 +68,8 @@ class Case:
 
     def __str__(self) -> str:
         way = "" if self.how == "main" else f"{self.how}: "
-        return f"{self.folder}: {way}{shlex.join(self.argv)}"
+        streams = "".join(f" {sign} {file}" for sign, file in (("<", self.stdin), (">", self.stdout)) if file)
+        return f"{self.folder}: {way}{shlex.join(self.argv)}{streams}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,52 +81,84 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("new", type=Path, metavar="NEW_TREE")
     parser.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="groups")
     parser.add_argument("--expect", action="append", default=[], metavar="SUBSTRING", help="differences")
+    parser.add_argument("--folder", type=Path, help="remembers what OLD does")
     parser.add_argument("--jobs", type=int, default=2, choices=(1, 2), help="trees at a time")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER")
     options = parser.parse_args(argv)
+    began = time.monotonic()
     sys.path.insert(0, str(options.old.resolve() / "tests"))
     from support.variants import VARIANTS
 
     cases = [
         case
-        for case in read_cases((HERE / "same_bytes_cases.txt").read_text(), VARIANTS)
+        for case in read_cases((HERE / "same_bytes_cases.txt").read_text(), models_of(VARIANTS))
         if not options.only or any(text in case.folder for text in options.only)
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        root = (options.keep or Path(scratch)).resolve()
-        inputs = root / "inputs"
-        inputs.mkdir(parents=True)
-        write_inputs(inputs, VARIANTS)
-        trees = {"old": options.old, "new": options.new}
+        root = (options.folder or Path(scratch)).resolve()
+        prepare(root, options.old, VARIANTS)
         with ThreadPoolExecutor(options.jobs) as pool:
-            old, new = pool.map(lambda name: run_tree(trees[name], cases, root / name, inputs), trees)
-    return compare(cases, old, new, options.expect)
+            old = pool.submit(remember, options.old, cases, root)
+            new = pool.submit(run_tree, options.new, cases, root, f"new-{options.new.resolve().name}")
+            differs = compare(cases, old.result(), new.result(), options.expect)
+    print(f"{time.monotonic() - began:.0f} s")
+    return int(differs)
 
 
-def read_cases(text: str, variants: Sequence[Any]) -> Iterator[Case]:
-    """Return every command line of the file, groups for all models written out."""
+def prepare(root: Path, old: Path, variants: Sequence[Any]) -> None:
+    """Write what command lines read, unless it is there, and forget what another tree did."""
+    digest = hashlib.sha256()
+    scripts = (HERE / "same_bytes_inputs.py", HERE / "same_bytes_worker.py")
+    for path in (*scripts, *sorted((old / "hydractl").rglob("*.py"))):
+        digest.update(path.read_bytes())
+    stamp = root / "stamp"
+    if stamp.is_file() and stamp.read_text() == digest.hexdigest():
+        return
+    for name in ("inputs", "old"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    (root / "inputs").mkdir(parents=True)
+    write_inputs(root / "inputs", variants)
+    stamp.write_text(digest.hexdigest())
+
+
+def remember(tree: Path, cases: Sequence[Case], root: Path) -> list[Seen]:
+    """Run the groups that are not remembered; return what came of all."""
+    memory = root / "old" / "memory.json"
+    known: dict[str, Any] = json.loads(memory.read_text()) if memory.is_file() else {}
+    groups = {name: list(lines) for name, lines in itertools.groupby(cases, key=lambda case: case.folder)}
+    texts = {name: [str(case) for case in lines] for name, lines in groups.items()}
+    unknown = [name for name in groups if known.get(name, {}).get("lines") != texts[name]]
+    found = iter(run_tree(tree, [case for name in unknown for case in groups[name]], root, "old"))
+    for name in unknown:
+        known[name] = {"lines": texts[name], "seen": list(itertools.islice(found, len(texts[name])))}
+    memory.write_text(json.dumps(known))
+    return [seen for name in groups for seen in known[name]["seen"]]
+
+
+def read_cases(text: str, models: Mapping[str, Sequence[str]]) -> Iterator[Case]:
+    """Return every command line of the file, groups that are for several models written out."""
     words: dict[str, str] = {}
-    group, models = "", [""]
-    first = {variant.family: str(variant) for variant in reversed(variants)}
-    lines: list[str] = []
+    group, lines = "", list[str]()
     for line in (*filter(None, (line.partition("#")[0].strip() for line in text.splitlines())), "[end]"):
         if line.startswith("["):
-            yield from (case(model or group, command, model) for model in models for command in lines)
+            for model in models.get(group, [""]):
+                folder = f"{group.partition(' ')[2]} {model}" if model else group
+                yield from (case(folder, command, model) for command in lines)
             group, lines = line.strip("[]"), []
-            which, _, kind = group.partition(" ")
-            models = (
-                [
-                    str(v)
-                    for v in variants
-                    if kind_of(v) == kind and (str(v) in first.values()) == (which == "each")
-                ]
-                if which in {"each", "more"}
-                else [""]
-            )
         elif line.split()[1:2] == ["="]:
             words[line.split()[0]] = Template(line.partition("=")[2].strip()).safe_substitute(words)
         else:
             lines.append(Template(line).safe_substitute(words))
+
+
+def models_of(variants: Sequence[Any]) -> dict[str, list[str]]:
+    """Return the names of the models that `[each KIND]` and `[more KIND]` stand for."""
+    found: dict[str, list[str]] = {"each edited": [name for name, *_ in EDITED]}
+    families = set()
+    for variant in variants:
+        which = "more" if variant.family in families else "each"
+        families.add(variant.family)
+        found.setdefault(f"{which} {kind_of(variant)}", []).append(str(variant))
+    return found
 
 
 def kind_of(variant: Any) -> str:  # noqa: ANN401 - what tests call a variant
@@ -143,24 +181,27 @@ def case(folder: str, line: str, model: str) -> Case:
     return Case(folder=folder, argv=tuple(argv), how=how, stdin=streams["<"], stdout=streams[">"])
 
 
-def run_tree(tree: Path, cases: Sequence[Case], root: Path, inputs: Path) -> list[Seen]:
-    """Run all cases in a tree, in folders beneath `root`, and return what came of each."""
-    (root / "tmp").mkdir(parents=True)
-    plan, results = root / "plan.json", root / "results.json"
+def run_tree(tree: Path, cases: Sequence[Case], root: Path, name: str) -> list[Seen]:
+    """Run cases in a tree, in folders beneath `root / name`, and return what came of each."""
+    place = root / name
+    for folder in ("tmp", *{case.folder for case in cases}):
+        shutil.rmtree(place / folder, ignore_errors=True)
+    (place / "tmp").mkdir(parents=True)
+    plan, results = place / "plan.json", place / "results.json"
     plan.write_text(json.dumps([asdict(case) for case in cases]))
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH"}}
     environment = kept | {
-        "PYTHONPATH": str(tree.resolve()), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(root / "tmp"),
+        "PYTHONPATH": str(tree.resolve()), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(place / "tmp"),
         "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "TERM": "xterm", "TYPER_USE_RICH": "0", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
-    places = map(str, (HERE / "same_bytes_worker.py", plan, results, root, inputs))
+    places = map(str, (HERE / "same_bytes_worker.py", plan, results, place, root / "inputs"))
     subprocess.run([sys.executable, "-P", *places], env=environment, check=True)
     found: list[Seen] = json.loads(results.read_text())
     return found
 
 
-def compare(cases: Sequence[Case], old: Sequence[Seen], new: Sequence[Seen], expected: Sequence[str]) -> int:
-    """Print the table; return the exit code."""
+def compare(cases: Sequence[Case], old: Sequence[Seen], new: Sequence[Seen], expected: Sequence[str]) -> bool:
+    """Print the table; return whether anything differs that is not meant to."""
     counts: Counter[str] = Counter()
     for one, before, after in zip(cases, old, new, strict=True):
         found = list(differences(before, after))
@@ -171,7 +212,7 @@ def compare(cases: Sequence[Case], old: Sequence[Seen], new: Sequence[Seen], exp
         for what in found:
             print("\n".join(f"             {line}" for line in what.splitlines()))
     print(", ".join(f"{counts[verdict]} {verdict}" for verdict in ("same", "expected", "DIFFERS")))
-    return int(counts["DIFFERS"] > 0)
+    return counts["DIFFERS"] > 0
 
 
 def differences(old: Seen, new: Seen) -> Iterator[str]:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -21,20 +20,7 @@ Options = dict[str, object]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 GOOD, BAD = ("good", "fine", "great"), ("bad", "awful", "poor")
 FILMS, GADGETS = ("film", "plot", "actor"), ("phone", "battery", "screen")
-PLAIN = (
-    "the",
-    "was",
-    "very",
-    "a",
-    "photo",
-    "of",
-    "red",
-    "blue",
-    "circle",
-    "square",
-    ".",
-    *map(str, range(10)),
-)
+PLAIN = "the was very a photo of red blue circle square . 0 1 2 3 4 5 6 7 8 9".split()
 KNOWN = (*SPECIAL, *GOOD, *BAD, *FILMS, *GADGETS, *PLAIN)
 DIGITS = [str(i) for i in range(7)]
 END = 60
@@ -42,6 +28,50 @@ WORDS = (*KNOWN, *(f"word{i}" for i in range(len(KNOWN), END)), "[END]")
 """Sixty-one, as many as the tiny text models know; the last one ends the texts of CLIP."""
 PROCESSOR: Options = {
     "image_processor_type": "ViTImageProcessor", "image_mean": [0.4], "image_std": [0.3], "resample": 3,
+}  # fmt: skip
+VIT, BERT, TIMM, OPEN_CLIP = (
+    "transformers-vit-plain", "transformers-bert-plain", "timm-vit-class-token", "openclip-plain",
+)  # fmt: skip
+EDITED: tuple[tuple[str, str, str, Options | None], ...] = (
+    ("cropped", VIT, "preprocessor_config.json", {"size": {"shortest_edge": 9}, "crop_size": 8, "do_center_crop": True}),
+    ("clip-processor", VIT, "preprocessor_config.json", {"image_processor_type": "CLIPImageProcessor"}),
+    ("odd-processor", VIT, "preprocessor_config.json", {"image_processor_type": "DetrImageProcessor"}),
+    ("other-size", VIT, "preprocessor_config.json", {"size": {"height": 9, "width": 9}}),
+    ("unresized", VIT, "preprocessor_config.json", {"do_resize": False}),
+    ("no-processor", VIT, "preprocessor_config.json", None),
+    ("no-config", VIT, "config.json", None),
+    ("no-weights", VIT, "model.safetensors", None),
+    ("other-heads", VIT, "config.json", {"num_attention_heads": 3}),
+    ("more-layers", VIT, "config.json", {"num_hidden_layers": 4}),
+    ("wider", VIT, "config.json", {"hidden_size": 40}),
+    ("headless", VIT, "config.json", {"architectures": ["ViTModel"]}),
+    ("unlabelled", VIT, "config.json", {"id2label": None, "label2id": None, "num_labels": 7}),
+    ("other-type", VIT, "config.json", {"model_type": "swin"}),
+    ("refused-type", VIT, "config.json", {"model_type": "t5"}),
+    ("relative-bias", "transformers-beit-plain", "config.json", {"use_relative_position_bias": True}),
+    ("no-tokenizer", BERT, "tokenizer.json", None),
+    ("left", BERT, "tokenizer_config.json", {"padding_side": "left", "truncation_side": "left"}),
+    ("short", BERT, "tokenizer_config.json", {"model_max_length": 6}),
+    ("decoder", BERT, "config.json", {"is_decoder": True}),
+    ("one-segment", BERT, "config.json", {"type_vocab_size": 1}),
+    ("mpnet-left", "transformers-mpnet-plain", "tokenizer_config.json", {"padding_side": "left"}),
+    ("timm-border", TIMM, "config.json", {"pretrained_cfg": {"crop_mode": "border", "crop_pct": 0.8, "interpolation": "bilinear"}}),
+    ("timm-squash", TIMM, "config.json", {"label_names": None, "pretrained_cfg": {"crop_mode": "squash", "std": [0.2]}}),
+    ("timm-labels", TIMM, "config.json", {"label_names": ["a", "b"]}),
+    ("timm-classes", TIMM, "config.json", {"num_classes": 9, "model_args": {}}),
+    ("timm-swin", TIMM, "config.json", {"architecture": "swin_tiny_patch4_window7_224"}),
+    ("timm-norm", TIMM, "config.json", {"architecture": "vit_base_patch16_xp_224", "model_args": {}}),
+    ("open-clip-shortest", OPEN_CLIP, "open_clip_config.json", {"preprocess_cfg": {"interpolation": "bilinear"}}),
+    ("open-clip-resize", OPEN_CLIP, "open_clip_config.json", {"preprocess_cfg": {"resize_mode": "longest"}}),
+    ("open-clip-empty", OPEN_CLIP, "open_clip_config.json", {"model_cfg": {}}),
+    ("open-clip-no-tokenizer", OPEN_CLIP, "tokenizer.json", None),
+)  # fmt: skip
+"""Folders made of others: their name, what they are copied from, and which file is changed, or left out."""
+FILES = {
+    "empty.json": "", "empty.st": "", "broken.json": '{"schema": "hydractl.scores/1", ', "list.json": "[1, 2]",
+    "unknown.json": '{"schema": "hydractl.nonsense/1"}', "blank.jsonl": "\n",
+    "odd.jsonl": '{"text": "a", "label": 1}\n{"text": 3}\n', "one.jsonl": '{"text": "the film", "label": "positive"}\n',
+    "labels.txt": "".join(f"kind {i}\n" for i in range(7)), "classes.txt": "".join(f"{i}\n" for i in range(5)),
 }  # fmt: skip
 RANDOM = random.Random(0)  # noqa: S311 - reproducible, not secret
 
@@ -55,15 +85,20 @@ def write_inputs(folder: Path, variants: Iterable[Any]) -> None:
     """
     for variant in variants:
         save_model(folder / str(variant), variant)
+    for name, source, file, changes in EDITED:
+        save_edited(folder / "edited" / name, folder / source, file, changes)
     save_tokenizer(folder / "tokenizer", "[SEP]")
     write_texts(folder)
-    write_images(folder / "images")
+    write_images(folder / "images", ("cat", "dog", "owl"), "RGB")
+    write_images(folder / "pixels", DIGITS, "L")
     write_weights(folder)
     write_damage(folder)
 
 
 def save_model(folder: Path, variant: Any) -> None:  # noqa: ANN401 - what tests call a variant
     """Write a variant as its library does."""
+    import torch
+
     library = str(variant.family).partition("-")[0]
     torch.manual_seed(0)
     folder.mkdir()
@@ -89,6 +124,9 @@ def save_transformers(folder: Path, arch: str, options: Options) -> None:
     """Write a folder of transformers with an image processor, a tokenizer, or both."""
     import transformers
 
+    voice: Any = transformers.logging  # untyped
+    voice.set_verbosity_error()
+    voice.disable_progress_bar()
     nested = {tower: own for tower in ("text", "vision") if (own := beneath(options, tower))}
     flat = {k: v for k, v in options.items() if "." not in k}
     flat |= {f"{tower}_config": own for tower, own in nested.items()}
@@ -103,7 +141,7 @@ def save_transformers(folder: Path, arch: str, options: Options) -> None:
         kind = "AutoModelForImageClassification" if image else "AutoModelForSequenceClassification"
         config = transformers.AutoConfig.for_model(arch, architectures=[], **flat)
         model = getattr(transformers, "AutoModel" if pair else kind).from_config(config)
-    perturbed(model).save_pretrained(folder)
+    perturbed(model).save_pretrained(folder, max_shard_size="30KB" if arch == "deit" else "1GB")
     if image:
         size: Any = nested.get("vision", options)["image_size"]
         height, width = (size, size) if isinstance(size, int) else size
@@ -135,6 +173,15 @@ def save_open_clip(folder: Path, arch: str, options: Options) -> None:
     save_tokenizer(folder, "[END]")
 
 
+def save_edited(folder: Path, source: Path, file: str, changes: Options | None) -> None:
+    """Copy a folder, and change one of its JSON files, or remove one of any kind."""
+    shutil.copytree(source, folder)
+    if changes is None:
+        (folder / file).unlink()
+    else:
+        write_json(folder / file, json.loads((folder / file).read_text()) | changes)
+
+
 def beneath(options: Mapping[str, object], tower: str) -> Options:
     """Return the options of one tower."""
     prefix = f"{tower}."
@@ -143,6 +190,8 @@ def beneath(options: Mapping[str, object], tower: str) -> Options:
 
 def perturbed(model: Any) -> Any:  # noqa: ANN401 - the libraries are untyped
     """Add noise to every weight and buffer."""
+    import torch
+
     module: nn.Module = model.eval()
     draw = torch.Generator().manual_seed(1)
     for name, tensor in module.state_dict().items():
@@ -173,15 +222,16 @@ def save_tokenizer(folder: Path, last: str) -> None:
 
 def write_texts(folder: Path) -> None:
     """Write reviews with two labels, of films and of gadgets, and pairs of them, as JSON lines, CSV and Parquet."""
-    from datasets import Dataset
+    import datasets
 
+    datasets.disable_progress_bars()
     for name, things, count in (("train", FILMS, 48), ("val", FILMS, 24), ("ood", GADGETS, 16)):
         rows = [
             {"text": text, "other": f"the {RANDOM.choice(GADGETS)}", "label": label}
             for text, label in (review(things) for _ in range(count))
         ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        table = Dataset.from_list(rows)
+        table = datasets.Dataset.from_list(rows)
         table.to_parquet(folder / f"{name}.parquet")
         table.to_csv(folder / f"{name}.csv")
 
@@ -193,19 +243,20 @@ def review(things: tuple[str, ...]) -> tuple[str, str]:
     return " ".join([*words, RANDOM.choice(GOOD if label == "positive" else BAD)]), label
 
 
-def write_images(folder: Path) -> None:
-    """Write a folder with a sub-folder a class."""
+def write_images(folder: Path, names: Sequence[str], mode: str) -> None:
+    """Write a folder with a sub-folder a class, each with four images of noise."""
     from PIL import Image
 
-    for name in ("cat", "dog", "owl"):
+    for name in names:
         (folder / name).mkdir(parents=True)
-        for i in range(6):
-            pixels = bytes(RANDOM.randrange(256) for _ in range(9 * 11 * 3))
-            Image.frombytes("RGB", (9, 11), pixels).save(folder / name / f"{i}.png")
+        for i in range(4):
+            pixels = bytes(RANDOM.randrange(256) for _ in range(9 * 8 * len(mode)))
+            Image.frombytes(mode, (9, 8), pixels).save(folder / name / f"{i}.png")
 
 
 def write_weights(folder: Path) -> None:
     """Write what training scripts save of one of timm's models: wrapped, sharded names, with a moving average."""
+    import torch
     from safetensors.torch import load_file
 
     state = load_file(folder / "timm-vit-class-token" / "model.safetensors")
@@ -225,18 +276,10 @@ class Code:
 
 
 def write_damage(folder: Path) -> None:
-    """Write files that cannot be used."""
-    (folder / "empty.json").write_text("")
-    (folder / "broken.json").write_text('{"schema": "hydractl.scores/1", ')
-    (folder / "unknown.json").write_text('{"schema": "hydractl.nonsense/1"}')
-    (folder / "list.json").write_text("[1, 2]")
-    (folder / "empty.st").write_bytes(b"")
+    """Write files that cannot be used, and lists of names."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
     (folder / "broken.st").write_bytes(b"\xff" * 64)
-    (folder / "labels.txt").write_text("".join(f"kind {i}\n" for i in range(7)))
-    (folder / "classes.txt").write_text("".join(f"{i}\n" for i in range(5)))
-    (folder / "blank.jsonl").write_text("\n")
-    (folder / "odd.jsonl").write_text('{"text": "a", "label": 1}\n{"text": 3}\n')
-    (folder / "one.jsonl").write_text('{"text": "the film", "label": "positive"}\n')
 
 
 def save_tensors(model: nn.Module, path: Path) -> None:
