@@ -107,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(root: Path, old: Path, variants: Sequence[Any]) -> None:
     """Write what command lines read, unless it is there, and forget what another tree did."""
     digest = hashlib.sha256()
-    scripts = (HERE / "same_bytes_inputs.py", HERE / "same_bytes_worker.py")
-    for path in (*scripts, *sorted((old / "hydractl").rglob("*.py"))):
+    ours = (HERE / "same_bytes_inputs.py", HERE / "same_bytes_worker.py", old / "tests/support/variants.py")
+    for path in (*ours, *sorted((old / "hydractl").rglob("*.py"))):
         digest.update(path.read_bytes())
     stamp = root / "stamp"
     if stamp.is_file() and stamp.read_text() == digest.hexdigest():

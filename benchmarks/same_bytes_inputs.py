@@ -20,7 +20,9 @@ Options = dict[str, object]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 GOOD, BAD = ("good", "fine", "great"), ("bad", "awful", "poor")
 FILMS, GADGETS = ("film", "plot", "actor"), ("phone", "battery", "screen")
-PLAIN = "the was very a photo of red blue circle square . 0 1 2 3 4 5 6 7 8 9".split()
+PLAIN = (
+    "the", "was", "very", "a", "photo", "of", "red", "blue", "circle", "square", ".", *map(str, range(10)),
+)  # fmt: skip
 KNOWN = (*SPECIAL, *GOOD, *BAD, *FILMS, *GADGETS, *PLAIN)
 DIGITS = [str(i) for i in range(7)]
 END = 60
