@@ -11,13 +11,17 @@ from coverage_check import DEPTH, Case
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import family_for_name
+from hydractl.families.timm.modules import head_width
 from hydractl.heads.masks import full_mask
 from hydractl.manifest import Preprocess
 
 if TYPE_CHECKING:
     from hydractl.families.base import Described
 
-MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "vitamin", "beit3", "eva")
+MODULES = (
+    "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "deit", "vitamin", "beit", "beit3",
+    "eva",
+)  # fmt: skip
 NUM_CLASSES = 7
 MAX_HEADS = 4
 
@@ -53,7 +57,7 @@ def shrunk(name: str) -> Described:
         "img_size": 2 * max(patch, stride),
     }
     heads = min(MAX_HEADS, model.blocks[0].attn.num_heads)
-    narrow: dict[str, object] = {"num_heads": heads, "embed_dim": heads * model.blocks[0].attn.head_dim}
+    narrow: dict[str, object] = {"num_heads": heads, "embed_dim": heads * head_width(model.blocks[0].attn)}
     for extra in (narrow, narrow | {"mlp_ratio": 4.0}, narrow | {"num_kv_heads": heads}, {}):
         try:
             found = family.describe(name, options | extra)

@@ -22,7 +22,7 @@ import timm
 import torch
 
 from hydractl.families.opening import build_checked
-from hydractl.families.timm.vit import TIMM_VIT
+from hydractl.families.timm.families import TIMM_VIT
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.slicing import prune_tensor
 from hydractl.heads.masks import full_mask

@@ -75,7 +75,7 @@ def test_a_timm_folder_whose_model_args_are_null(tmp_path):
     with pytest.raises(CheckpointError, match=r"m/model\.safetensors: (lacks|has|tensor)"):
         open_model(str(tmp_path / "m"))
     config = {"architecture": PLAIN.arch, "num_classes": 7, "model_args": None, "pretrained_cfg": {}}
-    from hydractl.families.timm.vit import TIMM_VIT
+    from hydractl.families.timm.families import TIMM_VIT
 
     described = TIMM_VIT.read_config(config, "m")
     assert (described.architecture.num_classes, described.preprocess.input_size) == (7, (3, 224, 224))

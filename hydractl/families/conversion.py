@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import ScratchFolder, write_tensors
 from hydractl.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     import torch
 
     from hydractl.families.base import Family
     from hydractl.manifest import Architecture
-
-LAYER_SCALE = re.compile(r"\bgamma_\d")
 
 
 def convert(
@@ -34,32 +30,10 @@ def convert(
         Tensors that need not fit either, or None where the library has no way or makes nothing of them.
     """
     if family.library == "timm":
-        return _filtered(architecture, state)
+        from hydractl.families.timm.models import filtered
+
+        return filtered(architecture, state)
     return None if family.adopt is None else _adopted(family, architecture, state)
-
-
-def _filtered(
-    architecture: Architecture, state: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor] | None:
-    """Return what timm's filter for pretrained weights of the model's module makes of them."""
-    import timm
-    import torch
-
-    with torch.device("meta"):
-        library = timm.create_model(architecture.name, pretrained=False, **architecture.config)
-    found: Callable[..., Any] | None = getattr(
-        sys.modules[type(library).__module__], "checkpoint_filter_fn", None
-    )
-    if found is None:
-        return None
-    # a flag of the filter that timm itself gives by model name
-    options = {"adapt_layer_scale": True} if any(map(LAYER_SCALE.search, state)) else {}
-    try:
-        made: dict[str, torch.Tensor] = found(dict(state), library, **options)
-    except Exception:  # noqa: BLE001 - a filter takes what it knows for granted; other names trip it anywhere
-        return None
-    # a tensor that it computes may come out on the device of the model that it was computed for
-    return None if any(tensor.is_meta for tensor in made.values()) else made
 
 
 def _adopted(

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from hydractl.families.base import TowerLayout
     from hydractl.manifest import Architecture, TowerKeep
+
+    Kept = Sequence[tuple[int, ...]]
+    """A tower's heads that are kept, layer by layer."""
 
 
 def without_weights() -> AbstractContextManager[None]:

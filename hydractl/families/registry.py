@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.openclip.family import OPENCLIP, OPENCLIP_CUSTOM_TEXT
-from hydractl.families.timm.eva import TIMM_EVA
-from hydractl.families.timm.vit import TIMM_VIT
+from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
 from hydractl.families.transformers.clip import CLIP, SIGLIP
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
@@ -37,7 +36,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             TOWER,
             OPENCLIP,
             OPENCLIP_CUSTOM_TEXT,
+            TIMM_BEIT,
             TIMM_EVA,
+            TIMM_RELPOS,
             TIMM_VIT,
         )
     }

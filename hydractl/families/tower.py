@@ -110,6 +110,18 @@ class Hosted(nn.Module):
         self.host = host
 
 
+class LayerScale(nn.Module):
+    """A factor for each feature, where a library's block holds it itself."""
+
+    def __init__(self, gamma: nn.Parameter) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x (N, T, D) scaled."""
+        return self.gamma * x
+
+
 class Tower(nn.Module):
     """A stack of blocks between an embedding and a readout, run for M members at once.
 

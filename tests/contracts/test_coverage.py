@@ -15,7 +15,8 @@ SUPPORTED = {
         "vit_tiny_patch16_224", "vit_tiny_r_s16_p8_224", "deit_tiny_distilled_patch16_224", "vit_base_patch16_rpn_224",
         "vit_xsmall_patch16_clip_224", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3",
         "vit_small_patch16_rope_mixed_224", "vit_pe_core_tiny_patch16_384",
-        "vit_base_patch16_sapiens2",
+        "vit_base_patch16_sapiens2", "beitv2_base_patch16_224", "vit_relpos_medium_patch16_cls_224",
+        "vit_srelpos_small_patch16_224",
     ),
     "transformers": (
         "bert/BertForSequenceClassification", "deberta-v2/DebertaV2ForSequenceClassification/type_vocab_size=2",
@@ -30,8 +31,6 @@ REFUSED = {
         "vit_base_patch16_xp_224": "ParallelScalingBlock: attention and MLP share one matrix",
         "vit_small_patch16_18x2_224": "ParallelThingsBlock: a block holds several attentions in parallel",
         "vit_dwee_patch16_reg1_gap_256": "DiffAttention: each value head has two query and two key heads",
-        "vit_relpos_small_patch16_224": "class VisionTransformerRelPos: its relative position bias",
-        "beit_base_patch16_224": "class Beit: its relative position bias",
         "cait_xxs24_224": "class Cait: its talking heads mix the heads",
         "eva02_base_patch16_clip_224": "sub-LN attention: a norm over all heads together",
         "vit_large_patch16_sapiens2": "grouped-query attention: several query heads share one key and value head",

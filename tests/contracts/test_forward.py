@@ -14,7 +14,7 @@ READS = {
     "timm-vit-distilled": 2, "timm-vit-distilled-dynamic": 2, "transformers-clip-plain-vision": 1,
     "transformers-clip-old-end-vision": 1, "transformers-siglip-plain-text": 1,
     "openclip-plain-vision": 1, "openclip-scaled-text": 1, "openclip-custom-text-plain-vision": 1,
-    "openclip-custom-text-normed-text": 1,
+    "openclip-custom-text-normed-text": 1, "timm-beit-class-token": 1, "timm-relpos-networks-class-token": 1,
 } | {
     f"timm-vit-{name}": 1
     for name in (

@@ -110,7 +110,7 @@ def test_a_gate_is_cut_with_its_heads():
     """No timm vision transformer passes `gated` on, so the gate is tested on the attention module alone."""
     from timm.layers import Attention
 
-    from hydractl.families.timm.vit_modules import head_group
+    from hydractl.families.timm.modules import head_group
 
     torch.manual_seed(0)
     library = Attention(

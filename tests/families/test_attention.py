@@ -10,7 +10,7 @@ from torch import nn
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, PositionBias, Side
 from hydractl.families.probe import largest_difference
-from hydractl.families.timm.vit_modules import head_group
+from hydractl.families.timm.modules import head_group
 
 ALL = (0, 1, 2, 3)
 

@@ -80,6 +80,26 @@ TIMM_EVA: dict[str, tuple[str, dict[str, object]]] = {
     "no-class-token": ("vit_medium_patch16_rope_reg1_gap_256", {"class_token": False}),
     "oblong-max-pool": ("vit_small_patch16_dinov3", {"global_pool": "max", "img_size": [8, 12]}),
 }
+TIMM_BEIT: dict[str, tuple[str, dict[str, object]]] = {
+    "tables": ("beit_base_patch16_224", {}),
+    "one-table": ("beit_base_patch16_224", {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
+    "both-and-positions": ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
+    "class-token": ("beitv2_base_patch16_224", {"global_pool": "token", "img_size": [8, 12]}),
+    "no-bias": ("beit_base_patch16_224", {
+        "use_rel_pos_bias": False, "qkv_bias": False, "init_values": None, "swiglu_mlp": True, "scale_mlp": True,
+    }),
+}  # fmt: skip
+TIMM_RELPOS: dict[str, tuple[str, dict[str, object]]] = {
+    "networks": ("vit_relpos_small_patch16_224", {}),
+    "networks-class-token": (
+        "vit_relpos_base_patch16_cls_224",
+        {"rel_pos_type": "mlp_swin", "qk_norm": True},
+    ),
+    "networks-norms-last": ("vit_relpos_base_patch16_rpn_224", {"rel_pos_dim": 16}),
+    "one-network": ("vit_srelpos_small_patch16_224", {}),
+    "tables": ("vit_relpos_base_patch16_clsgap_224", {"rel_pos_type": "bias"}),
+    "one-table": ("vit_srelpos_small_patch16_224", {"rel_pos_type": "bias", "img_size": [8, 12]}),
+}
 TINY_TEXT: dict[str, object] = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61,
     "num_labels": 7,
@@ -207,6 +227,8 @@ def _without(tiny: dict[str, object], name: str) -> dict[str, object]:
 VARIANTS: tuple[Variant, ...] = (
     *_table("timm-vit", TINY, TIMM_VIT),
     *_table("timm-eva", TINY, TIMM_EVA),
+    *_table("timm-beit", TINY, TIMM_BEIT),
+    *_table("timm-relpos", TINY, TIMM_RELPOS),
     *_table("transformers-bert", TINY_TEXT, BERT),
     *_table("transformers-roberta", TINY_TEXT, ROBERTA),
     *_table("transformers-electra", TINY_TEXT, ELECTRA),

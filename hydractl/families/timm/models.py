@@ -1,12 +1,16 @@
-"""What all families of timm have in common: configurations, preprocessing, building, random weights.
+"""What all families of timm have in common: configurations, preprocessing, refusals, building, random weights.
 
-A family of this library states which architectures are its own, where heads lie, what it refuses, and how a model is
-taken apart.
+A family of this library is a row that states which architectures are its own and what it refuses.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, Family
+from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.options import check_known
 from hydractl.manifest import Architecture, Preprocess, TowerHeads, first_problem
 
@@ -24,77 +28,125 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hydractl.families.base import TowerLayout
     from hydractl.families.tower import Model
     from hydractl.manifest import TowerKeep
 
-    Kept = Sequence[tuple[int, ...]]
-
 LIBRARY = "timm"
 TOWER = "vision"
-SUPPORTED = "supported: timm's VisionTransformer, VisionTransformerDistilled and Eva"
+SUPPORTED = (
+    "supported: timm's VisionTransformer, VisionTransformerDistilled, VisionTransformerRelPos, Beit and Eva"
+)
 SUB_LN = "sub-LN attention: a norm over all heads together, whose statistics change when a head goes"
+REASONS = {
+    "Cait": "its talking heads mix the heads with one another",
+    "ParallelScalingBlock": "attention and MLP share one matrix, in parallel",
+    "DiffParallelScalingBlock": "attention and MLP share one matrix, and each value head has two query heads",
+    "ParallelThingsBlock": "a block holds several attentions in parallel",
+    "DiffAttention": "each value head has two query and two key heads",
+}
+"""Why heads cannot be cut where a class of timm's is found."""
+LAYER_SCALE = re.compile(r"\bgamma_\d")
+LAYOUT = TowerLayout(
+    block="blocks.{layer}.",
+    heads=(
+        HeadTensor(name="attn.qkv.weight", axis=0, copies=3, role=Role.INPUT),
+        HeadTensor(name="attn.qkv.bias", axis=0, copies=3, role=Role.BIAS),
+        *projections_apart("attn.{part}_proj", "qkv"),
+        HeadTensor(name="attn.q_bias", axis=0, copies=1, role=Role.BIAS),
+        HeadTensor(name="attn.v_bias", axis=0, copies=1, role=Role.BIAS),
+        HeadTensor(name="attn.gate.weight", axis=0, copies=1, role=Role.GATE),
+        HeadTensor(name="attn.gate.bias", axis=0, copies=1, role=Role.BIAS),
+        *(
+            HeadTensor(name=f"attn.{name}", axis=axis, copies=1, role=Role.BIAS, one_entry=True)
+            for name, axis in (
+                ("relative_position_bias_table", 1),
+                ("rel_pos.relative_position_bias_table", 1),
+                ("rel_pos.mlp.fc2.weight", 0),
+                ("rel_pos.mlp.fc2.bias", 0),
+            )
+        ),
+        HeadTensor(name="attn.proj.weight", axis=1, copies=1, role=Role.OUTPUT),
+    ),
+    attention=("attn.",),
+    mlp=("mlp.",),
+    readout=("norm.", "fc_norm.", "attn_pool."),
+    head=("head.", "head_dist."),
+)
+"""All of timm's models have the same names, and each has some of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Row:
     """The models of timm that one family reads.
 
     Attributes:
         name: The family's.
         covers: See `Family`.
         refuses: See `Family`.
-        layout: Where heads and MLPs lie.
-        claims: Whether an architecture name is of this family.
-        refusal: Why heads cannot be cut out of a library model, or None if they can.
-        wrap: Make the model out of the library's modules, given each layer's kept heads.
+        module: The module of `timm.models` whose architectures are its own; empty for all that no other family has.
+        classes: The models' classes, of any module.
+        blocks: Their blocks' classes.
+        attentions: Their attentions' classes.
+        otherwise: What a model of another class is not.
+        refusal: Why else heads cannot be cut out of a model of these classes, or None if they can.
         build_options: Options that change nothing but how long building takes.
-        adopt: See `Family.adopt`.
+        adopts: Whether a folder may have the names of those who trained the model, which timm's own filter translates.
         on_disk: See `Family.on_disk`.
     """
 
     name: str
     covers: str
     refuses: str
-    layout: TowerLayout
-    claims: Callable[[str], bool]
-    refusal: Callable[[Any], str | None]
-    wrap: Callable[[Any, Kept], Model]
+    module: str
+    classes: tuple[str, ...]
+    blocks: tuple[str, ...]
+    attentions: tuple[str, ...]
+    otherwise: str
+    refusal: Callable[[Any], str | None] = lambda _: None
     build_options: Mapping[str, object] = field(default_factory=dict)
-    adopt: Callable[[Path, Architecture], dict[str, torch.Tensor]] | None = None
+    adopts: bool = False
     on_disk: tuple[tuple[str, str], ...] = ()
 
+    def claims(self, name: str) -> bool:
+        """Return whether an architecture is of this family."""
+        if not self.module:
+            return True
+        from timm.models import is_model, is_model_in_modules
 
-def family_of_kind(kind: Kind) -> Family:
+        return bool(is_model(name) and is_model_in_modules(name, self.module))
+
+
+def family_of(row: Row) -> Family:
     """Return the family."""
 
     def describe(name: str, options: Mapping[str, object]) -> Described:
-        return _describe(kind, name, options)
+        return _describe(row, name, options)
 
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
         from hydractl.families.dismantling import cut_heads, fill
+        from hydractl.families.timm.modules import wrap
 
-        library = create(architecture.name, {**architecture.config, **kind.build_options})
-        cut_heads(library, {TOWER: kind.layout}, architecture, mask)
+        library = create(architecture.name, {**architecture.config, **row.build_options})
+        cut_heads(library, {TOWER: LAYOUT}, architecture, mask)
         fill(library, state)
-        return kind.wrap(library, mask[TOWER].keep).eval()
+        return wrap(library, mask[TOWER].keep).eval()
 
     return Family(
-        name=kind.name,
+        name=row.name,
         library=LIBRARY,
-        covers=kind.covers,
-        refuses=kind.refuses,
-        towers={TOWER: kind.layout},
-        matches=lambda config: is_own_config(config) and kind.claims(str(config["architecture"])),
-        claims=kind.claims,
-        read_config=lambda config, folder: _read_config(kind, config, folder),
+        covers=row.covers,
+        refuses=row.refuses,
+        towers={TOWER: LAYOUT},
+        matches=lambda config: is_own_config(config) and row.claims(str(config["architecture"])),
+        claims=row.claims,
+        read_config=lambda config, folder: _read_config(row, config, folder),
         describe=describe,
         build=build,
         initialise=initialise,
-        adopt=kind.adopt,
-        on_disk=kind.on_disk,
+        adopt=_adopt if row.adopts else None,
+        on_disk=row.on_disk,
     )
 
 
@@ -142,16 +194,62 @@ def plain(options: Mapping[str, object]) -> dict[str, Any]:
     return copied
 
 
-def no_classifier(library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
-    """Return why a model of the right class has nothing to prune or to answer with, or None."""
-    if not len(library.blocks):
-        return "it has no blocks"
-    if library.global_pool == "" or library.num_classes < 1:
+def refusal(row: Row, library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
+    """Return why heads cannot be cut out of a classifier, or None if they can."""
+    reason = refusal_of_trunk(row, library)
+    if reason is None and (library.global_pool == "" or library.num_classes < 1):
         return "it has no classifier; give `num_classes` and a pooling"
-    return None
+    return reason
 
 
-def _describe(kind: Kind, name: str, options: Mapping[str, object]) -> Described:
+def refusal_of_trunk(row: Row, library: Any) -> str | None:  # noqa: ANN401 - as above
+    """Return why heads cannot be cut out of a model, whatever it answers with, or None if they can."""
+    from torch import nn
+
+    name = type(library).__name__
+    if name not in row.classes:
+        return f"class {name}: {REASONS.get(name, row.otherwise)}"
+    for block in library.blocks:
+        if (name := type(block).__name__) not in row.blocks:
+            return f"{name}: {REASONS.get(name, 'an unknown block')}"
+        if (attention := type(block.attn).__name__) not in row.attentions:
+            return f"{attention}: {REASONS.get(attention, 'an unknown attention')}"
+        if not isinstance(block.attn._modules.get("norm", nn.Identity()), nn.Identity):
+            return SUB_LN
+    return row.refusal(library) if len(library.blocks) else "it has no blocks"
+
+
+def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+    """Return what timm's filter for pretrained weights of the model's module makes of tensors, None where it fails."""
+    library = create(architecture.name, architecture.config)
+    found: Callable[..., Any] | None = vars(sys.modules[type(library).__module__]).get("checkpoint_filter_fn")
+    if found is None:
+        return None
+    # a flag of the filter that timm itself gives by model name
+    scaled = "adapt_layer_scale" in inspect.signature(found).parameters and any(
+        map(LAYER_SCALE.search, state)
+    )
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it may print what it leaves out
+            made = found(dict(state), library, **({"adapt_layer_scale": True} if scaled else {}))
+    except Exception:  # noqa: BLE001 - a filter takes what it knows for granted; other names trip it anywhere
+        return None
+    # a tensor that it computes may come out on the device of the model that it was computed for
+    tensors: dict[str, torch.Tensor] = {name: tensor.contiguous() for name, tensor in made.items()}
+    return None if any(tensor.is_meta for tensor in tensors.values()) else tensors
+
+
+def _adopt(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """Return a folder's tensors under timm's names; names that its filter does not know are reported as they are."""
+    from hydractl.checkpoint import Checkpoint
+    from hydractl.source import locate
+
+    files = locate(str(folder)).weights
+    stored = Checkpoint.open(files[0], shards=files).tensors()
+    return filtered(architecture, stored) or dict(stored)
+
+
+def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
     """Build the architecture on the meta device, check that it is covered, and describe it.
 
     Raises:
@@ -159,19 +257,21 @@ def _describe(kind: Kind, name: str, options: Mapping[str, object]) -> Described
     """
     import timm
 
+    from hydractl.families.timm.modules import head_width
+
     library = create(name, options)
-    reason = kind.refusal(library)
+    reason = refusal(row, library)
     if reason is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
     attention = library.blocks[0].attn
     architecture = Architecture(
         library=LIBRARY,
         name=name,
-        family=kind.name,
+        family=row.name,
         config=plain(options),
         towers={
             TOWER: TowerHeads(
-                layers=len(library.blocks), num_heads=attention.num_heads, head_dim=attention.head_dim
+                layers=len(library.blocks), num_heads=attention.num_heads, head_dim=head_width(attention)
             )
         },
         num_classes=library.num_classes,
@@ -183,7 +283,7 @@ def _describe(kind: Kind, name: str, options: Mapping[str, object]) -> Described
     return Described(architecture=architecture, preprocess=_preprocess(data, size))
 
 
-def _read_config(kind: Kind, config: Mapping[str, object], folder: Path) -> Described:
+def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Described:
     """Read a timm `config.json`; `model_args` may be null and may repeat `num_classes`.
 
     Raises:
@@ -196,7 +296,7 @@ def _read_config(kind: Kind, config: Mapping[str, object], folder: Path) -> Desc
     options: dict[str, object] = {
         k: config[k] for k in ("num_classes", "global_pool") if config.get(k) is not None
     }
-    described = _describe(kind, str(config["architecture"]), options | given)
+    described = _describe(row, str(config["architecture"]), options | given)
     names = config.get("label_names")
     names = names if names is not None else pretrained.get("label_names")
     labels = (

@@ -14,8 +14,7 @@ from hydractl.families.base import locate
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import family_for_config, family_for_name
-from hydractl.families.timm.eva import TIMM_EVA
-from hydractl.families.timm.vit import TIMM_VIT
+from hydractl.families.timm.families import TIMM_EVA, TIMM_VIT
 from hydractl.fusion.hydra import Hydra, load
 from support.builders import base
 from support.variants import TINY, VARIANTS
@@ -267,7 +266,7 @@ def test_a_folder_without_a_classifier_is_refused_by_name(tmp_path, capfd):
 
 def test_describing_the_family_loads_no_library():
     code = (
-        "import sys; from hydractl.families.timm.eva import TIMM_EVA\n"
+        "import sys; from hydractl.families.timm.families import TIMM_EVA\n"
         "assert TIMM_EVA.towers; assert not {'torch', 'timm', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

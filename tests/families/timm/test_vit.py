@@ -7,7 +7,7 @@ import torch
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import FAMILIES, family_for_config, family_of
-from hydractl.families.timm.vit import TIMM_VIT
+from hydractl.families.timm.families import TIMM_VIT
 from support.builders import base
 from support.variants import PLAIN, TINY, variant
 
@@ -36,8 +36,6 @@ def test_random_weights_are_a_function_of_the_seed_and_leave_the_generator_alone
     [
         ("vit_tiny", {}, "timm has no architecture `vit_tiny`"),
         ("swin_tiny_patch4_window7_224", {}, "class SwinTransformer: not a plain vision transformer"),
-        ("vit_relpos_small_patch16_224", {}, "its relative position bias has a row of its own for each head"),
-        ("beit_base_patch16_224", {}, "its relative position bias has a column of its own for each head"),
         ("cait_xxs24_224", {}, "its talking heads mix the heads with one another"),
         ("vit_dwee_patch16_reg1_gap_256", {}, "each value head has two query and two key heads"),
         ("vit_small_patch16_18x2_224", {}, "a block holds several attentions in parallel"),

@@ -1,0 +1,99 @@
+"""The families of timm, a row each: pre- and post-norm vision transformers in which a head's share is a slice of its own."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from hydractl.families.timm.models import Row, family_of
+
+# timm fills even meta tensors with random numbers, for most of the time that building takes
+SKIP_INIT = MappingProxyType({"weight_init": "skip"})
+
+
+def _odd_width(library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
+    """Return why the library's own forward pass would fail, where its constructor does not notice."""
+    from hydractl.families.timm.modules import head_width
+
+    attention = library.blocks[0].attn
+    if attention.num_heads * head_width(attention) != library.embed_dim:
+        return f"its width {library.embed_dim} is no multiple of its {attention.num_heads} heads"
+    return None
+
+
+def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
+    from hydractl.families.timm.modules import angles, head_width
+
+    if library.patch_drop is not None:
+        return "it drops patches in training, and their angles with them, for each sample on its own"
+    for attention in (block.attn for block in library.blocks):
+        if getattr(attention, "num_kv_heads", attention.num_heads) != attention.num_heads:
+            return "grouped-query attention: several query heads share one key and value head"
+    if reason := _odd_width(library):
+        return reason
+    width = head_width(library.blocks[0].attn)
+    if library.rope is not None and angles(library).shape[-1] != 2 * width:
+        return f"its rotary embedding does not fit heads of width {width}"
+    return None
+
+
+TIMM_EVA = family_of(
+    Row(
+        name="timm-eva",
+        covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
+        refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
+        module="eva",
+        classes=("Eva",),
+        blocks=("EvaBlock", "EvaBlockPostNorm"),
+        attentions=("EvaAttention", "AttentionRope"),
+        otherwise="not timm's Eva",
+        refusal=_refusal_of_eva,
+        adopts=True,
+        on_disk=(  # OpenCLIP's, the perception encoder's and Sapiens' own names
+            (r"^visual\.(?:trunk\.)?", ""),
+            (r"^transformer\.resblocks\.", "blocks."),
+            (r"^ln_post\.", "norm."),
+            (r"\.ffn\.", ".mlp."),
+        ),
+    )
+)
+TIMM_BEIT = family_of(
+    Row(
+        name="timm-beit",
+        covers="`Beit`: BEiT, BEiT v2",
+        refuses="",
+        module="beit",
+        classes=("Beit",),
+        blocks=("Block",),
+        attentions=("Attention",),
+        otherwise="not timm's Beit",
+        refusal=_odd_width,
+        adopts=True,
+    )
+)
+TIMM_RELPOS = family_of(
+    Row(
+        name="timm-relpos",
+        covers="`VisionTransformerRelPos`: ViTs with a table or a network of relative positions, one a layer or one for all",
+        refuses="",
+        module="vision_transformer_relpos",
+        classes=("VisionTransformerRelPos",),
+        blocks=("RelPosBlock", "ResPostRelPosBlock"),
+        attentions=("RelPosAttention",),
+        otherwise="not timm's VisionTransformerRelPos",
+        build_options=SKIP_INIT,
+    )
+)
+TIMM_VIT = family_of(
+    Row(
+        name="timm-vit",
+        covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
+        refuses="talking heads; parallel blocks; differential attention; sub-LN: one norm over all heads",
+        module="",
+        classes=("VisionTransformer", "VisionTransformerDistilled"),
+        blocks=("Block", "ResPostBlock"),
+        attentions=("Attention",),
+        otherwise="not a plain vision transformer",
+        build_options=SKIP_INIT,
+    )
+)

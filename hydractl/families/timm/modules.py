@@ -1,0 +1,272 @@
+"""The tower of a vision transformer of timm, out of timm's own modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.models import beit, deit, eva, vision_transformer, vision_transformer_relpos
+from torch import nn
+from typing_extensions import override
+
+from hydractl.families.attention import (
+    Attention,
+    HeadBias,
+    HeadGroup,
+    HeadParts,
+    PositionBias,
+    Side,
+    only_rows,
+    shallow,
+)
+from hydractl.families.dismantling import part
+from hydractl.families.tower import Block, Hosted, LayerScale, Model, Stream, Tower
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hydractl.families.dismantling import Kept
+
+READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
+NORMS_LAST = (
+    vision_transformer.ResPostBlock,
+    eva.EvaBlockPostNorm,
+    vision_transformer_relpos.ResPostRelPosBlock,
+)
+NAMES = {
+    "attn.members.0.q.": "attn.q_proj.",
+    "attn.members.0.k.": "attn.k_proj.",
+    "attn.members.0.v.": "attn.v_proj.",
+    "attn.members.0.bias.host.": "attn.rel_pos.",
+    "attn.members.0.bias.table": "attn.relative_position_bias_table",
+    "attn.members.0.": "attn.",
+    "": "",
+}
+"""For each part of a block the library's name."""
+OWN_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+"""The same where a block holds its layer scales itself."""
+
+
+class Embed(Hosted):
+    """Patches, prefix tokens, position embedding; beside them what the scores of all layers need."""
+
+    @property
+    def library(self) -> Any:  # noqa: ANN401 - timm is untyped
+        """The library's model."""
+        return self.host
+
+    @override
+    def forward(self, images: torch.Tensor) -> Stream:
+        """Return the stream of images (B, C, height, width).
+
+        Its constants are, where a model has them, `rope` (1, L or 1, 2, H or 1, T, K) and `bias` (1, H, T, T).
+        """
+        library = self.library
+        tokens = library.patch_embed(images)
+        if isinstance(library, vision_transformer.VisionTransformer):
+            return Stream(library.norm_pre(library.patch_drop(library._pos_embed(tokens))))
+        if isinstance(library, eva.Eva):
+            tokens, rope = library._pos_embed(tokens)
+            found = {} if rope is None else {"rope": _for_heads(rope, library.num_prefix_tokens)}
+            return Stream(library.norm_pre(tokens), constants=found)
+        if library.cls_token is not None:
+            tokens = torch.cat((library.cls_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)
+        if isinstance(library, beit.Beit):
+            tokens = library.pos_drop(tokens if library.pos_embed is None else tokens + library.pos_embed)
+            bias = None if library.rel_pos_bias is None else library.rel_pos_bias().unsqueeze(0)
+        else:
+            bias = None if library.shared_rel_pos is None else library.shared_rel_pos.get_bias()
+        return Stream(tokens, constants={} if bias is None else {"bias": bias})
+
+
+class Readout(Hosted):
+    """Final norm, pooling and classifier."""
+
+    @property
+    def library(self) -> Any:  # noqa: ANN401 - as above
+        """The library's model."""
+        return self.host
+
+    @override
+    def forward(self, stream: Stream) -> torch.Tensor:
+        """Return logits (N, C)."""
+        logits: torch.Tensor = self.library.forward_head(self.library.norm(stream.tokens))
+        return logits
+
+
+class TimmBlock(Block):
+    """Norm, attention, scale, residual; norm, MLP, scale, residual. Or norms where else the scales are.
+
+    Every module is the library's; where one has none, nothing happens in its place.
+    """
+
+    norm1: nn.Module
+    norm2: nn.Module
+    mlp: nn.Module
+    ls1: nn.Module
+    ls2: nn.Module
+    drop_path1: nn.Module
+    drop_path2: nn.Module
+
+    def __init__(self, library: Any, kept: tuple[int, ...], *, layer: int) -> None:  # noqa: ANN401 - as above
+        super().__init__()
+        self.layer = layer
+        self.norms_last = isinstance(library, NORMS_LAST)
+        own = dict(library.named_children())
+        for name, gamma in (("ls1", "gamma_1"), ("ls2", "gamma_2")):
+            scale = library._parameters.get(gamma)
+            own.setdefault(name, nn.Identity() if scale is None else LayerScale(scale))
+        for name, child in own.items():
+            self.add_module(name, Attention([head_group(child, kept)]) if name == "attn" else child)
+
+    @override
+    def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
+        x = stream.tokens if self.norms_last else self.norm1(stream.tokens)
+        rope = stream.constants.get("rope")
+        if rope is not None:
+            rope = rope[:, self.layer if rope.shape[1] > 1 else 0]
+        return self.attn.heads(x, queries, Side(rope=rope, bias=stream.constants.get("bias")))
+
+    @override
+    def join(self, stream: Stream, y: torch.Tensor) -> Stream:
+        if self.norms_last:
+            x = stream.tokens + self.drop_path1(self.norm1(y))
+            return stream.with_tokens(x + self.drop_path2(self.norm2(self.mlp(x))))
+        x = stream.tokens + self.drop_path1(self.ls1(y))
+        return stream.with_tokens(x + self.drop_path2(self.ls2(self.mlp(self.norm2(x)))))
+
+
+class HostedBias(HeadBias):
+    """timm's `RelPosBias`, a table, or `RelPosMlp`, a network whose output features are the heads."""
+
+    def __init__(self, host: Any, heads: int) -> None:  # noqa: ANN401 - as above
+        super().__init__()
+        self.host = host
+        host.num_heads, host.bias_shape = heads, (*host.bias_shape[:2], heads)
+
+    @override
+    def forward(self) -> torch.Tensor:
+        bias: torch.Tensor = self.host.get_bias()
+        return bias.squeeze(0)
+
+    @override
+    def select(self, positions: Sequence[int]) -> HostedBias:
+        host: Any = shallow(self.host)
+        if "mlp" in host._modules:
+            host.mlp = shallow(host.mlp)
+            host.mlp.fc2 = only_rows(host.mlp.fc2, torch.tensor(positions).long())
+        else:
+            table = host.relative_position_bias_table.detach()
+            host.relative_position_bias_table = nn.Parameter(table[:, list(positions)])
+        return HostedBias(host, len(positions))
+
+
+def wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - timm is untyped
+    """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
+    compute_buffers(library)
+    return Model(
+        {
+            "vision": Tower(
+                embed=Embed(part(library, lambda n: n.split(".")[0] not in {"blocks", *READOUT})),
+                blocks=blocks(library, kept),
+                readout=Readout(part(library, lambda n: n.split(".")[0] in READOUT)),
+                reads=tokens_read(library),
+                names=block_names(library),
+            )
+        }
+    )
+
+
+def blocks(library: Any, kept: Kept) -> list[TimmBlock]:  # noqa: ANN401 - as above
+    """Return the blocks of timm's model, whose tensors are already cut."""
+    pairs = enumerate(zip(library.blocks, kept, strict=True))
+    return [TimmBlock(block, heads, layer=i) for i, (block, heads) in pairs]
+
+
+def block_names(library: Any, prefix: str = "") -> Mapping[str, str]:  # noqa: ANN401 - as above
+    """Return the names of a `Tower`, for a model that is called `prefix`."""
+    own = NAMES | OWN_SCALES if "gamma_1" in library.blocks[0]._parameters else NAMES
+    return {ours: f"{prefix}blocks.{{layer}}.{theirs}" for ours, theirs in own.items()}
+
+
+def tokens_read(library: Any) -> slice | None:  # noqa: ANN401 - as above
+    """Return which tokens the readout reads, None for all."""
+    if isinstance(library, deit.VisionTransformerDistilled):
+        return slice(0, 2)
+    pooled = "attn_pool" in library._modules and library.attn_pool is not None
+    return slice(0, 1) if library.global_pool == "token" and not pooled else None
+
+
+def head_group(attention: Any, kept: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above
+    """Return the kept heads of any of timm's attentions, whose tensors are already cut.
+
+    The bias of the keys that some have beside those of queries and values is always zero.
+    """
+    modules, parameters = attention._modules, attention._parameters
+    qk_norms = {name: modules[name] for name in ("q_norm", "k_norm") if name in modules}
+    return HeadGroup(
+        HeadParts(
+            kept=kept,
+            head_dim=head_width(attention),
+            scale=attention.scale,
+            qkv=modules.get("qkv"),
+            q=modules.get("q_proj"),
+            k=modules.get("k_proj"),
+            v=modules.get("v_proj"),
+            q_bias=parameters.get("q_bias"),
+            v_bias=parameters.get("v_bias"),
+            **qk_norms,
+            gate=modules.get("gate"),
+            bias=_own_bias(attention, len(kept)),
+            dropout=attention.attn_drop.p,
+            proj=attention.proj,
+            proj_drop=attention.proj_drop,
+            rotation="half" if getattr(attention, "rotate_half", False) else "pairs",
+        )
+    )
+
+
+def head_width(attention: Any) -> int:  # noqa: ANN401 - as above
+    """Return K; one of timm's attentions has no number for it, and all have a scale."""
+    width: float = attention.scale**-2
+    return round(width)
+
+
+def _own_bias(attention: Any, heads: int) -> HeadBias | None:  # noqa: ANN401 - as above
+    if (table := attention._parameters.get("relative_position_bias_table")) is not None:
+        return PositionBias(table, attention.relative_position_index)
+    own = attention._modules.get("rel_pos")
+    return None if own is None else HostedBias(own, heads)
+
+
+def angles(library: Any) -> torch.Tensor:  # noqa: ANN401 - timm is untyped
+    """Return sines and cosines of an Eva's rotary embedding: (T, 2 K), or (L, H, T, 2 K) where heads have their own."""
+    found: torch.Tensor = library.rope.get_embed(shape=library.patch_embed.grid_size)
+    return found
+
+
+def _for_heads(rope: torch.Tensor, prefix: int) -> torch.Tensor:
+    """Return (1, L or 1, 2, H or 1, T, K) of timm's sines and cosines; tokens before the patches are not turned."""
+    rope = rope[None, None] if rope.ndim == 2 else rope
+    sin, cos = rope.chunk(2, dim=-1)
+    shape = (*cos.shape[:-2], prefix, cos.shape[-1])
+    cos = torch.cat((cos.new_ones(shape), cos), dim=-2)
+    sin = torch.cat((sin.new_zeros(shape), sin), dim=-2)
+    return torch.stack((cos, sin), dim=1).unsqueeze(0)
+
+
+def compute_buffers(library: Any) -> None:  # noqa: ANN401 - timm is untyped
+    """Compute what no state dict has, as the library would, unless the weights themselves are on the meta device."""
+    weight = next(library.patch_embed.parameters())
+    if weight.is_meta:
+        return
+    for module in library.modules():
+        if not hasattr(module, "init_non_persistent_buffers"):
+            continue
+        own = {name: x for name, x in module._buffers.items() if x is not None and x.is_meta}
+        for name, buffer in own.items():
+            module._buffers[name] = torch.empty_like(buffer, device=weight.device)
+        module.init_non_persistent_buffers()
+        for name, buffer in own.items():
+            if buffer.is_floating_point():  # as the library's own, which is converted whole
+                module._buffers[name] = module._buffers[name].to(weight.dtype)
