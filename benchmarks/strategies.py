@@ -28,8 +28,8 @@ from hydractl.heads.budget import Budget
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.finetune.work import FinetuneConfig
 from hydractl.stages.fuse.run import FuseConfig, run_fuse
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune

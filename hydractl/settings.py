@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, field, fields
-from math import inf
+from math import inf, isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -230,6 +230,33 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
 def spelled(name: str) -> str:
     """Return a setting's option as it is typed."""
     return f"--{name.replace('_', '-')}"
+
+
+def words(option: str, text: str) -> tuple[str, ...]:
+    """Split a comma-separated list; `none` is the empty one.
+
+    Raises:
+        UsageError: If an item is empty.
+    """
+    found = () if text == "none" else tuple(item.strip() for item in text.split(","))
+    if not all(found):
+        raise UsageError(f"`{option} {text}`: an item of the list is empty")
+    return found
+
+
+def number(option: str, text: str) -> float:
+    """Read a finite number.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise UsageError(f"`{option}`: `{text}` is not a number") from error
+    if not isfinite(value):
+        raise UsageError(f"`{option}`: `{text}` is not finite")
+    return value
 
 
 _UNITS = {"": 1, "B": 1} | {

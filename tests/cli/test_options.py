@@ -12,10 +12,12 @@ from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, Composed, Setting, configured, declared, options_of, spelled
+from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.score.config import ScoreConfig
+from hydractl.training.recipes.recipe import RECIPES
 
-CONFIGS = {"score": ScoreConfig}
-BY_HAND = {"schema", "demo", "prune", "finetune", "fuse", "eval", "inspect", "import"}
+CONFIGS = {"score": ScoreConfig, "finetune": FinetuneConfig}
+BY_HAND = {"schema", "demo", "prune", "fuse", "eval", "inspect", "import"}
 TERMINAL = ("json", "quiet")
 TEXTS = {
     "max_memory": "2KiB",
@@ -23,9 +25,15 @@ TEXTS = {
     "objective": "acc",
     "classes": "a,b",
     "template": "a {label}",
+    "lr": "0.5,0.25",
+    "warmup": "7",
+    "augment": "flip,shift",
+    "train": "norm,head",
+    "data": "digits::limit=3",
+    "val": "digits::limit=3",
 }
 """What is typed where any word will not do."""
-MEANT = {"classes": ("a", "b")}
+MEANT = {"classes": ("a", "b"), "recipe": RECIPES["sst2"]}
 """What texts mean to what several options make together."""
 INSIDE = {"keep": "keep_per_layer", "classes": "names", "template": "templates"}
 """What options are called in what is composed of them, where not the same."""
@@ -46,6 +54,7 @@ COMPANIONS = {
         "weights_lr": ("--method", "l0", "--training", "joint"),
         "trained": ("--method", "l0", "--training", "joint"),
     },
+    "finetune": {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")},
 }
 """What an option is typed with; where nothing is said, `ALWAYS`."""
 CASES = [(name, option) for name, config in CONFIGS.items() for option in options_of(config)]
@@ -124,6 +133,8 @@ def reached(config, name):
             return getattr(config, name)
         if isinstance(told, Composed) and name in [o.name for o in told.options]:
             here = getattr(config, field.name)
+            if field.name == name:
+                return here
             return here[name] if isinstance(here, Mapping) else getattr(here, INSIDE.get(name, name))
     raise AssertionError(name)
 

@@ -26,8 +26,8 @@ from hydractl.scoring.circuit import streams as circuit_streams
 from hydractl.stages.evaluate.predictions import SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import EvalConfig, run_eval
+from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.finetune.work import FinetuneConfig
 from hydractl.stages.fuse.run import FuseConfig, run_fuse
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune

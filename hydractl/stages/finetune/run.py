@@ -16,7 +16,7 @@ from hydractl.families.probe import blank_inputs
 from hydractl.manifest import Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
-from hydractl.stages.finetune.work import FinetuneConfig, Work, fingerprint_of, prepare
+from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.interrupted import resumable
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.trained import stored_tensors
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
     from hydractl.families.tower import Model
     from hydractl.manifest import Header
+    from hydractl.stages.finetune.config import FinetuneConfig
     from hydractl.training.engine import Engine
     from hydractl.training.loop import Trained
     from hydractl.training.state import Metrics
-
-__all__ = ["FinetuneConfig", "FinetuneReport", "run_finetune"]
 
 EVAL_BATCH = 256
 

@@ -1,4 +1,4 @@
-"""What `finetune` knows before it computes anything: its options, and every check that headers and labels allow."""
+"""What `finetune` knows before it computes anything: every check that headers and labels allow."""
 
 from __future__ import annotations
 
@@ -12,77 +12,18 @@ from hydractl.data.labels import align_labels, required_labels
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.opening import check_tensors, expected_specs, open_model
 from hydractl.manifest import InputFile, Kind
-from hydractl.parallel import refuse_shared_input
-from hydractl.publish import is_stream
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.recipes.parts import trainable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hydractl.data.inputs import Reading
     from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import Header, Option
+    from hydractl.manifest import Header
     from hydractl.progress import Progress
-    from hydractl.training.recipes.recipe import Recipe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinetuneConfig:
-    """What to train, on what, how, and where to.
-
-    Attributes:
-        model: A base or a member; `arch:NAME` trains from random weights.
-        data: Labelled training data.
-        val: Labelled validation data.
-        out: Output.
-        recipe: How to train.
-        arch: Architecture of a bare file.
-        max_length: Tokens of a text at most, no more than the model reads; None for as many.
-        save_every: Steps between saves of the state; None for every half minute, and for epochs.
-        seed: Of random weights, the order of the data, augmentation and dropout.
-        device: auto, cpu, cuda, cuda:N or mps.
-        force: Replace an existing output, and drop the state of another run.
-    """
-
-    model: str
-    data: DataRef
-    val: DataRef
-    out: Path
-    recipe: Recipe
-    arch: str | None = None
-    max_length: int | None = None
-    save_every: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.save_every is not None and self.save_every < 1:
-            raise UsageError(f"`--save-every {self.save_every}`: must be at least 1")
-        if self.save_every is not None and self.state is None:
-            raise UsageError(
-                f"`--save-every` has no effect with `-o {self.out}`: a stream leaves no place to go on from",
-                hint="name a file with `-o`, or leave `--save-every` out",
-            )
-        if self.arch is not None and self.model.startswith("arch:"):
-            raise UsageError(
-                f"`--arch` has no effect with `{self.model}`, which names its architecture",
-                hint="leave `--arch` out",
-            )
-        refuse_shared_input(self.model)
-
-    def options(self) -> dict[str, Option]:
-        """Return what shapes the result, as lineage options; the lineage drops those that are None."""
-        return {**self.recipe.options(), "max_length": self.max_length}
-
-    @property
-    def state(self) -> Path | None:
-        """Where the state of an unfinished run lies; nowhere for a stream."""
-        return None if is_stream(self.out) else self.out.with_name(f"{self.out.name}.state")
+    from hydractl.stages.finetune.config import FinetuneConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,22 +1,21 @@
-"""What training does, as data: one frozen recipe, and the paper's three by name."""
+"""What training does, as data: one frozen recipe, and the paper's three by name. Importing it loads no torch."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from math import inf
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.settings import Setting, check, flag, number, setting, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from hydractl.manifest import Option
 
-OPTIMIZERS = ("sgd", "adamw")
-SCHEDULES = ("constant", "cosine", "linear")
-PRECISIONS = ("fp32", "bf16")
+LEARN, TIME, WHAT, STOP = "Optimisation", "Length and batches", "What trains", "Evaluation and stopping"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
 BLOCKLESS = frozenset({"readout", "head"})
 """Parts that train whatever `last_blocks` says."""
@@ -25,67 +24,152 @@ DEFAULT_LR = MappingProxyType({"sgd": (1e-2,), "adamw": (1e-4,)})
 DEFAULT_DECAY = MappingProxyType({"sgd": 0.0, "adamw": 1e-2})
 
 
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Read `--lr X[,Y,...]`.
+
+    Raises:
+        UsageError: If an item is not a number.
+    """
+    return tuple(number("--lr", word) for word in words("--lr", text))
+
+
+def parse_warmup(text: str) -> int | float:
+    """Read `--warmup`: a whole number is steps, a number with a point a fraction.
+
+    Raises:
+        UsageError: If it is no number.
+    """
+    return int(text) if text.isdecimal() else number("--warmup", text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything about training that does not depend on the model or the data.
+    """Everything about training that does not depend on the model or the data."""
 
-    Attributes:
-        optimizer: One of `OPTIMIZERS`.
-        lr: Peak learning rates; several are a grid, and the one that validates best is kept.
-        weight_decay: Of weight matrices; biases, norms, tokens and position embeddings are not decayed.
-        momentum: Of SGD; AdamW has none.
-        schedule: One of `SCHEDULES`, after the warm-up.
-        floor: Where the schedule ends, as a fraction of the peak.
-        warmup: Steps of linear warm-up; a float in (0, 1) is a fraction of all steps.
-        steps: Optimiser steps; None counts epochs instead.
-        epochs: Passes over the data.
-        batch_size: Samples in one optimiser step, over all processes and pieces.
-        accumulate: Pieces that a process computes its share of a batch in, to save memory.
-        clip: Largest gradient norm, None for any.
-        label_smoothing: Share of each target that is spread over all classes, in [0, 1).
-        dropout: On the embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021);
-            None as the architecture says.
-        augment: Names from `hydractl.data.preprocess.AUGMENTATIONS`.
-        train: Parts that train, from `PARTS`.
-        last_blocks: Only so many last blocks train, beside readout and head; None for all and the embedding.
-        reset_head: Start from a classifier of zeros.
-        early_stop: Stop after so many evaluations without improvement.
-        patience_delta: By how much accuracy must grow, or the negative log-likelihood fall, to count as improvement.
-        keep_best: Keep the weights that validated best instead of the last ones; implied by `early_stop`.
-        precision: `bf16` computes under autocast; weights and optimiser stay in fp32.
-        eval_every: Steps between evaluations; None for once an epoch.
-    """
-
-    optimizer: str = "adamw"
-    lr: tuple[float, ...] = ()
-    weight_decay: float | None = None
-    momentum: float = 0.9
-    schedule: str = "cosine"
+    optimizer: str = setting("adamw", "Default: adamw.", choices=("sgd", "adamw"), panel=LEARN)
+    lr: tuple[float, ...] = setting(
+        (),
+        "Peak learning rate (default 1e-4 for adamw, 1e-2 for sgd); of several, the one that validates best.",
+        above=0.0,
+        parse=parse_rates,
+        metavar="X[,Y,...]",
+        panel=LEARN,
+    )
+    weight_decay: float | None = setting(
+        None, "Of matrices only (default 0.01 for adamw, 0 for sgd).", low=0.0, tells=False, panel=LEARN
+    )
+    """Biases, norms, tokens and position embeddings are not decayed."""
+    momentum: float = setting(0.9, "Of sgd only (default 0.9).", low=0.0, below=1.0, tells=False, panel=LEARN)
+    schedule: str = setting(
+        "cosine",
+        "After the warm-up (default: cosine).",
+        choices=("constant", "cosine", "linear"),
+        panel=LEARN,
+    )
     floor: float = 0.0
-    warmup: int | float = 0.05
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int = 64
-    accumulate: int = 1
-    clip: float | None = None
-    label_smoothing: float = 0.0
-    dropout: float | None = None
-    augment: tuple[str, ...] = ()
-    train: tuple[str, ...] = PARTS
-    last_blocks: int | None = None
-    reset_head: bool = False
-    early_stop: int | None = None
-    patience_delta: float = 0.0
-    keep_best: bool = False
-    precision: str = "fp32"
-    eval_every: int | None = None
+    """Where the schedule ends, as a fraction of the peak."""
+    warmup: int | float = setting(
+        0.05,
+        "Warm-up in steps, or as a fraction such as 0.05 (default).",
+        low=0,
+        tells=False,
+        parse=parse_warmup,
+        metavar="N|F",
+        panel=LEARN,
+    )
+    """Linear; a float in (0, 1) is a fraction of all steps."""
+    clip: float | None = setting(None, "Largest norm of the gradient.", above=0.0, panel=LEARN)
+    label_smoothing: float = setting(0.0, "Share in [0, 1).", low=0.0, below=1.0, tells=False, panel=LEARN)
+    """Of each target, that is spread over all classes."""
+    dropout: float | None = setting(
+        None,
+        "Share in [0, 1); default: as the architecture says.",
+        low=0.0,
+        below=1.0,
+        tells=False,
+        panel=LEARN,
+    )
+    """On the embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
+    augment: tuple[str, ...] = setting(
+        (),
+        "flip, rrc, randaugment, shift; or none (default).",
+        parse=partial(words, "--augment"),
+        metavar="NAME[,...]",
+        panel=LEARN,
+    )
+    """Names from `hydractl.data.preprocess.AUGMENTATIONS`."""
+    precision: str = setting(
+        "fp32", "Default: fp32; bf16 computes under autocast.", choices=("fp32", "bf16"), panel=LEARN
+    )
+    """Of the forward pass; weights and optimiser stay in fp32."""
+    steps: int | None = setting(None, "Optimiser steps.", low=1, tells=False, panel=TIME)
+    epochs: int | None = setting(None, "Passes over the data (default 10).", low=1, tells=False, panel=TIME)
+    """None where steps are counted."""
+    batch_size: int = setting(
+        64,
+        "Samples in one optimiser step, over all processes (default 64).",
+        low=1,
+        tells=False,
+        panel=TIME,
+    )
+    accumulate: int = setting(
+        1,
+        "Compute each batch in N pieces, to save memory; the result is the same.",
+        low=1,
+        tells=False,
+        metavar="N",
+        panel=TIME,
+    )
+    train: tuple[str, ...] = setting(
+        PARTS,
+        "embed, norm, attention, mlp, readout, head; default: all.",
+        choices=PARTS,
+        parse=partial(words, "--train"),
+        metavar="PART[,...]",
+        panel=WHAT,
+    )
+    last_blocks: int | None = setting(
+        None, "Only the last N blocks, readout and head.", low=0, tells=False, metavar="N", panel=WHAT
+    )
+    """None for all blocks and the embedding."""
+    reset_head: bool = flag(
+        Setting("Start from a classifier of zeros.", spelled=("--reset-head/--keep-head",), panel=WHAT)
+    )
+    eval_every: int | None = setting(
+        None,
+        "Validate so often (default: every epoch).",
+        low=1,
+        tells=False,
+        metavar="STEPS",
+        panel=STOP,
+    )
+    early_stop: int | None = setting(
+        None,
+        "Stop after N evaluations without improvement, and keep the best weights.",
+        low=1,
+        tells=False,
+        metavar="N",
+        panel=STOP,
+    )
+    patience_delta: float = setting(
+        0.0, "With `--early-stop`: how much is an improvement (default 0).", low=0.0, tells=False, panel=STOP
+    )
+    """By how much accuracy must grow, or the negative log-likelihood fall."""
+    keep_best: bool = flag(
+        Setting(
+            "Keep the weights that validated best, or the last (default).",
+            spelled=("--keep-best/--keep-last",),
+            panel=STOP,
+        )
+    )
+    """Implied by `early_stop`."""
 
     def __post_init__(self) -> None:
-        _one_of("--optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("--schedule", self.schedule, SCHEDULES)
-        _one_of("--precision", self.precision, PRECISIONS)
-        for part in self.train:
-            _one_of("--train", part, PARTS)
+        if isinstance(self.warmup, float) and not 0 < self.warmup < 1:
+            raise UsageError(f"`--warmup {self.warmup:g}`: must be above 0 and below 1")
+        check(self)
+        if len(set(self.lr)) != len(self.lr):
+            raise UsageError("`--lr` has a learning rate twice")
         if not self.train:
             raise UsageError(
                 "nothing would train: `--train` names no part", hint=f"choose from {', '.join(PARTS)}"
@@ -106,27 +190,6 @@ class Recipe:
             set_field(self, "weight_decay", DEFAULT_DECAY[self.optimizer])
         set_field(self, "train", tuple(part for part in PARTS if part in self.train))
         set_field(self, "keep_best", self.keep_best or self.early_stop is not None)
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        if len(set(self.lr)) != len(self.lr):
-            raise UsageError("`--lr` has a learning rate twice")
-        for lr in self.lr:
-            _within("--lr", lr, above=0.0)
-        for option, value in (("--steps", self.steps), ("--epochs", self.epochs), ("--batch-size", self.batch_size),
-                              ("--accumulate", self.accumulate), ("--early-stop", self.early_stop),
-                              ("--eval-every", self.eval_every)):  # fmt: skip
-            _within(option, value, least=1)
-        _within("--last-blocks", self.last_blocks, least=0)
-        _within("--weight-decay", self.weight_decay, least=0.0)
-        _within("--patience-delta", self.patience_delta, least=0.0)
-        _within("--clip", self.clip, above=0.0)
-        for option, fraction in (("--momentum", self.momentum), ("--label-smoothing", self.label_smoothing),
-                                 ("--dropout", self.dropout)):  # fmt: skip
-            _within(option, fraction, least=0.0, below=1.0)
-        if isinstance(self.warmup, float):
-            _within("--warmup", self.warmup, above=0.0, below=1.0)
-        _within("--warmup", self.warmup, least=0)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimiser steps.
@@ -155,21 +218,6 @@ class Recipe:
             "last_blocks": self.last_blocks is None or BLOCKLESS.issuperset(self.train),
         }
         return {key: value for key, value in asdict(self).items() if not idle.get(key, False)}
-
-
-def _one_of(option: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise UsageError(f"`{option} {value}`: unknown", hint=f"choose from {', '.join(known)}")
-
-
-def _within(
-    option: str, value: float | None, *, least: float = -inf, above: float = -inf, below: float = inf
-) -> None:
-    if value is None or (value >= least and value > above and value < below):
-        return
-    wanted = [f"at least {least:g}" if least > -inf else "", f"above {above:g}" if above > -inf else "",
-              f"below {below:g}" if below < inf else ""]  # fmt: skip
-    raise UsageError(f"`{option} {value:g}`: must be {' and '.join(w for w in wanted if w) or 'finite'}")
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(

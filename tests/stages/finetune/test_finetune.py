@@ -23,7 +23,8 @@ from hydractl.families.base import locate
 from hydractl.families.opening import load_model, open_model
 from hydractl.manifest import Kind
 from hydractl.stages.finetune import run as stage
-from hydractl.stages.finetune.run import FinetuneConfig, run_finetune
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from support.builders import base
 from support.variants import TIMM_VIT, TINY, Variant

@@ -1,0 +1,82 @@
+"""What `finetune` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.parallel import refuse_shared_input
+from hydractl.publish import is_stream
+from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting
+from hydractl.stages.shared import settings as shared
+from hydractl.training.recipes.recipe import RECIPES, Recipe, recipe_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hydractl.manifest import Option
+
+RECIPE = Declared("recipe", "str", Setting("As in the paper; options override it.", choices=tuple(RECIPES)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneConfig:
+    """What to train, on what, how, and where to."""
+
+    model: str = required(shared.MODEL)
+    """A base or a member; `arch:NAME` trains from random weights."""
+    data: DataRef = required(
+        Setting(
+            f"Labelled training data: {shared.DATA_SOURCES}.",
+            metavar=shared.DATA_METAVAR,
+            parse=DataRef.parse,
+        )
+    )
+    val: DataRef = required(
+        Setting("Labelled validation data.", metavar=shared.DATA_METAVAR, parse=DataRef.parse)
+    )
+    out: Path = required(shared.OUT)
+    max_length: int | None = by_default(None, shared.MAX_LENGTH)
+    recipe: Recipe = by_default(
+        Recipe(),
+        Composed(lambda given: recipe_of(given.pop("recipe", None), given), (RECIPE, *Declared.of(Recipe))),
+    )
+    save_every: int | None = setting(
+        None,
+        "Save what a killed run goes on from (default: every half minute, and every epoch).",
+        low=1,
+        tells=False,
+        metavar="STEPS",
+        panel=shared.MACHINE,
+    )
+    seed: int = by_default(0, shared.SEED)
+    """Of random weights, the order of the data, augmentation and dropout."""
+    device: str = by_default("auto", shared.DEVICE)
+    arch: str | None = by_default(None, shared.ARCH)
+    force: bool = flag(shared.FORCE)
+    """Drops the state of another run, too."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.save_every is not None and self.state is None:
+            raise UsageError(
+                f"`--save-every` has no effect with `-o {self.out}`: a stream leaves no place to go on from",
+                hint="name a file with `-o`, or leave `--save-every` out",
+            )
+        if self.arch is not None and self.model.startswith("arch:"):
+            raise UsageError(
+                f"`--arch` has no effect with `{self.model}`, which names its architecture",
+                hint="leave `--arch` out",
+            )
+        refuse_shared_input(self.model)
+
+    def options(self) -> dict[str, Option]:
+        """Return what shapes the result, as lineage options; the lineage drops those that are None."""
+        return {**self.recipe.options(), "max_length": self.max_length}
+
+    @property
+    def state(self) -> Path | None:
+        """Where the state of an unfinished run lies; nowhere for a stream."""
+        return None if is_stream(self.out) else self.out.with_name(f"{self.out.name}.state")
