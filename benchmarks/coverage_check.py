@@ -18,7 +18,8 @@ from hydractl.fusion.hydra import load
 from hydractl.heads.masks import full_mask
 from hydractl.inputs import inputs_like
 from hydractl.manifest import Header, Kind
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.builders import Sample, perturbed  # the oracles live with the tests

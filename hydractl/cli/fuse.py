@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from hydractl.cli.options import (
-    ClassesOpt,
-    ForceOpt,
-    JsonOpt,
-    ModelsArg,
-    OutOpt,
-    QuietOpt,
-    SeedOpt,
-    TemplateOpt,
-    VerifyOpt,
-)
+from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, size, table
 from hydractl.progress import counted
+from hydractl.stages.fuse.config import FuseConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,27 +15,8 @@ if TYPE_CHECKING:
     from hydractl.stages.fuse.run import FuseReport
 
 
-class Mlp(StrEnum):
-    """What becomes of MLPs that differ."""
-
-    merge = "merge"
-    keep = "keep"
-
-
-def fuse(
-    models: ModelsArg,
-    out: OutOpt,
-    mlp: Annotated[
-        Mlp, typer.Option("--mlp", help="Average MLPs that differ, or keep each member's own.")
-    ] = Mlp.merge,
-    classes: ClassesOpt = None,
-    template: TemplateOpt = None,
-    seed: SeedOpt = 0,
-    verify: VerifyOpt = True,
-    force: ForceOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
-) -> None:
+@command(FuseConfig)
+def fuse(config: FuseConfig, terminal: Terminal) -> None:
     """Fuse members into one model that runs them all in a single forward pass.
 
     Tensors that are equal in all members are stored and computed once. MLPs that differ are averaged; everything
@@ -58,19 +27,8 @@ def fuse(
       hydractl fuse seed0.st seed1.st seed2.st --mlp keep -o ensemble.st
       hydractl fuse clip0.st clip1.st clip2.st --classes cat,dog --template "A photo of a {label}." -o hydra.st
     """
-    terminal = Terminal(as_json=json, quiet=quiet, out=out)
-    from hydractl.stages.fuse.run import FuseConfig, run_fuse
-    from hydractl.stages.shared.classes import Naming
+    from hydractl.stages.fuse.run import run_fuse
 
-    config = FuseConfig(
-        models=tuple(models),
-        out=out,
-        mlp=mlp.value,
-        verify=verify,
-        seed=seed,
-        naming=Naming.parse(classes, template),
-        force=force,
-    )
     report = run_fuse(config, terminal.progress())
     terminal.result(report, lambda out: render(report, out))
 

@@ -75,7 +75,8 @@ def made(tmp_path_factory):
     from hydractl.families.opening import open_model
     from hydractl.heads.budget import Budget
     from hydractl.manifest import Fingerprint, HeadScores, Removal, TowerScores
-    from hydractl.stages.fuse.run import FuseConfig, run_fuse
+    from hydractl.stages.fuse.config import FuseConfig
+    from hydractl.stages.fuse.run import run_fuse
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.stages.prune.run import run_prune
 

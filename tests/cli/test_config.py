@@ -8,7 +8,7 @@ import pytest
 
 from hydractl.heads.budget import Budget
 from hydractl.stages.fuse import run as fuse
-from hydractl.stages.fuse.run import FuseConfig
+from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.inspect import compare as inspect_compare
 from hydractl.stages.inspect import run as inspect
 from hydractl.stages.inspect.compare import CompareConfig

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
 
@@ -11,13 +13,22 @@ from hydractl.cli import command
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.scoring.methods import METHODS, SETTINGS
-from hydractl.settings import KEY, Composed, Setting, configured, declared, options_of, spelled
+from hydractl.settings import KEY, Composed, Declared, configured, declared, options_of, spelled
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.importing.config import ImportConfig
+from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.training.recipes.recipe import RECIPES
 
-CONFIGS = {"score": ScoreConfig, "finetune": FinetuneConfig}
-BY_HAND = {"schema", "demo", "prune", "fuse", "eval", "inspect", "import"}
+CONFIGS = {
+    "score": ScoreConfig,
+    "prune": PruneConfig,
+    "finetune": FinetuneConfig,
+    "fuse": FuseConfig,
+    "import": ImportConfig,
+}
+BY_HAND = {"schema", "demo", "eval", "inspect"}
 TERMINAL = ("json", "quiet")
 TEXTS = {
     "max_memory": "2KiB",
@@ -25,6 +36,7 @@ TEXTS = {
     "objective": "acc",
     "classes": "a,b",
     "template": "a {label}",
+    "keep": "3",
     "lr": "0.5,0.25",
     "warmup": "7",
     "augment": "flip,shift",
@@ -37,7 +49,9 @@ MEANT = {"classes": ("a", "b"), "recipe": RECIPES["sst2"]}
 """What texts mean to what several options make together."""
 INSIDE = {"keep": "keep_per_layer", "classes": "names", "template": "templates"}
 """What options are called in what is composed of them, where not the same."""
-ALWAYS = {"score": ("--objective", "acc")}
+ALWAYS = {"score": ("--objective", "acc"), "prune": ("--scores", "s.json", "--keep", "2")}
+SCORED = ("--scores", "s.json")
+DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
 COMPANIONS = {
     "score": {
         **{
@@ -53,6 +67,16 @@ COMPANIONS = {
         "recheck": ("--objective", "acc", "--search", "lazy"),
         "weights_lr": ("--method", "l0", "--training", "joint"),
         "trained": ("--method", "l0", "--training", "joint"),
+    },
+    "prune": {
+        **dict.fromkeys(("keep", "remove", "keep_fraction"), SCORED),
+        **{o.name: (*DIVERSE, "--data", "d") for o in Declared.of(DiverseConfig)},
+        **dict.fromkeys(("classes", "template"), (*DIVERSE, "--data", "d")),
+        "data": DIVERSE,
+        "scores": ("--keep", "2"),
+        "masks": (),
+        "strategy": ("--pool", "9", "--data", "d", *ALWAYS["prune"]),
+        "members": ("--pool", "9", "--out", "a{i}.st", *ALWAYS["prune"]),
     },
     "finetune": {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")},
 }
@@ -94,7 +118,8 @@ def words_for(name, option):
         text = next(c for c in reversed(setting.choices) if c != option.default)
     elif kind in (int, float):
         text = "3" if kind is int else "0.375"
-    value = MEANT.get(name) or setting.read(kind(text) if kind in (int, float) else text)
+    item = get_args(kind)[0] if get_origin(kind) is list else kind
+    value = MEANT.get(name) or setting.read(item(text) if item in (int, float, Path) else text)
     several = (
         name not in MEANT and option.kind.startswith("tuple") and (setting.parse is None or setting.repeated)
     )
@@ -122,21 +147,20 @@ def test_an_option_reaches_the_field_of_its_name(made, name, option):
 
     assert value != option.default
     assert type(found) is config
-    assert str(reached(found, option.name)) == str(value)
+    assert reached(found, option.name) == value
 
 
-def reached(config, name):
+def reached(held, name):
     """Return what a configuration holds for an option, itself or in what is composed of several."""
-    for field in dataclasses.fields(config):
-        told, here = field.metadata.get(KEY), None
-        if isinstance(told, Setting) and field.name == name:
-            return getattr(config, name)
-        if isinstance(told, Composed) and name in [o.name for o in told.options]:
-            here = getattr(config, field.name)
-            if field.name == name:
-                return here
-            return here[name] if isinstance(here, Mapping) else getattr(here, INSIDE.get(name, name))
-    raise AssertionError(name)
+    if isinstance(held, Mapping):
+        return held[name]
+    told = {field.name: field.metadata.get(KEY) for field in dataclasses.fields(held)}
+    if name in told:
+        return getattr(held, name)
+    for field, how in told.items():
+        if isinstance(how, Composed) and name in [o.name for o in how.options]:
+            return reached(getattr(held, field), name)
+    return getattr(held, INSIDE[name])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -14,7 +14,8 @@ from hydractl.families.base import locate
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.hydra import Hydra, load
 from hydractl.manifest import Fate
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.variants import PLAIN, VARIANTS, variant
 

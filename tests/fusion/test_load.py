@@ -10,7 +10,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, CLIP
 import hydractl
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.fusion.hydra import load
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.pairs import pair
 from support.text_folders import save_text_model

@@ -28,7 +28,8 @@ from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import EvalConfig, run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.score.config import ScoreConfig

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import digest_together, write_checkpoint
-from hydractl.errors import CheckFailed, CheckpointError, UsageError
+from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.opening import open_model
 from hydractl.fusion.fused import Fusion
 from hydractl.fusion.plan import trunk_length
@@ -16,7 +16,7 @@ from hydractl.manifest import Fate, FusePlan, Header, Kind
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish
-from hydractl.stages.shared.classes import NOTHING_NAMED, Naming, with_classes
+from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
 
@@ -26,38 +26,10 @@ if TYPE_CHECKING:
 
     from hydractl.families.opening import OpenModel
     from hydractl.manifest import Option
+    from hydractl.stages.fuse.config import FuseConfig
 
 UNKNOWN = f"sha256:{'0' * 64}"
 """What stands for a digest until it is known: as long as one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FuseConfig:
-    """What to fuse, and how.
-
-    Attributes:
-        models: The members, M >= 1: pruned or not, fine-tuned or not, of one architecture.
-        out: The hydra.
-        mlp: `merge` averages MLPs that differ (the paper); `keep` groups them.
-        verify: Compare the hydra with its members before it is published.
-        seed: Of the random batch for that.
-        naming: What a zero-shot hydra tells apart; without it, what its members store.
-        force: Replace an existing output.
-    """
-
-    models: tuple[str, ...]
-    out: Path
-    mlp: Literal["merge", "keep"] = "merge"
-    verify: bool = True
-    seed: int = 0
-    naming: Naming = NOTHING_NAMED
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.models:
-            raise UsageError("nothing to fuse", hint="`hydractl fuse a.st b.st c.st -o hydra.st`")
-        if sum(m == "-" for m in self.models) > 1:
-            raise UsageError("only one member can come from standard input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.opening import base_header, expected_specs, folder_files
-from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, is_architecture
+from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
 from hydractl.manifest import Header, InputFile, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
@@ -25,64 +25,10 @@ from hydractl.stages.shared.outputs import check_outputs
 if TYPE_CHECKING:
     from hydractl.families.base import Described, Family
     from hydractl.manifest import Step
+    from hydractl.stages.importing.config import ImportConfig
 
 CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}
 """What the libraries call the number of classes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportConfig:
-    """What to import, and as what.
-
-    Attributes:
-        source: A file of torch (`.pth`, `.pt`, `.bin`, `.ckpt`) or safetensors, or the `.index.json` of shards.
-        arch: `NAME[::key=value,...]`, or a folder whose `config.json` says it.
-        out: The base.
-        num_classes: What the classifier tells apart; None for the architecture's own, or as many as there are labels.
-        labels: Names of the classes: a file (a name a line, or a JSON list), or `a,b,c`.
-        tokenizer: A folder or a `tokenizer.json`, for texts.
-        ema: Take the exponential moving average of the weights.
-        force: Replace an existing output.
-    """
-
-    source: str
-    arch: str
-    out: Path
-    num_classes: int | None = None
-    labels: str | None = None
-    tokenizer: Path | None = None
-    ema: bool = False
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_classes is not None and self.num_classes < 1:
-            raise UsageError(f"`--num-classes {self.num_classes}`: a classifier has one class at least")
-        given = [
-            name
-            for name, value in (("--num-classes", self.num_classes), ("--tokenizer", self.tokenizer))
-            if value is not None
-        ]
-        if self.folder is not None and given:
-            raise UsageError(
-                f"`{given[0]}` goes with an architecture's name; the folder `{self.folder}` has its own",
-                hint=self.way_out or f"leave `{given[0]}` out",
-            )
-
-    @property
-    def way_out(self) -> str | None:
-        """What to type where `--arch` may mean a folder or an architecture of that name."""
-        if self.folder is None or not is_architecture(self.arch):
-            return None
-        return f"`{self.arch}` is a folder here: write `./{self.arch}` for it, `{self.arch}::` for the architecture"
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder that says the architecture, or None where a name does."""
-        path = Path(self.arch)
-        try:
-            return path if path.is_dir() else None
-        except OSError:  # a name too long for a path
-            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

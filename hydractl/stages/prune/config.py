@@ -1,19 +1,23 @@
-"""What `prune` is told, and what it reports."""
+"""What `prune` is told. Importing it loads no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UsageError
+from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, spelled
 from hydractl.stages.prune.strategy import DEFAULT_CANDIDATES, RULES, Diversity, Strategy
+from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from hydractl.heads.budget import Budget
+
+MEMBERS, DIVERSE = "Members", "Strategy diverse"
+AUTO = "auto"
 
 
 def needs_pool() -> UsageError:
@@ -26,104 +30,167 @@ def needs_pool() -> UsageError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiverseConfig:
-    """What `diverse` chooses by, and how candidates are run.
+    """What `diverse` chooses by, and how candidates are run."""
 
-    Attributes:
-        data: Labelled validation data.
-        ood: Out-of-distribution validation data; needed where the objective ranks it.
-        candidates: How many masks are drawn, at least as many as members are wanted.
-        diversity: What the members' predictions are compared by.
-        naming: What a zero-shot model tells apart; without it, the data's classes.
-        batch_size: Samples in one forward pass.
-        device: Where to compute.
-        max_length: Tokens of a text at most, no more than the model reads; None for as many.
-    """
-
-    data: str
-    ood: str | None = None
-    candidates: int = DEFAULT_CANDIDATES
-    diversity: Diversity = Diversity.MI
-    naming: Naming = NOTHING_NAMED
-    batch_size: int = 64
-    device: str = "auto"
-    max_length: int | None = None
+    data: str = required(
+        Setting("Labelled validation data to compare members on.", metavar=shared.DATA_METAVAR, panel=DIVERSE)
+    )
+    ood: str | None = setting(
+        None,
+        "Out-of-distribution validation data, where the scores' objective ranks it.",
+        metavar=shared.DATA_METAVAR,
+        panel=DIVERSE,
+    )
+    candidates: int = setting(
+        DEFAULT_CANDIDATES,
+        f"Masks to draw and to choose from (default {DEFAULT_CANDIDATES}).",
+        low=1,
+        metavar="N",
+        panel=DIVERSE,
+    )
+    """At least as many as members are wanted."""
+    diversity: Diversity = setting(
+        Diversity.MI,
+        "What to maximise: mutual information (default), the share of pairs that disagree, or none, a control.",
+        choices=tuple(Diversity),
+        panel=DIVERSE,
+    )
+    batch_size: int = by_default(
+        64, replace(shared.BATCH_SIZE, help="Samples in one forward pass (default 64).", panel=DIVERSE)
+    )
+    device: str = by_default(
+        "auto", replace(shared.DEVICE, help="auto (default), cpu, cuda, cuda:N or mps.", panel=DIVERSE)
+    )
+    max_length: int | None = by_default(None, shared.MAX_LENGTH)
+    naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
 
     def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise UsageError(f"`--candidates {self.candidates}`: must be at least 1")
+        check(self)
 
     @classmethod
-    def parse(cls, strategy: Strategy | None, given: Mapping[str, object]) -> DiverseConfig | None:
-        """Return what options say, None for another strategy.
+    def parse(cls, given: dict[str, Any]) -> DiverseConfig | None:
+        """Return what was typed, None for another strategy.
 
         Args:
-            strategy: As typed.
-            given: By the name of the option without dashes; None where it was not given.
+            given: Its options and `strategy`, by name; what was not typed is absent.
 
         Raises:
             UsageError: If `diverse` is given no data, or another strategy any of these options.
         """
-        present = {name: value for name, value in given.items() if value is not None}
-        if strategy is not Strategy.DIVERSE:
-            if present:
-                named = " and ".join(f"`--{name}`" for name in present)
+        if given.pop("strategy", None) is not Strategy.DIVERSE:
+            if given:
+                named = " and ".join(f"`{spelled(name)}`" for name in given)
                 raise UsageError(
                     f"{named}: only `--strategy diverse` looks at data",
                     hint="add `--strategy diverse`, or leave it out",
                 )
             return None
-        if "data" not in present:
+        if "data" not in given:
             raise UsageError(
                 "`--strategy diverse` compares members on validation data", hint="add `--data DATA`"
             )
-        naming = Naming.parse(present.pop("classes", None), present.pop("template", None))  # type: ignore[arg-type]
-        found = {name.replace("-", "_"): value for name, value in present.items()}
-        return cls(naming=naming, **found)  # type: ignore[arg-type]
+        return cls(naming=Naming.parse(given.pop("classes", None), given.pop("template", None)), **given)
+
+
+def parse_keep(text: str) -> int | str:
+    """Read `--keep N|auto`.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if text != AUTO and not (text.isascii() and text.isdigit()):
+        raise UsageError(
+            f"`--keep {text}`: must be a number of heads or `auto`", hint="`--keep 8`, or `--keep auto`"
+        )
+    return text if text == AUTO else int(text)
+
+
+def amount_of(given: dict[str, Any]) -> Budget | None:
+    """Return the budget that one of three options gives, or None without any and where the scores shall choose.
+
+    Raises:
+        UsageError: If two are given, or one is out of range.
+    """
+    if given.get("keep") != AUTO:
+        return shared.budget_of(**given)
+    if len(given) > 1:
+        raise UsageError(
+            f"`--keep auto` and `{'--keep-fraction' if 'keep_fraction' in given else '--remove'}` exclude each other",
+            hint="`--keep auto` takes the number from the scores",
+        )
+    return None
+
+
+KEEP = Setting(
+    "Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy "
+    "method's objective.",
+    parse=parse_keep,
+    metavar="N|auto",
+    panel=shared.BUDGET_PANEL,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneConfig:
-    """What to prune, how far, and where to.
+    """What to prune, how far, and where to."""
 
-    Attributes:
-        model: The base.
-        out: Output; with several members its name holds `{i}`.
-        arch: Architecture of a bare file.
-        scores: Scores files: one, or one a member.
-        masks: Mask files, one a member; instead of scores.
-        strategy: How members come about; None for what the other options and the scores imply.
-        budget: How many heads go; needed unless `auto`, or clusters or masks say it.
-        auto: The scores say themselves how many heads stay.
-        per_layer: Every layer keeps equally many.
-        members: How many members to make of one scores file, or of none.
-        pool: The first so many heads of the removal order are what members sample from.
-        diverge_from: Members are alike before this layer.
-        diverse: What `diverse` is told besides.
-        seed: Of the sampling.
-        dtype: bf16, fp16 or fp32; None keeps each tensor's own.
-        verify: Check that pruned equals masked before anything is published.
-        force: Replace existing outputs.
-    """
-
-    model: str
-    out: Path
-    arch: str | None = None
-    scores: tuple[Path, ...] = ()
-    masks: tuple[Path, ...] = ()
-    strategy: Strategy | None = None
-    budget: Budget | None = None
-    auto: bool = False
-    per_layer: bool = False
-    members: int = 1
-    pool: int | None = None
-    diverge_from: int = 0
-    diverse: DiverseConfig | None = None
-    seed: int = 0
-    dtype: str | None = None
-    verify: bool = True
-    force: bool = False
+    model: str = required(shared.MODEL)
+    """The base."""
+    out: Path = required(shared.OUT)
+    """With several members its name holds `{i}`."""
+    scores: tuple[Path, ...] = setting(
+        (), "Scores; several make one member each. `-` is standard input.", metavar="JSON"
+    )
+    masks: tuple[Path, ...] = setting(
+        (),
+        "A head-mask file instead of scores; several make one member each.",
+        spelled=("--mask",),
+        metavar="JSON",
+    )
+    budget: Budget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
+    """How many heads go; needed unless `auto`, or clusters or masks say it."""
+    auto: bool = by_default(
+        value=False, told=Composed(lambda given: given.get("keep") == AUTO, also=("keep",))
+    )
+    """The scores say themselves how many heads stay."""
+    per_layer: bool = flag(
+        Setting("With `--keep N`: exactly N heads in every layer.", panel=shared.BUDGET_PANEL)
+    )
+    strategy: Strategy | None = setting(
+        None,
+        "best: the most important heads. sample: the pool's heads go by chance. objectives: one member a scores "
+        "file. clusters: one head of each cluster, the j-th best for member j. random: no scores, a control. diverse: "
+        "the draws of sample that disagree most on data. Default: what the other options imply.",
+        choices=tuple(Strategy),
+        panel=MEMBERS,
+    )
+    members: int = setting(1, "How many members.", low=1, metavar="M", panel=MEMBERS)
+    """Of one scores file, or of none."""
+    pool: int | None = setting(
+        None,
+        "The first P heads to go are what members sample from (sample, diverse).",
+        low=1,
+        metavar="P",
+        panel=MEMBERS,
+    )
+    diverge_from: int = setting(
+        0, "Members are alike before this layer; fused, it runs once.", low=0, metavar="LAYER", panel=MEMBERS
+    )
+    diverse: DiverseConfig | None = by_default(
+        None,
+        Composed(
+            DiverseConfig.parse, (*Declared.of(DiverseConfig), *shared.NAMING.options), also=("strategy",)
+        ),
+    )
+    seed: int = by_default(0, shared.SEED)
+    """Of the sampling."""
+    arch: str | None = by_default(None, shared.ARCH)
+    dtype: str | None = by_default(None, shared.DTYPE)
+    verify: bool = flag(shared.VERIFY, on=True)
+    force: bool = flag(shared.FORCE)
 
     def __post_init__(self) -> None:
+        check(self)
         if (self.diverse is not None) != (self.strategy is Strategy.DIVERSE):
             raise ValueError("`diverse` goes with the strategy of that name")
         if self.budget is not None and self.auto:

@@ -46,22 +46,23 @@ TEMPLATE = Setting(
     metavar="TEXT",
     panel=ZERO_SHOT,
 )
-NAMING_OPTIONS = (Declared("classes", "str", CLASSES), Declared("template", "tuple[str, ...]", TEMPLATE))
-
-
-NAMING = Composed(lambda given: Naming.parse(given.get("classes"), given.get("template")), NAMING_OPTIONS)
+NAMING = Composed(
+    lambda given: Naming.parse(given.get("classes"), given.get("template")),
+    (Declared("classes", "str", CLASSES), Declared("template", "tuple[str, ...]", TEMPLATE)),
+)
 """Which classes a zero-shot model tells apart."""
 
 
-def budget(default: str = "") -> Composed:
+def budget(default: str = "", keep: Setting = KEEP) -> Composed:
     """Return how one of three options gives a budget.
 
     Args:
         default: What holds without any, for the help.
+        keep: How the first of them is told.
     """
     said = f"Keep this share of all heads{f' (default{default})' if default else ''}."
     options = (
-        Declared("keep", "int", KEEP),
+        Declared("keep", "int", keep),
         Declared("remove", "int", REMOVE),
         Declared("keep_fraction", "float", replace(KEEP_FRACTION, help=said)),
     )

@@ -15,7 +15,8 @@ from hydractl.families.transformers.refused import REFUSED
 from hydractl.fusion.hydra import Hydra, load
 from hydractl.manifest import Tokenization
 from hydractl.metrics.cost import count_macs
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.run import InspectConfig, run_inspect
 from support.builders import base
 from support.text_folders import edit_config, save_text_model

@@ -14,7 +14,8 @@ from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest import Tokenization
-from hydractl.stages.importing.run import ImportConfig, run_import
+from hydractl.stages.importing.config import ImportConfig
+from hydractl.stages.importing.run import run_import
 from support.builders import base
 from support.text_folders import WORDS, save_text_model, save_tokenizer
 from support.variants import VARIANTS

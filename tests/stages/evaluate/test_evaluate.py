@@ -20,7 +20,8 @@ from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.predictions import SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import EvalConfig, run_eval
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.variants import TINY, Variant
 

@@ -21,7 +21,8 @@ from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.predictions import Inputs, SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels, parse_temperature
 from hydractl.stages.evaluate.run import EvalConfig, run_eval
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.classes import Naming
 from support.builders import base
 from support.pairs import pair

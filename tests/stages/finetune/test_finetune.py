@@ -477,7 +477,8 @@ def test_a_hydra_is_refused(tmp_path, hydra_file):
 
 @pytest.fixture
 def hydra_file(tmp_path):
-    from hydractl.stages.fuse.run import FuseConfig, run_fuse
+    from hydractl.stages.fuse.config import FuseConfig
+    from hydractl.stages.fuse.run import run_fuse
 
     for i, keep in enumerate((((0,), (1,), (2,)), ((1,), (2,), (3,)))):
         base().pruned(*keep).save(tmp_path / f"{i}.st")

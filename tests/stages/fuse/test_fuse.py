@@ -16,7 +16,8 @@ from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.manifest import Fate, Kind, Preprocess
 from hydractl.progress import Silent
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from support.builders import DTYPES, Sample, base, sha
 from support.variants import PLAIN, variant
 

@@ -20,7 +20,8 @@ from hydractl.families.opening import load_model, open_model
 from hydractl.manifest import Kind
 from hydractl.progress import Silent
 from hydractl.runtime import digest_file
-from hydractl.stages.importing.run import ImportConfig, run_import
+from hydractl.stages.importing.config import ImportConfig
+from hydractl.stages.importing.run import run_import
 
 OPTIONS = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 32, "depth": 2, "num_heads": 4}
 NAME = "vit_tiny_patch16_224"
@@ -467,7 +468,7 @@ def test_weights_that_do_not_fit(tmp_path, state, change, options, message, hint
 USAGE = {
     "no moving average": ({"ema": True}, "has no moving average of weights; its keys are `cls_token`"),
     "two numbers of classes": ({"arch": f"{ARCH},num_classes=5"}, "`--num-classes 7` and `num_classes=5`"),
-    "no classes": ({"num_classes": 0}, "one class at least"),
+    "no classes": ({"num_classes": 0}, "`--num-classes 0`: must be at least 1"),
     "labels": ({"labels": "a,b"}, "2 names for 7 classes"),
     "empty label": ({"labels": "a,,b"}, "none of them empty"),
     "tokenizer": ({"tokenizer": Path("t.json")}, "`--tokenizer` is for texts"),

@@ -11,7 +11,8 @@ from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.families.base import name_in_memory
 from hydractl.families.opening import open_model
 from hydractl.families.registry import FAMILIES
-from hydractl.stages.fuse.run import FuseConfig, run_fuse
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.run import InspectConfig, run_inspect
 from hydractl.stages.shared.classes import Classes, Naming, with_classes
 from support.builders import base

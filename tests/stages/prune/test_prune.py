@@ -422,7 +422,8 @@ def test_existing_outputs_need_force_even_the_mask_alone(tmp_path, model):
 
 
 def test_a_hydra_is_refused(tmp_path):
-    from hydractl.stages.fuse.run import FuseConfig, run_fuse
+    from hydractl.stages.fuse.config import FuseConfig
+    from hydractl.stages.fuse.run import run_fuse
 
     path = base(PLAIN).save(tmp_path / "base.st")
     run_fuse(FuseConfig(models=(str(path),), out=tmp_path / "hydra.st"))

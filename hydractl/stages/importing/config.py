@@ -1,0 +1,72 @@
+"""What `import` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydractl.errors import UsageError
+from hydractl.settings import Setting, check, flag, required, setting
+from hydractl.stages.shared import settings as shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportConfig:
+    """What to import, and as what."""
+
+    source: str = required(
+        Setting(
+            "What a training script saved: .pth, .pt, .ckpt, .bin or .safetensors, or the .index.json of shards.",
+            positional=True,
+            metavar="WEIGHTS",
+            shows=False,
+        )
+    )
+    arch: str = required(
+        Setting(
+            "Architecture: a name of timm, a model type of transformers (`bert`, `vit`), "
+            "or a folder whose config.json says it.",
+            metavar="NAME[::K=V,...]",
+            shows=False,
+        )
+    )
+    out: Path = required(shared.OUT)
+    num_classes: int | None = setting(None, "How many classes it tells apart.", low=1, metavar="N")
+    """None for the architecture's own, or as many as there are labels."""
+    labels: str | None = setting(
+        None, "Names of the classes: a file with one a line, a JSON list, or `a,b,c`.", metavar="PATH"
+    )
+    tokenizer: Path | None = setting(None, "For texts: a folder, or a tokenizer.json.", metavar="PATH")
+    ema: bool = flag(Setting("Take the exponential moving average of the weights."))
+    force: bool = flag(shared.FORCE)
+
+    def __post_init__(self) -> None:
+        check(self)
+        given = [
+            name
+            for name, value in (("--num-classes", self.num_classes), ("--tokenizer", self.tokenizer))
+            if value is not None
+        ]
+        if self.folder is not None and given:
+            raise UsageError(
+                f"`{given[0]}` goes with an architecture's name; the folder `{self.folder}` has its own",
+                hint=self.way_out or f"leave `{given[0]}` out",
+            )
+
+    @property
+    def way_out(self) -> str | None:
+        """What to type where `--arch` may mean a folder or an architecture of that name."""
+        from hydractl.families.registry import is_architecture  # noqa: PLC0415 - `--help` loads no pydantic
+
+        if self.folder is None or not is_architecture(self.arch):
+            return None
+        return f"`{self.arch}` is a folder here: write `./{self.arch}` for it, `{self.arch}::` for the architecture"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that says the architecture, or None where a name does."""
+        path = Path(self.arch)
+        try:
+            return path if path.is_dir() else None
+        except OSError:  # a name too long for a path
+            return None
