@@ -25,24 +25,23 @@ from hydractl.cli.options import (
     TemplateOpt,
 )
 from hydractl.cli.output import Terminal, as_json, count, line, table
+from hydractl.metrics.metric import Metric, Needs, Unit
+from hydractl.metrics.table import METRICS, TEMPERATURE, needing
 from hydractl.progress import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
-    from hydractl.manifest import Fingerprint, Report, Row
+    from hydractl.manifest import Fingerprint, Report, Value
 
 TABLE, DATA = "Table", "Data"
-PERCENT = {"accuracy", "auroc", "fpr95", "aupr", "disagreement"}
-COUNTS = {"parameters", "macs"}
-TIMES = {"latency_ms", "latency_batch_ms"}
-ID_COLUMNS = {"accuracy": "Acc", "brier": "Brier", "nll": "NLL", "ece": "ECE", "adaptive_ece": "aECE"}
-OOD_COLUMNS = {"auroc": "AUROC", "fpr95": "FPR95", "aupr": "AUPR"}
-TEMPERATURE = "temperature"
-COST_COLUMNS = {"parameters": "Params", "macs": "MACs", "latency_ms": "Latency"}
-MEMBER_COLUMNS = {"mutual_information": "MI", "disagreement": "DI"}
+CELLS: dict[Unit, Callable[[float], str]] = {
+    Unit.SHARE: lambda value: f"{100 * value:.1f}",
+    Unit.COUNT: count,
+    Unit.MS: lambda value: f"{value:.2f} ms",
+}
 
 
 def evaluate(
@@ -126,7 +125,7 @@ def evaluate(
 
     A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`.
 
-    Metrics: accuracy, brier, nll, ece, adaptive_ece; of members mutual_information, disagreement, entropy; with OOD data auroc, fpr95, aupr, aupr_in, aupr_out_trapezoid, aupr_in_trapezoid; the temperature if there is one; costs parameters, macs, latency_ms, latency_batch_ms.
+    Metrics: {metrics}.
 
     Examples:
       hydractl eval hydra.st --data digits::split=test,classes=0-6
@@ -188,17 +187,25 @@ def render(document: Report, out: Console) -> None:
 def _notes(document: Report, sets: int) -> str:
     """Return what must be known of the columns that are shown: which are means, and which are in %."""
     ranked = [
-        label
-        for m, label in OOD_COLUMNS.items()
-        if any(m in row.means.get("all", {}) for row in document.rows)
+        str(m.column)
+        for m in _columns(Needs.OOD)
+        if any(m.name in row.means.get("all", {}) for row in document.rows)
     ]
     means = f"; {_listed(ranked)} {'are means' if len(ranked) > 1 else 'is a mean'} over {sets} OOD sets"
-    hidden = set() if _has_members(document) else set(MEMBER_COLUMNS)
-    shown = {m for row in document.rows for m in row.values.keys() - hidden}
-    shown |= {m for row in document.rows for values in row.ood.values() for m in values}
-    names = {**ID_COLUMNS, **OOD_COLUMNS, **MEMBER_COLUMNS}
-    shares = [label for m, label in names.items() if m in PERCENT & shown]
+    hidden = set() if _has_members(document) else {m.name for m in _columns(Needs.MEMBERS)}
+    shown = {name for row in document.rows for name in row.values.keys() - hidden}
+    shown |= {name for row in document.rows for values in row.ood.values() for name in values}
+    shares = [
+        str(m.column)
+        for m in _columns(Needs.LABELS, Needs.OOD, Needs.MEMBERS)
+        if m.unit is Unit.SHARE and m.name in shown
+    ]
     return (means if ranked and sets > 1 else "") + (f". {_listed(shares)} in %" if shares else "")
+
+
+def _columns(*needs: Needs) -> list[Metric]:
+    """Return the metrics that tables show, in the order of what they need."""
+    return [METRICS[name] for each in needs for name in needing(METRICS, each) if METRICS[name].column]
 
 
 def _scaling(document: Report) -> str:
@@ -217,67 +224,73 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _has_members(document: Report) -> bool:
-    return any(row.members > 1 and row.values.keys() & MEMBER_COLUMNS for row in document.rows)
+    diverse = {m.name for m in _columns(Needs.MEMBERS)}
+    return any(row.members > 1 and row.values.keys() & diverse for row in document.rows)
 
 
 def _main_table(document: Report) -> object:
-    chosen = {TEMPERATURE: "T", **ID_COLUMNS, **OOD_COLUMNS, **COST_COLUMNS}
-    known = [m for m in chosen if any(_number(row, m) is not None for row in document.rows)]
-    batch = document.options.get("batch_size")
-    heads = [chosen[m] for m in known]
-    if any("latency_batch_ms" in row.values for row in document.rows):
-        known.append("latency_batch_ms")
-        heads.append(f"at batch {batch}")
-    rows = [[row.name, *(cell(m, _number(row, m)) for m in known)] for row in document.rows]
+    """Return a row's values on the ID set, costs, and means over all OOD sets."""
+    found = [
+        {m: v.value for m, v in row.values.items()} | dict(row.means.get("all", {})) for row in document.rows
+    ]
+    every = _columns(Needs.TEMPERATURE, Needs.LABELS, Needs.OOD, Needs.WEIGHTS, Needs.TIME)
+    shown = [m for m in every if any(m.name in numbers for numbers in found)]
+    heads = [str(m.column).format(batch_size=document.options.get("batch_size")) for m in shown]
+    rows = [[row.name, *_cells(shown, numbers)] for row, numbers in zip(document.rows, found, strict=True)]
     return table(["model", *heads], rows)
 
 
-def _number(row: Row, metric: str) -> float | None:
-    """Return what the main table shows: the ID value or cost, or the mean over all OOD sets."""
-    if metric in row.values:
-        return row.values[metric].value
-    return row.means.get("all", {}).get(metric) if metric in OOD_COLUMNS else None
-
-
 def _ood_table(document: Report, name: str, kind: str) -> object:
-    known = [m for m in (*OOD_COLUMNS, *MEMBER_COLUMNS) if all(m in row.ood[name] for row in document.rows)]
-    labels = {**OOD_COLUMNS, **MEMBER_COLUMNS}
-    rows = [[row.name, *(_with_interval(m, row, name) for m in known)] for row in document.rows]
-    data = document.data[name]
-    title = f"{name} ({kind} OOD: {_samples(data, ', ')})"
-    return table(["model", *(labels[m] for m in known)], rows, title=title)
+    shown = [
+        m for m in _columns(Needs.OOD, Needs.MEMBERS) if all(m.name in row.ood[name] for row in document.rows)
+    ]
+    rows = [[row.name, *(_with_interval(m, row.ood[name][m.name]) for m in shown)] for row in document.rows]
+    title = f"{name} ({kind} OOD: {_samples(document.data[name], ', ')})"
+    return table(["model", *(str(m.column) for m in shown)], rows, title=title)
 
 
-def _with_interval(metric: str, row: Row, name: str) -> str:
-    value = row.ood[name][metric]
-    text = cell(metric, value.value)
-    if value.low is None or value.high is None:
+def _with_interval(metric: Metric, found: Value) -> str:
+    text = cell(metric, found.value)
+    if found.low is None or found.high is None:
         return text
-    return f"{text} [{cell(metric, value.low)}, {cell(metric, value.high)}]"
+    return f"{text} [{cell(metric, found.low)}, {cell(metric, found.high)}]"
 
 
 def _member_table(document: Report) -> object:
-    known = [m for m in MEMBER_COLUMNS if all(m in row.values for row in document.rows)]
-    ood = all(row.means.get("all", {}).keys() >= {*known} for row in document.rows)
-    heads = [f"{MEMBER_COLUMNS[m]} ID" for m in known] + [f"{MEMBER_COLUMNS[m]} OOD" for m in known if ood]
+    known = [m for m in _columns(Needs.MEMBERS) if all(m.name in row.values for row in document.rows)]
+    ood = all(row.means.get("all", {}).keys() >= {m.name for m in known} for row in document.rows)
+    heads = [f"{m.column} {where}" for where in ("ID", "OOD")[: 1 + ood] for m in known]
     rows = [
         [
             row.name,
             str(row.members),
-            *(cell(m, row.values[m].value) for m in known),
-            *(cell(m, row.means["all"][m]) for m in known if ood),
+            *_cells(known, {m: v.value for m, v in row.values.items()}),
+            *(_cells(known, row.means["all"]) if ood else ()),
         ]
         for row in document.rows
     ]
     return table(["model", "members", *heads], rows, title="Diversity of the members")
 
 
-def cell(metric: str, value: float | None) -> str:
+def _cells(metrics: Sequence[Metric], numbers: Mapping[str, float]) -> list[str]:
+    return [cell(m, numbers[m.name]) if m.name in numbers else "" for m in metrics]
+
+
+def cell(metric: Metric, value: float) -> str:
     """Return a number as a person reads it."""
-    if value is None:
-        return ""
-    if metric in PERCENT:
-        return f"{100 * value:.1f}"
-    if metric in COUNTS:
-        return count(value)
-    return f"{value:.2f} ms" if metric in TIMES else f"{value:.3f}"
+    return CELLS.get(metric.unit, "{:.3f}".format)(value)
+
+
+def _known_metrics() -> str:
+    """Return the names of all metrics, by what they need."""
+    kinds = {
+        "": (Needs.LABELS,),
+        "of members ": (Needs.MEMBERS,),
+        "with OOD data ": (Needs.OOD,),
+        "the temperature if there is one": (),
+        "costs ": (Needs.WEIGHTS, Needs.TIME),
+    }
+    return "; ".join(kind + ", ".join(needing(METRICS, *needs)) for kind, needs in kinds.items())
+
+
+evaluate.__doc__ = str(evaluate.__doc__).replace("{metrics}", _known_metrics())

@@ -17,20 +17,19 @@ from hydractl.manifest import Tokenization
 from hydractl.progress import SILENT, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
     from hydractl.data.batches import Batch, Deal
     from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
+    from hydractl.inputs import Inputs
     from hydractl.manifest import Preprocess
     from hydractl.progress import Progress
 
 Reading: TypeAlias = "Preprocess | Tokenization"
 """How an item becomes a model's input, as its header says."""
-Inputs: TypeAlias = "Tensor | Mapping[str, Tensor]"
-"""Images (B, C, H, W), or what a text model takes by name, each (B, T)."""
 
 
 def content_of(how: Reading) -> Content:

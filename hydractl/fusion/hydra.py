@@ -17,6 +17,7 @@ from hydractl.fusion.grouped import assemble
 from hydractl.fusion.plan import split_members
 from hydractl.inputs import checked_inputs
 from hydractl.manifest import Kind
+from hydractl.metrics.samples import ensemble_log_probs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,13 +68,7 @@ class Hydra(Towers):
             TypeError: If they are not what the model reads.
         """
         logits = self.member_logits(checked_inputs(inputs, named, self.towers.keys()))
-        return HydraOutput(ensemble_log_probs(logits), logits)
-
-
-def ensemble_log_probs(member_logits: torch.Tensor) -> torch.Tensor:
-    """Return `log mean_m softmax(z_m)` (B, C) of member logits (M, B, C)."""
-    log_m = torch.log(torch.tensor(float(member_logits.shape[0]), dtype=torch.float32)).to(member_logits)
-    return torch.logsumexp(member_logits.log_softmax(dim=-1), dim=0) - log_m
+        return HydraOutput(ensemble_log_probs(logits.log_softmax(dim=-1)), logits)
 
 
 def hydra_from_state(

@@ -1,10 +1,8 @@
-"""What every metric asks of its tensors before it counts anything."""
+"""What every metric asks of its tensors before it counts anything. Importing this module loads no torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,11 +24,11 @@ def check_probs(probs: Tensor, *, dims: int = 2) -> None:
     """
     if probs.ndim != dims or probs.numel() == 0:
         raise ValueError(f"probabilities must have {dims} non-empty axes, got shape {tuple(probs.shape)}")
-    if not bool(torch.isfinite(probs).all()):
+    if not bool(probs.isfinite().all()):
         raise ValueError("probabilities must be finite")
     if bool((probs < 0).any()):
         raise ValueError("probabilities must not be negative; are these logits?")
-    worst = float((probs.sum(-1, dtype=torch.float64) - 1).abs().max())
+    worst = float((probs.double().sum(-1) - 1).abs().max())
     if worst > ROW_SUM_TOLERANCE:
         raise ValueError(f"probabilities must sum to 1 over classes, but a row is off by {worst:.3g}")
 
@@ -48,25 +46,24 @@ def check_labels(labels: Tensor, *, samples: int, classes: int) -> None:
     """
     if labels.shape != (samples,):
         raise ValueError(f"labels must have shape ({samples},), got {tuple(labels.shape)}")
-    if labels.is_floating_point() or labels.dtype == torch.bool:
+    if not str(labels.dtype).startswith(("torch.int", "torch.uint")):
         raise ValueError(f"labels must be integers, got {labels.dtype}")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise ValueError(f"labels must lie in 0..{classes - 1}, got {low}..{high}")
 
 
-def check_scores(scores: Tensor, *, name: str, dims: int = 1) -> None:
+def check_scores(scores: Tensor, *, name: str) -> None:
     """Refuse scores that cannot be ranked.
 
     Args:
-        scores: Any shape with `dims` axes.
+        scores: Shape (..., N).
         name: What the message calls them.
-        dims: How many axes there must be.
 
     Raises:
-        ValueError: If the shape is wrong or empty, or a score is not finite.
+        ValueError: If there is none, or one is not finite.
     """
-    if scores.ndim != dims or scores.numel() == 0:
-        raise ValueError(f"{name} scores must have {dims} non-empty axes, got shape {tuple(scores.shape)}")
-    if not bool(torch.isfinite(scores).all()):
+    if scores.ndim == 0 or scores.numel() == 0:
+        raise ValueError(f"{name} scores must have non-empty axes, got shape {tuple(scores.shape)}")
+    if not bool(scores.isfinite().all()):
         raise ValueError(f"{name} scores must be finite")

@@ -1,12 +1,15 @@
-"""How much do the members differ, and how unsure are they together?"""
+"""How much do the members differ, and how unsure are they together?
+
+Axes: M members, N samples, C classes. Importing this module loads no torch.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from hydractl.metrics.checks import check_probs
+from hydractl.metrics.metric import Metric, Needs, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +22,7 @@ def mutual_information(member_probs: Tensor) -> float:
     rounding below 0 is clamped after the mean.
 
     Args:
-        member_probs: Shape (M, B, C), rows summing to 1.
+        member_probs: Shape (M, N, C), rows summing to 1.
 
     Raises:
         ValueError: If the shape or a value is out of its range.
@@ -36,7 +39,7 @@ def disagreement(member_probs: Tensor) -> float:
     One member has no pair and gives 0. Equal probabilities: the lowest class is the prediction.
 
     Args:
-        member_probs: Shape (M, B, C), rows summing to 1.
+        member_probs: Shape (M, N, C), rows summing to 1.
 
     Raises:
         ValueError: If the shape or a value is out of its range.
@@ -55,7 +58,7 @@ def predictive_entropy(member_probs: Tensor) -> float:
     """Return the entropy of the members' mean prediction, in nats, in [0, ln C], mean over samples.
 
     Args:
-        member_probs: Shape (M, B, C), rows summing to 1; M = 1 is a single model.
+        member_probs: Shape (M, N, C), rows summing to 1; M = 1 is a single model.
 
     Raises:
         ValueError: If the shape or a value is out of its range.
@@ -64,26 +67,34 @@ def predictive_entropy(member_probs: Tensor) -> float:
     return float(_entropy(member_probs.double().mean(0)).mean())
 
 
-def variation_ratio(member_probs: Tensor) -> float:
-    """Return the share of members that do not predict the commonest class, in [0, 1 - 1/M], mean over samples.
-
-    Freeman (1965). Equal probabilities: the lowest class is the prediction.
-
-    Args:
-        member_probs: Shape (M, B, C), rows summing to 1.
-
-    Raises:
-        ValueError: If the shape or a value is out of its range.
-    """
-    check_probs(member_probs, dims=3)
-    members, samples, _ = member_probs.shape
-    votes = member_probs.argmax(2)
-    # The largest group of equal votes is the largest number of members that agree with any one member.
-    commonest = (votes[:, None] == votes[None]).sum(1).amax(0)
-    return 1.0 - int(commonest.sum()) / (members * samples)
-
-
 def _entropy(probs: Tensor) -> Tensor:
     """Return the entropy over the last axis in nats, with 0 ln 0 = 0."""
-    surprise: Tensor = torch.special.entr(probs)
-    return surprise.sum(-1)
+    return 0 - probs.xlogy(probs).sum(-1)  # never -0
+
+
+_diverse = partial(Metric, needs=Needs.MEMBERS, reads=("member_probs",))
+
+DIVERSITY = (
+    _diverse(
+        name="mutual_information",
+        column="MI",
+        definition="Entropy of the members' mean prediction less the members' mean entropy, mean over samples "
+        "(Depeweg et al. 2018).",
+        unit=Unit.NATS,
+        compute=mutual_information,
+    ),
+    _diverse(
+        name="disagreement",
+        column="DI",
+        definition="Share of member pairs that predict different classes, mean over samples.",
+        unit=Unit.SHARE,
+        high=1.0,
+        compute=disagreement,
+    ),
+    _diverse(
+        name="entropy",
+        definition="Entropy of the members' mean prediction, mean over samples.",
+        unit=Unit.NATS,
+        compute=predictive_entropy,
+    ),
+)

@@ -12,72 +12,29 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.manifest import Value
-from hydractl.metrics.calibration import adaptive_ece, ece
-from hydractl.metrics.classification import accuracy, brier, nll
-from hydractl.metrics.diversity import disagreement, mutual_information, predictive_entropy
-from hydractl.metrics.needs import DIVERSITY, LABELLED, RANKING
-from hydractl.metrics.ood import (
-    aupr_in,
-    aupr_in_trapezoid,
-    aupr_out,
-    aupr_out_trapezoid,
-    auroc,
-    fpr_at_tpr,
-    msp_score,
-)
-from hydractl.metrics.resampling import labelled_statistics, ranking_statistics
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.samples import answers, ensemble_log_probs, places
+from hydractl.metrics.scores import msp_score
+from hydractl.metrics.table import METRICS, needing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
+    from hydractl.metrics.metric import Metric
     from hydractl.metrics.resampling import Resampling
 
-CHUNK = 4096  # samples that are in float64 at once
-
-_ON_PROBS: dict[str, Callable[[Tensor, Tensor], float]] = {
-    "accuracy": accuracy,
-    "brier": brier,
-    "ece": ece,
-    "adaptive_ece": adaptive_ece,
-}
-_ON_SCORES: dict[str, Callable[[Tensor, Tensor], float]] = {
-    "auroc": auroc,
-    "fpr95": fpr_at_tpr,
-    "aupr": aupr_out,
-    "aupr_in": aupr_in,
-    "aupr_out_trapezoid": aupr_out_trapezoid,
-    "aupr_in_trapezoid": aupr_in_trapezoid,
-}
-_ON_MEMBERS: dict[str, Callable[[Tensor], float]] = {
-    "mutual_information": mutual_information,
-    "disagreement": disagreement,
-    "entropy": predictive_entropy,
-}
+SAMPLES_AT_ONCE = 4096  # in float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Numbers:
     """A row's numbers, apart from its costs; fields as in `manifest.Row`."""
 
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]]
     means: dict[str, dict[str, float]]
-
-
-def mixture_log_probs(member_log_probs: Tensor) -> Tensor:
-    """Return log mean_m p_m, the ensemble's prediction.
-
-    Args:
-        member_log_probs: Shape (M, N, C), natural logarithms.
-
-    Returns:
-        Shape (N, C), float64.
-    """
-    log_m = math.log(member_log_probs.shape[0])
-    parts = [torch.logsumexp(part.double(), 0) - log_m for part in member_log_probs.split(CHUNK, 1)]
-    return torch.cat(parts)
 
 
 def measure(
@@ -88,26 +45,30 @@ def measure(
     metrics: Sequence[str],
     groups: Mapping[str, Sequence[str]],
     resampling: Resampling,
-) -> Measured:
+) -> Numbers:
     """Return every chosen number of one model or ensemble that follows from its predictions.
 
     Args:
         id_log_probs: Members' log-probabilities on the ID set, shape (M, N, C).
         labels: Shape (N,), int64, in 0..C-1.
         ood_log_probs: The same of each OOD set, shape (M, N', C).
-        metrics: Names from `metrics.table`; those of costs are passed over.
+        metrics: Names from `table.METRICS`; those that do not follow from predictions are passed over.
         groups: Which OOD sets `near`, `far` and so on mean; a mean is the plain mean over data sets.
         resampling: How intervals are made.
     """
-    log_probs = mixture_log_probs(id_log_probs)
-    values = _labelled(log_probs, labels, metrics, resampling)
-    values |= _diversity(id_log_probs, metrics)
-    id_scores = msp_score(log_probs.exp())
-    ood = {
-        name: _ranking(id_scores, msp_score(mixture_log_probs(found).exp()), metrics, resampling)
-        | _diversity(found, metrics)
-        for name, found in ood_log_probs.items()
-    }
+    labelled, ranking, diverse = (
+        [METRICS[name] for name in needing(metrics, needs)]
+        for needs in (Needs.LABELS, Needs.OOD, Needs.MEMBERS)
+    )
+    log_probs = _predictions(id_log_probs)
+    probs = log_probs.exp()
+    values = resampling.values(labelled, answers(probs, labels, log_probs=log_probs))
+    values |= _diversity(id_log_probs, diverse)
+    ood = {}
+    for name, found in ood_log_probs.items():
+        by_score = places(msp_score(probs), msp_score(_predictions(found).exp()))
+        sets = ({side: own} for side, own in by_score.items())
+        ood[name] = resampling.values(ranking, *sets) | _diversity(found, diverse)
     means = {
         group: {
             metric: math.fsum(ood[n][metric].value for n in names) / len(names) for metric in ood[names[0]]
@@ -115,43 +76,20 @@ def measure(
         for group, names in groups.items()
         if names
     }
-    return Measured(values=values, ood=ood, means=means)
+    return Numbers(values=values, ood=ood, means=means)
 
 
-def _labelled(
-    log_probs: Tensor, labels: Tensor, metrics: Sequence[str], resampling: Resampling
-) -> dict[str, Value]:
-    chosen = [m for m in LABELLED if m in metrics]
-    probs = log_probs.exp()
-    statistics = labelled_statistics(log_probs, labels) if resampling.resamples else {}
-    return {
-        m: resampling.value(
-            nll(log_probs, labels) if m == "nll" else _ON_PROBS[m](probs, labels),
-            len(labels),
-            statistics.get(m),
-        )
-        for m in chosen
-    }
+def _predictions(member_log_probs: Tensor) -> Tensor:
+    """Return what the ensemble predicts, (N, C), log-probabilities in float64."""
+    parts = member_log_probs.split(SAMPLES_AT_ONCE, 1)
+    return torch.cat([ensemble_log_probs(part.double()) for part in parts])
 
 
-def _ranking(
-    id_scores: Tensor, ood_scores: Tensor, metrics: Sequence[str], resampling: Resampling
-) -> dict[str, Value]:
-    chosen = [m for m in RANKING if m in metrics]
-    statistics = ranking_statistics(id_scores, ood_scores) if resampling.resamples and chosen else {}
-    return {
-        m: resampling.value(
-            _ON_SCORES[m](id_scores, ood_scores), len(id_scores), statistics.get(m), others=len(ood_scores)
-        )
-        for m in chosen
-    }
-
-
-def _diversity(member_log_probs: Tensor, metrics: Sequence[str]) -> dict[str, Value]:
+def _diversity(member_log_probs: Tensor, metrics: Sequence[Metric]) -> dict[str, Value]:
     count = member_log_probs.shape[1]
-    found = dict.fromkeys((m for m in DIVERSITY if m in metrics), 0.0)
-    for part in member_log_probs.split(CHUNK, 1):
-        probs = part.double().exp()
-        for m in found:
-            found[m] += _ON_MEMBERS[m](probs) * probs.shape[1] / count
-    return {m: Value(value=v, count=count) for m, v in found.items()}
+    found = dict.fromkeys((m.name for m in metrics), 0.0)
+    for part in member_log_probs.split(SAMPLES_AT_ONCE, 1) if metrics else ():
+        sample = {"member_probs": part.double().exp()}
+        for metric in metrics:
+            found[metric.name] += float(metric.of(sample)) * part.shape[1] / count
+    return {name: Value(value=value, count=count) for name, value in found.items()}

@@ -1,9 +1,4 @@
-"""Bootstrap intervals of the metrics, fast: what each resample recomputes is a few sums over prepared vectors.
-
-On the identity resample every statistic here equals its metric; `tests` hold them to that, and on random resamples
-too. ID and OOD samples are drawn apart, so both keep their counts. All intervals of a report use the same seed:
-rows are compared on the same resamples.
-"""
+"""How sure is a measured number? Percentile bootstrap intervals, on the same resamples for every metric and every row."""
 
 from __future__ import annotations
 
@@ -13,15 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.manifest import Value
-from hydractl.metrics.intervals import bootstrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-BINS = 15
-TPR = 0.95
+    from hydractl.metrics.metric import Metric
+
+BOUNDS = (0.025, 0.975)
+DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,110 +32,65 @@ class Resampling:
     resamples: int = 200
     seed: int = 0
 
-    def value(
-        self,
-        found: float,
-        count: int,
-        statistic: Callable[[Tensor, Tensor], float] | None,
-        *,
-        others: int = 0,
-    ) -> Value:
-        """Return a measured number with its 95 % interval.
+    def draws(self, *counts: int) -> Iterator[tuple[Tensor, ...]]:
+        """Yield some resamples at a time: for each count n >= 1 indices (R, n), int64, drawn with replacement from 0..n-1.
+
+        Sets of samples are drawn apart, so that each keeps its count. Equal seeds and counts give equal draws.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        at_once = max(1, DRAWN_AT_ONCE // sum(counts))
+        for first in range(0, self.resamples, at_once):
+            rows = [
+                [torch.randint(n, (n,), generator=generator) for n in counts]
+                for _ in range(first, min(first + at_once, self.resamples))
+            ]
+            yield tuple(torch.stack(drawn) for drawn in zip(*rows, strict=True))
+
+    def values(self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor]) -> dict[str, Value]:
+        """Return metrics of samples, with the intervals of those that have one.
 
         Args:
-            found: The number.
-            count: How many samples it rests on; with `others`, how many are ID.
-            statistic: Maps indices of samples and of others to the number; None makes no interval.
-            others: How many OOD samples it rests on besides.
+            metrics: What to measure.
+            sets: What the metrics read, (N,) each, by name; ID and OOD samples are sets of their own.
         """
-        if statistic is None or self.resamples == 0:
-            return Value(value=found, count=count + others)
-        generator = torch.Generator().manual_seed(self.seed)
-
-        def resampled(index: Tensor) -> float:
-            second = torch.randint(max(others, 1), (others,), generator=generator)
-            return statistic(index, second)
-
-        low, high = bootstrap(count, resampled, resamples=self.resamples, generator=generator)
-        return Value(value=found, low=low, high=high, count=count + others)
-
-
-def labelled_statistics(log_probs: Tensor, labels: Tensor) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
-    """Return the metrics of labelled data as functions of sample indices.
-
-    Args:
-        log_probs: Shape (N, C), float64.
-        labels: Shape (N,), int64.
-    """
-    probs = log_probs.exp()
-    predicted = probs.argmax(1, keepdim=True)
-    correct = (predicted[:, 0] == labels).double()
-    confidence = probs.gather(1, predicted)[:, 0].clamp(max=1.0)
-    surprise = -log_probs.gather(1, labels[:, None])[:, 0]
-    own = probs.gather(1, labels[:, None])[:, 0]
-    # sum_c (p_c - y_c)^2 = sum_c p_c^2 - 2 p_y + 1
-    squared = probs.square().sum(1) - 2 * own + 1
-    gap = correct - confidence
-    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float32)
-    place = torch.bucketize(confidence.float(), edges, right=True) - 1
-
-    def binned(index: Tensor, _: Tensor) -> float:
-        sums = torch.bincount(place[index], weights=gap[index], minlength=BINS + 1)
-        return float(sums.abs().sum() / len(index))
-
-    def binned_by_count(index: Tensor, _: Tensor) -> float:
-        order = torch.argsort(confidence[index], stable=True)
-        parts = torch.tensor_split(gap[index][order], BINS)
-        return float(torch.stack([part.sum().abs() for part in parts]).sum() / len(index))
-
-    return {
-        "accuracy": lambda index, _: float(correct[index].mean()),
-        "brier": lambda index, _: float(squared[index].mean()),
-        "nll": lambda index, _: float(surprise[index].mean()),
-        "ece": binned,
-        "adaptive_ece": binned_by_count,
-    }
+        counts = [len(next(iter(samples.values()))) for samples in sets]
+        sample = {name: vector for samples in sets for name, vector in samples.items()}
+        found = {m.name: float(m.of(sample)) for m in metrics}
+        spread: dict[str, list[Tensor]] = {m.name: [] for m in metrics if m.interval and self.resamples}
+        read = {name for m in metrics if m.interval for name in m.reads}
+        for indices in self.draws(*counts) if spread else ():
+            drawn = {
+                name: samples[name].index_select(0, index.flatten()).view(index.shape)
+                for samples, index in zip(sets, indices, strict=True)
+                for name in samples
+                if name in read
+            }
+            for metric in metrics:
+                if metric.name in spread:
+                    spread[metric.name].append(torch.as_tensor(metric.of(drawn)))
+        return {
+            name: measured(value, torch.cat(spread[name]) if name in spread else None, count=sum(counts))
+            for name, value in found.items()
+        }
 
 
-def ranking_statistics(
-    id_scores: Tensor, ood_scores: Tensor
-) -> Mapping[str, Callable[[Tensor, Tensor], float]]:
-    """Return AUROC, FPR95 and AUPR as functions of ID and OOD indices.
-
-    Scores are ranked once; a resample only counts how often each rank was drawn.
+def measured(value: float, resampled: Tensor | None, *, count: int) -> Value:
+    """Return a number with its 95 % percentile interval (Efron 1979), interpolated linearly between resamples.
 
     Args:
-        id_scores: Shape (N,), higher is more OOD.
-        ood_scores: Shape (N',).
-    """
-    ranks = torch.unique(torch.cat([id_scores, ood_scores]), return_inverse=True)[1]
-    # rank 0 is the strangest sample
-    ranks = ranks.max() - ranks
-    id_ranks, ood_ranks = ranks[: len(id_scores)], ranks[len(id_scores) :]
-    size = int(ranks.max()) + 1
+        value: The number.
+        resampled: what it is on each resample, (R,); None makes no interval.
+        count: How many samples it rests on.
 
-    def drawn(index: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        return (
-            torch.bincount(id_ranks[index], minlength=size),
-            torch.bincount(ood_ranks[second], minlength=size),
+    Raises:
+        ValueError: If it is not finite on a resample.
+    """
+    if resampled is None:
+        return Value(value=value, count=count)
+    if not resampled.isfinite().all():
+        first = int((~resampled.isfinite()).int().argmax())
+        raise ValueError(
+            f"the statistic of resample {first} is {float(resampled[first])}, so it has no interval"
         )
-
-    def area(index: Tensor, second: Tensor) -> float:
-        ids, oods = drawn(index, second)
-        # an OOD sample beats every ID sample of a later rank, and half of those of its own
-        beaten = 2 * (len(index) - ids.cumsum(0)) + ids
-        return int((oods * beaten).sum()) / (2 * len(index) * len(second))
-
-    def flagged(index: Tensor, second: Tensor) -> float:
-        ids, oods = drawn(index, second)
-        first = int((oods.cumsum(0).double() / len(second) >= TPR).int().argmax())
-        return int(ids[: first + 1].sum()) / len(index)
-
-    def precision(index: Tensor, second: Tensor) -> float:
-        ids, oods = drawn(index, second)
-        caught = oods.cumsum(0)
-        # nothing drawn yet: precision has no value there, and no weight
-        flagged_so_far = (caught + ids.cumsum(0)).clamp(min=1)
-        return float((oods * (caught.double() / flagged_so_far)).sum()) / len(second)
-
-    return {"auroc": area, "fpr95": flagged, "aupr": precision}
+    low, high = torch.quantile(resampled.double(), torch.tensor(BOUNDS, dtype=torch.float64)).tolist()
+    return Value(value=value, low=low, high=high, count=count)

@@ -16,19 +16,20 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from hydractl.metrics.checks import check_labels
+from hydractl.metrics.samples import at_labels
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LOWEST, HIGHEST = 0.05, 20.0
-TOLERANCE = 1e-6
+LOG_TOLERANCE = 1e-6
 STARTS = 17
-CHUNK = 2**19  # numbers that are in float64 at once
+NUMBERS_AT_ONCE = 2**19  # in float64
 
 DIMS = 3
 
 
-class Fitted(NamedTuple):
+class FittedTemperature(NamedTuple):
     """A temperature, and whether it is a bound of the search: the best one may lie beyond."""
 
     temperature: float
@@ -72,12 +73,11 @@ def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float) -> 
     size = _samples(member_log_probs)
     for part, own in zip(member_log_probs.split(size, 1), labels.split(size), strict=True):
         logits = part.double() / temperature
-        chosen = logits.gather(2, own.long().expand(members, -1)[..., None])[..., 0]
-        total -= float((chosen - logits.logsumexp(2)).logsumexp(0).sum())
+        total -= float((at_labels(logits, own.long()) - logits.logsumexp(2)).logsumexp(0).sum())
     return total / count + math.log(members)
 
 
-def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> Fitted:
+def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperature:
     """Return the temperature in [0.05, 20] whose NLL is the lowest.
 
     The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
@@ -107,16 +107,18 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> Fitted:
     costs = {log_t: cost(log_t) for log_t in (low + width * i for i in range(STARTS))}
     start = min(costs, key=costs.__getitem__)
     bounds = (max(start - width, low), min(start + width, high))
-    refined = float(minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": TOLERANCE}).x)
+    refined = float(
+        minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": LOG_TOLERANCE}).x
+    )
     costs = {0.0: cost(0.0), start: costs[start], refined: cost(refined)}  # the first of equals is taken
     best = min(costs, key=costs.__getitem__)
     for bound in (LOWEST, HIGHEST):
-        if abs(best - math.log(bound)) < 2 * TOLERANCE:
-            return Fitted(bound, at_bound=True)
-    return Fitted(math.exp(best), at_bound=False)
+        if abs(best - math.log(bound)) < 2 * LOG_TOLERANCE:
+            return FittedTemperature(bound, at_bound=True)
+    return FittedTemperature(math.exp(best), at_bound=False)
 
 
 def _samples(member_log_probs: Tensor) -> int:
     """Return how many samples make up a chunk."""
     members, _, classes = member_log_probs.shape
-    return max(1, CHUNK // (members * classes))
+    return max(1, NUMBERS_AT_ONCE // (members * classes))

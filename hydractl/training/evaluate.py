@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.inputs import map_inputs
-from hydractl.metrics.classification import accuracy, nll
+from hydractl.metrics.labelled import mean
+from hydractl.metrics.samples import answers
 from hydractl.training.state import Metrics
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def tally(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, ...]:
     log_probs, size = logits.float().log_softmax(-1).cpu(), len(labels)
     if not log_probs.isfinite().all():
         return 0.0, 0.0, 0.0, 1.0
-    return accuracy(log_probs.exp(), labels) * size, nll(log_probs, labels) * size, float(size), 0.0
+    found = answers(log_probs.exp(), labels, log_probs=log_probs)
+    return float(mean(found["hits"])) * size, float(mean(found["nll"])) * size, float(size), 0.0
 
 
 def metrics_of(sums: Sequence[float]) -> Metrics | None:

@@ -11,7 +11,7 @@ import pytest
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.manifest import Report
-from hydractl.metrics.definitions import METRICS
+from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import EvalConfig

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.metrics.diversity import disagreement, mutual_information, predictive_entropy, variation_ratio
+from hydractl.metrics.diversity import disagreement, mutual_information, predictive_entropy
 
-ALL = [mutual_information, disagreement, predictive_entropy, variation_ratio]
+ALL = [mutual_information, disagreement, predictive_entropy]
 
 
 def members_probs(seed: int, members: int, classes: int = 3) -> torch.Tensor:
@@ -26,7 +26,6 @@ def test_bounds(seed, members):
 
     assert 0 <= mutual_information(probs) <= min(math.log(members) + 1e-12, predictive_entropy(probs))
     assert 0 <= predictive_entropy(probs) <= math.log(3) + 1e-6
-    assert 0 <= variation_ratio(probs) <= 1 - 1 / members + 1e-12
     assert 0 <= disagreement(probs) <= 1
 
 
@@ -38,14 +37,6 @@ def test_disagreement_counts_pairs(seed, members):
     pairs = [float((a != b).double().mean()) for a, b in combinations(votes, 2)]
 
     assert disagreement(probs) == pytest.approx(sum(pairs) / len(pairs))
-
-
-@given(st.integers(0, 10_000), st.integers(2, 5))
-def test_variation_ratio_is_the_share_beside_the_mode(seed, members):
-    probs = members_probs(seed, members)
-    modes = [max(sample.count(vote) for vote in sample) for sample in probs.argmax(2).T.tolist()]
-
-    assert variation_ratio(probs) == pytest.approx(1 - sum(modes) / (10 * members))
 
 
 @given(st.integers(0, 10_000), st.integers(2, 5))
@@ -62,7 +53,6 @@ def test_equal_members_do_not_differ(seed, members):
 
     assert mutual_information(probs) == pytest.approx(0, abs=1e-12)
     assert disagreement(probs) == 0.0
-    assert variation_ratio(probs) == 0.0
     assert predictive_entropy(probs) == pytest.approx(predictive_entropy(probs[:1]))
 
 
@@ -72,14 +62,12 @@ def test_certain_and_opposite_members_differ_most():
     assert mutual_information(probs) == pytest.approx(math.log(3))
     assert predictive_entropy(probs) == pytest.approx(math.log(3))
     assert disagreement(probs) == 1.0
-    assert variation_ratio(probs) == pytest.approx(2 / 3)
 
 
 def test_three_members_disagree_by_thirds():
     one_apart = torch.eye(2)[[0, 0, 1]][:, None]
 
     assert disagreement(one_apart) == pytest.approx(2 / 3)
-    assert variation_ratio(one_apart) == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("metric", ALL)

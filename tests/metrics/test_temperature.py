@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydractl.metrics import temperature as module
-from hydractl.metrics.classification import accuracy, nll
+from hydractl.metrics.samples import answers
 from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale_log_probs, scaled_nll
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 60), st.integers(1, 6))
@@ -23,6 +23,14 @@ def drawn(seed, members=1, samples=300, classes=5, scale=1.0):
     labels = torch.multinomial(shared.softmax(1), 1, generator=source)[:, 0]
     noise = 0.5 * torch.randn(members, samples, classes, generator=source, dtype=torch.float64)
     return scale * (shared + (noise if members > 1 else 0)), labels
+
+
+def accuracy(probs, labels):
+    return float(answers(probs, labels)["hits"].double().mean())
+
+
+def nll(log_probs, labels):
+    return float(answers(log_probs.exp(), labels, log_probs=log_probs)["nll"].mean())
 
 
 def mixture(logits, temperature):
@@ -98,7 +106,7 @@ def test_the_nll_is_that_of_the_mean_of_scaled_softmaxes(seed, temperature, shap
 def test_the_chunk_does_not_matter(chunk, monkeypatch):
     logits, labels = drawn(1, members=3)
     expected = scaled_nll(logits, labels, 2.0), scale_log_probs(logits, 2.0)
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(module, "NUMBERS_AT_ONCE", chunk)
 
     assert scaled_nll(logits, labels, 2.0) == pytest.approx(expected[0], abs=1e-12)
     assert torch.equal(scale_log_probs(logits, 2.0), expected[1])

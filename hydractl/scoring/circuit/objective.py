@@ -15,32 +15,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.errors import UsageError
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.table import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-
-class Metric(NamedTuple):
-    """A term of an objective; `sign` is -1 where less is better."""
-
-    name: str
-    summary: str
-    sign: int
-    needs_ood: bool
+    from hydractl.metrics.metric import Metric
 
 
-METRICS: Mapping[str, Metric] = MappingProxyType(
+TERMS: Mapping[str, Metric] = MappingProxyType(
     {
-        m.name: m
-        for m in (
-            Metric("acc", "accuracy on ID data", 1, needs_ood=False),
-            Metric("ood", "AUROC of the OOD score, ID against OOD data", 1, needs_ood=True),
-            Metric("nll", "negative log-likelihood on ID data, in nats", -1, needs_ood=False),
-            Metric("ece", "expected calibration error on ID data, 15 bins", -1, needs_ood=False),
-            Metric("fpr95", "share of ID flagged where 95 % of OOD are caught", -1, needs_ood=True),
-        )
+        "acc": METRICS["accuracy"],
+        "ood": METRICS["auroc"],
+        "nll": METRICS["nll"],
+        "ece": METRICS["ece"],
+        "fpr95": METRICS["fpr95"],
     }
 )
+"""What objectives are made of, in the order in which they are recorded."""
 AVERAGE = "avg"
 ALIASES: Mapping[str, str] = MappingProxyType({"auroc": "ood"})
 NAMES = ("acc", "ood", AVERAGE, "auroc", "nll", "ece", "fpr95")
@@ -59,7 +52,7 @@ class Objective:
     """A sum of metrics that is to be as large as possible.
 
     Attributes:
-        terms: At least one, in the order of `METRICS`, each metric once.
+        terms: At least one, in the order of `TERMS`, each metric once.
     """
 
     terms: tuple[Term, ...]
@@ -75,11 +68,12 @@ class Objective:
     @property
     def needs_ood(self) -> bool:
         """Whether out-of-distribution data is read."""
-        return any(METRICS[t.name].needs_ood for t in self.terms)
+        return any(TERMS[t.name].needs is Needs.OOD for t in self.terms)
 
-    def reads(self, *names: str) -> bool:
-        """Return whether one of these metrics is a term."""
-        return any(t.name in names for t in self.terms)
+    @property
+    def reads(self) -> frozenset[str]:
+        """What its metrics read of each sample, as `Metric.reads` has it."""
+        return frozenset(name for t in self.terms for name in TERMS[t.name].reads)
 
 
 _AVERAGE = (Term("acc", 0.5), Term("ood", 0.5))
@@ -105,13 +99,13 @@ def parse_objective(text: str) -> Objective:
         name, word = reader.name()
         if name in factors:
             raise reader.refused(place, f"`{word}` stands there twice")
-        if negative and METRICS[name].sign > 0:
+        if negative and TERMS[name].higher_is_better:
             raise reader.refused(place, f"`-{word}` would reward a worse {word}")
-        factors[name] = factor * METRICS[name].sign
+        factors[name] = factor if TERMS[name].higher_is_better else -factor
         if reader.at_end:
             break
         negative = reader.joins() == "-"
-    return Objective(tuple(Term(name, factors[name]) for name in METRICS if name in factors))
+    return Objective(tuple(Term(name, factors[name]) for name in TERMS if name in factors))
 
 
 class _Reader:
@@ -175,7 +169,7 @@ class _Reader:
             raise self.refused(
                 self.position, f"`{AVERAGE}` stands alone", hint="write `0.5*acc+0.5*ood` in a sum"
             )
-        if name not in METRICS:
+        if name not in TERMS:
             raise self.refused(self.position, f"unknown metric `{word}`")
         self._next += 1
         return name, word

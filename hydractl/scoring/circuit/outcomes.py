@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from hydractl.metrics.calibration import ece_many
-from hydractl.metrics.ood import LOGIT_SCORES, auroc_many, fpr_many
-from hydractl.scoring.circuit.settings import OOD_SCORES
+from hydractl.metrics.samples import at_labels, places
+from hydractl.metrics.scores import LOGIT_SCORES
+from hydractl.scoring.circuit.objective import TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
 MSP = "msp"
-SCORES = {name: LOGIT_SCORES[name] for name in OOD_SCORES}
 
 
 class Outcomes(NamedTuple):
@@ -61,13 +60,8 @@ class Outcomes(NamedTuple):
 
 def outcomes_read(objective: Objective, *, labelled: bool) -> tuple[str, ...]:
     """Return the names of the outcomes that an objective reads of ID data (labelled) or OOD data."""
-    names = {
-        HITS: labelled and objective.reads("acc", "ece"),
-        CONFIDENCE: labelled and objective.reads("ece"),
-        NLL: labelled and objective.reads("nll"),
-        SCORE: objective.needs_ood,
-    }
-    return tuple(name for name, read in names.items() if read)
+    answers = [name for name in (HITS, CONFIDENCE, NLL) if labelled and name in objective.reads]
+    return (*answers, *((SCORE,) if objective.needs_ood else ()))
 
 
 def outcomes_of(
@@ -81,14 +75,14 @@ def outcomes_of(
     found: dict[str, torch.Tensor] = {}
     if HITS in names or (SCORE in names and ood_score == MSP):
         probs, classes = exact.softmax(dim=-1).max(dim=-1)
-        found = {CONFIDENCE: probs, SCORE: -probs}
+        # a softmax's largest term may exceed 1 by its rounding
+        found = {CONFIDENCE: probs.clamp(max=1.0), SCORE: -probs}
         if labels is not None:
             found[HITS] = classes == labels
     if SCORE in names and ood_score != MSP:
-        found[SCORE] = SCORES[ood_score](exact)
+        found[SCORE] = LOGIT_SCORES[ood_score](exact)
     if labels is not None and NLL in names:
-        chosen = labels.expand(exact.shape[:-1]).unsqueeze(-1)
-        found[NLL] = -exact.log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)
+        found[NLL] = -at_labels(exact.log_softmax(dim=-1), labels)
     return {name: found[name] for name in names}
 
 
@@ -105,7 +99,7 @@ def traits_of(
         top = exact.argmax(dim=-1, keepdim=True)
         found = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
     if SCORE in names and ood_score != MSP:
-        found[SCORE] = SCORES[ood_score](exact)
+        found[SCORE] = LOGIT_SCORES[ood_score](exact)
     if labels is not None:
         own = labels.expand(exact.shape[:-1]).unsqueeze(-1)
         rest = exact.scatter(-1, own, float("-inf")).amax(dim=-1)
@@ -133,22 +127,11 @@ def _odds(logits: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
 
 def values_of(objective: Objective, outcomes: Outcomes) -> torch.Tensor:
     """Return an objective's values for K candidates, shape (K,), float64, on the CPU; higher is better."""
-    parts = [term.factor * _metric(term.name, outcomes) for term in objective.terms]
+    sample = dict(outcomes.inside)
+    if objective.needs_ood:
+        sample |= places(outcomes.inside[SCORE], outcomes.outside[SCORE])
+    parts = [t.factor * torch.as_tensor(TERMS[t.name].of(sample)).cpu() for t in objective.terms]
     return torch.stack(parts).sum(dim=0) if len(parts) > 1 else parts[0]
-
-
-def _metric(name: str, outcomes: Outcomes) -> torch.Tensor:
-    inside, outside = outcomes
-    if name == "acc":
-        return inside[HITS].double().mean(dim=1)
-    if name == "nll":
-        return inside[NLL].mean(dim=1)
-    if name == "ece":
-        # A softmax's largest term may exceed 1 by its rounding.
-        return ece_many(inside[CONFIDENCE].clamp(max=1.0), inside[HITS])
-    if name == "fpr95":
-        return fpr_many(inside[SCORE], outside[SCORE])
-    return auroc_many(inside[SCORE], outside[SCORE])
 
 
 def first_best(values: Sequence[float]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.metrics.scores import LOGIT_SCORES
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
 from hydractl.settings import check, setting
@@ -13,7 +14,7 @@ from hydractl.settings import check, setting
 if TYPE_CHECKING:
     from hydractl.manifest import Option
 
-OOD_SCORES = ("msp", "energy", "entropy", "max-logit")
+OOD_SCORES = tuple(LOGIT_SCORES)
 SEARCHES = ("exact", "lazy")
 RECHECK = 24
 

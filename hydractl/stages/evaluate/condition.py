@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Self
 from hydractl.data.reference import did_you_mean
 from hydractl.errors import UsageError
 from hydractl.manifest import Check
-from hydractl.metrics.definitions import METRICS
-from hydractl.metrics.needs import LATENCIES, RANKING, check_metric, metrics_for_ood
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.table import METRICS, metric_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Condition:
     """When `eval` fails: a metric of the first row, an operator and a bound.
 
     Attributes:
-        metric: A name from `metrics.table`.
+        metric: A name of `METRICS`.
         scope: None for the ID set and costs; else `near`, `far`, `all` or an OOD set's name.
         comparison: One of `OPERATORS`.
         bound: In the metric's own unit: shares are in [0, 1].
@@ -43,8 +43,7 @@ class Condition:
     bound: float
 
     def __post_init__(self) -> None:
-        check_metric(self.metric)
-        metric = METRICS[self.metric]
+        metric = metric_named(self.metric)
         if not metric.low <= self.bound <= metric.high or not math.isfinite(self.bound):
             raise UsageError(
                 f"`{self}`: {self.metric} lies between {metric.low:g} and {metric.high:g}, so this can never change",
@@ -86,23 +85,24 @@ class Condition:
         Raises:
             UsageError: With what to write instead.
         """
+        needs = METRICS[self.metric].needs
         if self.metric not in metrics:
             why = (
                 "is not among the chosen metrics"
-                if self.metric not in RANKING + LATENCIES
+                if needs not in (Needs.OOD, Needs.TIME)
                 else "needs an OOD data set"
-                if self.metric in RANKING and not scopes
+                if needs is Needs.OOD and not scopes
                 else "is not measured"
             )
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} {why}", hint="see `--metrics`, `--near`, `--far`"
             )
-        if self.scope is None and self.metric in RANKING:
+        if self.scope is None and needs is Needs.OOD:
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} on which OOD data?",
                 hint=f"write `{self.metric}[{scopes[-1]}]`; there are {', '.join(scopes)}",
             )
-        if self.scope is not None and self.metric not in metrics_for_ood(metrics):
+        if self.scope is not None and needs not in (Needs.OOD, Needs.MEMBERS):
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} is not measured on OOD data",
                 hint=f"write `{self.metric}{self.comparison}{self.bound:.12g}`",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.metrics.needs import DIVERSITY, RANKING, TEMPERATURE, choose_metrics
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
 from hydractl.stages.evaluate.refs import NamedModels, check_distinct, model_name
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
@@ -32,7 +33,7 @@ class EvalConfig:
         compare: The other rows.
         name: What the first row is called; default: its file's name.
         arch: Architecture of a bare file, of `model` only.
-        metrics: Names from `metrics.table`; None measures everything.
+        metrics: Names of `METRICS`; None measures everything.
         fail_if: Conditions that make the command fail.
         out: The report; None writes none.
         save_predictions: Where the predictions go; None keeps none.
@@ -81,7 +82,7 @@ class EvalConfig:
             raise UsageError("`-o` and `--save-predictions` name the same file")
         self._check_temperature()
         chosen = self.chosen  # refuses what cannot be measured
-        if self.ood and not {*RANKING, *DIVERSITY} & {*chosen}:
+        if self.ood and not needing(chosen, Needs.OOD, Needs.MEMBERS):
             raise UsageError("there are OOD data sets, but no chosen metric looks at them")
         for condition in self.fail_if:
             condition.check_measured(chosen, self.scopes)

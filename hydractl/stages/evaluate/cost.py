@@ -11,8 +11,8 @@ from torch.func import functional_call
 
 from hydractl.families.probe import blank_inputs
 from hydractl.manifest import Value
-from hydractl.metrics.cost import count_macs, count_parameters, measure_latency
-from hydractl.metrics.intervals import bootstrap
+from hydractl.metrics.cost import count_macs, count_parameters, seconds_of
+from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -107,18 +107,17 @@ def _in_turn(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
     for call in calls:
         end = perf_counter() + WARMUP_S
         for _ in range(WARMUP):
-            measure_latency(call, warmup=0, repeats=1)
+            seconds_of(call)
             if perf_counter() > end:
                 break
     times: list[list[float]] = [[] for _ in calls]
     end = perf_counter() + BUDGET_S * len(calls)
     while len(times[0]) < LEAST or (len(times[0]) < MOST and perf_counter() < end):
         for call, own in zip(calls, times, strict=True):
-            own.append(measure_latency(call, warmup=0, repeats=1).median_s)
+            own.append(seconds_of(call))
     return times
 
 
 def _median(times: Tensor, seed: int) -> Value:
-    generator = torch.Generator().manual_seed(seed)
-    low, high = bootstrap(len(times), lambda index: float(times[index].quantile(0.5)), generator=generator)
-    return Value(value=float(times.quantile(0.5)), low=low, high=high, count=len(times))
+    medians = [times[index].quantile(0.5, dim=1) for (index,) in Resampling(seed=seed).draws(len(times))]
+    return measured(float(times.quantile(0.5)), torch.cat(medians), count=len(times))

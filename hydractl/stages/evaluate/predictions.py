@@ -6,7 +6,7 @@ Axes: M members, B batch, N samples, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -15,7 +15,10 @@ from hydractl.data.batches import CACHE_BYTES, Batch
 from hydractl.data.inputs import Reading, encoded
 from hydractl.errors import CheckpointError, InputError
 from hydractl.inputs import batch_of, inputs_like
-from hydractl.progress import SILENT, Progress
+from hydractl.manifest import Value
+from hydractl.metrics.table import TEMPERATURE
+from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale_log_probs
+from hydractl.progress import SILENT, Progress, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from hydractl.data.items import Items
     from hydractl.families.tower import Model
     from hydractl.fusion.hydra import Hydra
-    from hydractl.inputs import Inputs as ModelInputs
+    from hydractl.inputs import Inputs
     from hydractl.publish import Sink
 
     Predictor = Model | Hydra
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 LOG_PROBS, LABELS = "log_probs", "labels"
 
 
-class Inputs:
+class PreparedData:
     """A data set as model inputs, made once for models that read alike if they fit into memory."""
 
     def __init__(
@@ -52,12 +55,12 @@ class Inputs:
         self.batch_size = batch_size
         self.limit_bytes = limit_bytes
         self.name = name or dataset.name
-        self._held: tuple[Reading, Iterable[Batch[ModelInputs]]] | None = None
+        self._held: tuple[Reading, Iterable[Batch[Inputs]]] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batches(self, preprocess: Reading) -> Iterable[Batch[ModelInputs]]:
+    def batches(self, preprocess: Reading) -> Iterable[Batch[Inputs]]:
         """Return the batches that a model with this preprocessing takes, in any order; raises as `encoded` does."""
         if self._held is None or self._held[0] != preprocess:
             self._held = None  # two sets of inputs never lie in memory together
@@ -69,7 +72,7 @@ class Inputs:
 
 
 def predict(
-    model: Predictor, inputs: Inputs, preprocess: Reading, *, name: str, progress: Progress = SILENT
+    model: Predictor, inputs: PreparedData, preprocess: Reading, *, name: str, progress: Progress = SILENT
 ) -> Tensor:
     """Return the log-probabilities of each of a model's members on a whole data set.
 
@@ -105,7 +108,7 @@ def predict(
     return result
 
 
-def _forward(model: Predictor, inputs: ModelInputs, *, name: str, data: str) -> Tensor:
+def _forward(model: Predictor, inputs: Inputs, *, name: str, data: str) -> Tensor:
     try:
         with torch.inference_mode():
             like = torch.empty(0, device=model.device, dtype=model.dtype)
@@ -123,6 +126,50 @@ def _forward(model: Predictor, inputs: ModelInputs, *, name: str, data: str) -> 
             hint="try `--dtype fp32`; if that does not help, the weights are broken",
         )
     return log_probs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Which temperature a row has: what all its logits are divided by.
+
+    Attributes:
+        temperature: None leaves the predictions as they are, and the report without the number.
+        fitted_on: How many samples; None if it was given.
+    """
+
+    temperature: float | None = None
+    fitted_on: int | None = None
+
+    @classmethod
+    def fit(cls, log_probs: Tensor, labels: Tensor, *, row: str, progress: Progress) -> Self:
+        """Return the scaling with the lowest NLL on a held-out split, and warn if a bound of the search is it.
+
+        Args:
+            log_probs: Of every member, (M, N, C).
+            labels: Shape (N,), in 0..C-1.
+            row: What messages call the model.
+            progress: Hears the result.
+        """
+        found, at_bound = fit_temperature(log_probs, labels)
+        count = len(labels)
+        progress.step(f"{row}: temperature {found:.4f}, fitted on {counted(count, 'sample')}")
+        if at_bound:
+            progress.warn(
+                f"{row}: the temperature ended at {found:g}, a bound of the search ({LOWEST:g} to {HIGHEST:g}): "
+                f"{counted(count, 'held-out sample')} cannot tell it, or the model is not fit for the labels"
+            )
+        return cls(temperature=found, fitted_on=count)
+
+    def __call__(self, log_probs: Tensor) -> Tensor:
+        """Return the scaled log-probabilities of every member, (M, N, C), float32."""
+        return log_probs if self.temperature is None else scale_log_probs(log_probs, self.temperature)
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """What a report says of it."""
+        if self.temperature is None:
+            return {}
+        return {TEMPERATURE: Value(value=self.temperature, count=self.fitted_on)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

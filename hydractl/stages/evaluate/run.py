@@ -13,20 +13,19 @@ from hydractl.data.inputs import content_of
 from hydractl.errors import CheckFailed, InputError
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest import Fingerprint, Report, Row
-from hydractl.metrics.definitions import METRICS
 from hydractl.metrics.measures import measure
-from hydractl.metrics.needs import LATENCIES
+from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.table import METRICS, needing
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish, publish_text
 from hydractl.runtime import pick_device, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
-from hydractl.stages.evaluate.predictions import SavedPredictions, predict
+from hydractl.stages.evaluate.predictions import SavedPredictions, Scaling, predict
 from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.evaluate.task import Task
-from hydractl.stages.evaluate.temperature import Scaling
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.stages.shared.reading import open_reader
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.opening import OpenModel
     from hydractl.manifest import Value
-    from hydractl.stages.evaluate.predictions import Inputs
+    from hydractl.stages.evaluate.predictions import PreparedData
     from hydractl.stages.evaluate.refs import NamedModels
 
 __all__ = ["EvalConfig", "EvalReport", "run_eval"]
@@ -150,7 +149,7 @@ def _measure_rows(
     machine: Machine,
     progress: Progress,
 ) -> tuple[list[Row], SavedPredictions]:
-    timed = any(m in LATENCIES for m in config.chosen)
+    timed = bool(needing(config.chosen, Needs.TIME))
     rows: list[Row] = []
     loaded: list[Loaded] = []
     saved = SavedPredictions(log_probs={}, labels={ID_NAME: task.labels})
@@ -193,7 +192,9 @@ def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
     return Loaded(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
 
 
-def _predict_row(row: Loaded, opened: Sequence[OpenModel], inputs: Inputs, progress: Progress) -> Tensor:
+def _predict_row(
+    row: Loaded, opened: Sequence[OpenModel], inputs: PreparedData, progress: Progress
+) -> Tensor:
     """Return the log-probabilities of all members of all models of a row, (M, N, C)."""
     triples = zip(row.models, row.preprocess, opened, strict=True)
     parts = [predict(m, inputs, p, name=o.reference, progress=progress) for m, p, o in triples]

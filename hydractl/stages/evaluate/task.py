@@ -12,8 +12,8 @@ from hydractl.data.inputs import open_items
 from hydractl.data.labels import align_labels, are_numerals, class_table, required_labels
 from hydractl.errors import DataError
 from hydractl.manifest import Fingerprint
-from hydractl.metrics.needs import TEMPERATURE
-from hydractl.stages.evaluate.predictions import Inputs
+from hydractl.metrics.table import TEMPERATURE
+from hydractl.stages.evaluate.predictions import PreparedData
 from hydractl.stages.evaluate.refs import ID_NAME
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Heldout:
     """The split that temperatures are fitted on; labels (N,) are the models' classes."""
 
-    inputs: Inputs
+    inputs: PreparedData
     labels: Tensor
 
 
@@ -48,7 +48,7 @@ class Task:
         fingerprints: Of every set, the held-out one under `temperature`.
     """
 
-    inputs: dict[str, Inputs]
+    inputs: dict[str, PreparedData]
     labels: Tensor
     heldout: Heldout | None
     classes: Classes | None
@@ -73,7 +73,7 @@ class Task:
         limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
         inputs = {
-            name: Inputs(found, batch_size=config.batch_size, limit_bytes=limit, name=name)
+            name: PreparedData(found, batch_size=config.batch_size, limit_bytes=limit, name=name)
             for name, found in sets.items()
         }
         fingerprints = {

@@ -263,7 +263,8 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
 
     from hydractl.families.opening import load_model  # noqa: PLC0415 - builds models: not needed to fuse
     from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs  # noqa: PLC0415 - as above
-    from hydractl.fusion.hydra import ensemble_log_probs, hydra_from_state  # noqa: PLC0415 - as above
+    from hydractl.fusion.hydra import hydra_from_state  # noqa: PLC0415 - as above
+    from hydractl.metrics.samples import ensemble_log_probs  # noqa: PLC0415 - as above
 
     inputs = probe_inputs(header, seed=config.seed)
     state = {name: fusion.tensor(name) for name in fusion.specs}
@@ -272,9 +273,8 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
         found = hydra.member_logits(inputs)
         expected = torch.cat([load_model(m, dtype=torch.float32).member_logits(inputs) for m in members])
         difference = largest_difference(found, expected)
-        probabilities = (
-            (ensemble_log_probs(found).exp() - ensemble_log_probs(expected).exp()).abs().max().item()
-        )
+        together, apart = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (found, expected))
+        probabilities = (together - apart).abs().max().item()
     exact = Fate.MERGED not in fusion.fates.values()
     if not difference <= TOLERANCE and (exact or difference == float("inf")):
         raise CheckFailed(

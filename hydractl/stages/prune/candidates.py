@@ -13,7 +13,7 @@ import torch
 from hydractl.data.inputs import encoded, limited
 from hydractl.errors import DataError, InputError, ManifestError, UsageError
 from hydractl.families.attention import Attention
-from hydractl.metrics.ood import LOGIT_SCORES
+from hydractl.metrics.scores import LOGIT_SCORES
 from hydractl.scoring.circuit.objective import AVERAGE, Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import MSP, Outcomes, outcomes_of, values_of
 from hydractl.scoring.taps import tapped

@@ -16,8 +16,9 @@ from hydractl.training.feeding.sources import Planned, open_source
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hydractl.data.inputs import Inputs, Reading
+    from hydractl.data.inputs import Reading
     from hydractl.data.items import Items
+    from hydractl.inputs import Inputs
     from hydractl.training.engine import Share
     from hydractl.training.feeding.sources import Source
 

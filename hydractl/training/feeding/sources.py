@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hydractl.data.images import ImageSet
-    from hydractl.data.inputs import Inputs, Reading
+    from hydractl.data.inputs import Reading
     from hydractl.data.items import Items
+    from hydractl.inputs import Inputs
     from hydractl.manifest import Preprocess
 
 _CHUNK = 256

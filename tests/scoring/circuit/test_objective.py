@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
-from hydractl.scoring.circuit.objective import METRICS, NAMES, parse_objective
+from hydractl.scoring.circuit.objective import NAMES, TERMS, parse_objective
 
 FACTORS = st.floats(1e-6, 1e6, allow_nan=False)
 
@@ -15,7 +15,7 @@ FACTORS = st.floats(1e-6, 1e6, allow_nan=False)
 @st.composite
 def sums(draw):
     """Terms with factors, none twice."""
-    names = draw(st.lists(st.sampled_from(list(METRICS)), min_size=1, unique=True))
+    names = draw(st.lists(st.sampled_from(list(TERMS)), min_size=1, unique=True))
     return [(name, draw(FACTORS)) for name in names]
 
 
@@ -43,7 +43,7 @@ def test_more_is_always_better(terms):
     objective = parse_objective(written(terms))
 
     assert {t.name: math.copysign(1, t.factor) for t in objective.terms} == {
-        name: METRICS[name].sign for name, _ in terms
+        name: 1 if TERMS[name].higher_is_better else -1 for name, _ in terms
     }
     assert {t.name: abs(t.factor) for t in objective.terms} == dict(terms)
 

@@ -6,7 +6,7 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.manifest import Row, Value
-from hydractl.metrics.needs import ALL
+from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.condition import Condition
 
 SCOPES = ("birds", "noise", "near", "far", "all")
@@ -74,10 +74,10 @@ def test_a_percentage_is_explained():
         ("ece>0.1", ("accuracy",), (), "ece is not among the chosen metrics"),
         ("auroc[near]<0.1", ("ece",), (), "needs an OOD data set"),
         ("latency_ms>3", ("ece",), SCOPES, "is not measured"),
-        ("auroc<0.1", ALL, SCOPES, "auroc on which OOD data"),
-        ("ece[near]<0.1", ALL, SCOPES, "ece is not measured on OOD data"),
-        ("auroc[bird]<0.1", ALL, SCOPES, "no OOD data set or group `bird`"),
-        ("disagreement[near]<0.1", ALL, (), "no OOD data set or group `near`"),
+        ("auroc<0.1", tuple(METRICS), SCOPES, "auroc on which OOD data"),
+        ("ece[near]<0.1", tuple(METRICS), SCOPES, "ece is not measured on OOD data"),
+        ("auroc[bird]<0.1", tuple(METRICS), SCOPES, "no OOD data set or group `bird`"),
+        ("disagreement[near]<0.1", tuple(METRICS), (), "no OOD data set or group `near`"),
     ],
 )
 def test_conditions_on_what_is_not_measured_are_refused(text, metrics, scopes, message):
@@ -103,7 +103,7 @@ def test_conditions_on_what_is_not_measured_are_refused(text, metrics, scopes, m
 )
 def test_what_comes_of_a_condition(text, failed, found):
     condition = Condition.parse(text)
-    condition.check_measured(ALL, SCOPES)
+    condition.check_measured(tuple(METRICS), SCOPES)
 
     check = condition.check(ROW)
 

@@ -7,11 +7,13 @@ import torch
 
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.cost import count_macs
-from hydractl.metrics.needs import LATENCIES, SIZES
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.table import METRICS, needing
 from hydractl.stages.evaluate import cost as evaluate_cost
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from support.builders import base
 
+SIZES, LATENCIES = (needing(METRICS, needs) for needs in (Needs.WEIGHTS, Needs.TIME))
 KEEP = ((0, 1), (2,), (0, 3))
 
 

@@ -13,9 +13,9 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, InputError, OutputExists, UsageError
 from hydractl.manifest import Kind, Report
-from hydractl.metrics.definitions import METRICS
 from hydractl.metrics.measures import measure
 from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.predictions import SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels

@@ -12,7 +12,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.images import Subset
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, InputError
-from hydractl.stages.evaluate.predictions import Inputs, SavedPredictions, predict
+from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions, predict
 from support.builders import base
 
 
@@ -50,7 +50,7 @@ def test_predictions_are_the_log_softmax_of_the_logits(digits, batch_size):
     model, preprocess = sample.model(), sample.header.preprocess
     images = torch.stack([eval_transform(preprocess)(digits.image(i)) for i in range(len(digits))])
 
-    found = predict(model, Inputs(digits, batch_size=batch_size), preprocess, name="m")
+    found = predict(model, PreparedData(digits, batch_size=batch_size), preprocess, name="m")
 
     assert (found.shape, found.dtype) == ((1, 23, 7), torch.float32)
     with torch.inference_mode():
@@ -60,7 +60,7 @@ def test_predictions_are_the_log_softmax_of_the_logits(digits, batch_size):
 def test_a_half_precision_model_predicts_in_its_own_dtype(digits):
     model = base().cast(torch.bfloat16).model(torch.bfloat16)
 
-    found = predict(model, Inputs(digits, batch_size=8), base().header.preprocess, name="m")
+    found = predict(model, PreparedData(digits, batch_size=8), base().header.preprocess, name="m")
 
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(1, 23))
@@ -68,7 +68,7 @@ def test_a_half_precision_model_predicts_in_its_own_dtype(digits):
 
 @pytest.mark.parametrize(("limit_bytes", "times"), [(2**20, 1), (0, 2)])
 def test_images_are_decoded_once_if_they_fit(digits, limit_bytes, times):
-    inputs = Inputs(counting(digits), batch_size=8, limit_bytes=limit_bytes)
+    inputs = PreparedData(counting(digits), batch_size=8, limit_bytes=limit_bytes)
     for seed in (0, 1):
         predict(base(seed=seed).model(), inputs, base().header.preprocess, name="m")
 
@@ -76,7 +76,7 @@ def test_images_are_decoded_once_if_they_fit(digits, limit_bytes, times):
 
 
 def test_models_that_preprocess_otherwise_get_their_own_inputs(digits):
-    inputs = Inputs(digits, batch_size=8)
+    inputs = PreparedData(digits, batch_size=8)
     plain = base().header.preprocess
     bright = plain.model_copy(update={"mean": (0.0,), "std": (0.5,)})
     model = base().model()
@@ -93,7 +93,7 @@ def test_logits_that_are_not_finite_are_refused(digits):
     model = broken.model()
 
     with pytest.raises(InputError, match="mine: gives logits that are not finite on `it`"):
-        predict(model, Inputs(digits, batch_size=8, name="it"), sample.header.preprocess, name="mine")
+        predict(model, PreparedData(digits, batch_size=8, name="it"), sample.header.preprocess, name="mine")
 
 
 def test_a_saved_file_reads_back(tmp_path):

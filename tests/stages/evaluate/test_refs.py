@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.metrics.needs import ALL, LATENCIES, RANKING, TEMPERATURE, choose_metrics
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.table import METRICS, TEMPERATURE, choose_metrics, needing
 from hydractl.stages.evaluate.refs import NamedData, NamedModels, model_name
 
 
@@ -75,11 +76,11 @@ def test_everything_measurable_is_measured(ood, latency, scaled):
     found = choose_metrics(None, ood=ood, latency=latency, scaled=scaled)
 
     missing = {
-        *(() if ood else RANKING),
-        *(() if latency else LATENCIES),
+        *(() if ood else needing(METRICS, Needs.OOD)),
+        *(() if latency else needing(METRICS, Needs.TIME)),
         *(() if scaled else (TEMPERATURE,)),
     }
-    assert set(ALL) - set(found) == missing
+    assert set(METRICS) - set(found) == missing
 
 
 @pytest.mark.parametrize("wanted", [("ece",), ("temperature",), ("temperature", "ece")])

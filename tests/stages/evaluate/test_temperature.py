@@ -12,13 +12,13 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, OutputExists, UsageError
 from hydractl.families.opening import open_model
 from hydractl.manifest import Report
-from hydractl.metrics.definitions import METRICS
 from hydractl.metrics.measures import measure
 from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.table import METRICS
 from hydractl.metrics.temperature import fit_temperature, scale_log_probs
 from hydractl.progress import Silent
 from hydractl.stages.evaluate.condition import Condition
-from hydractl.stages.evaluate.predictions import Inputs, SavedPredictions
+from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels, parse_temperature
 from hydractl.stages.evaluate.run import EvalConfig, run_eval
 from hydractl.stages.fuse.config import FuseConfig
@@ -64,7 +64,7 @@ def with_head(sample, weight, bias):
 def informed(sample, scale):
     """The sample with a classifier that knows digits: least squares on its own features, times `scale`."""
     digits = open_items("digits::split=train,classes=0-6,limit=300", sample.header.preprocess)
-    batch = next(iter(Inputs(digits, batch_size=300).batches(sample.header.preprocess)))
+    batch = next(iter(PreparedData(digits, batch_size=300).batches(sample.header.preprocess)))
     with torch.inference_mode():
         features = [
             with_head(sample, rows, torch.zeros(7)).model().member_logits(batch.inputs)[0]

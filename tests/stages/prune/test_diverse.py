@@ -13,7 +13,8 @@ from hydractl.families.opening import load_model, open_model
 from hydractl.heads.budget import Budget
 from hydractl.manifest import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
-from hydractl.metrics.ood import auroc
+from hydractl.metrics.ranking import auroc
+from hydractl.metrics.samples import places
 from hydractl.stages.prune import candidates as prune_candidates
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
@@ -131,7 +132,7 @@ def test_what_is_reported_is_what_the_members_are(case, kind):
     foreign = [case.probabilities(m.path, case.ood)[0] for m in report.members]
     for (probs, labels), others, candidate in zip(found, foreign, report.diverse.chosen, strict=True):
         accuracy = float((probs.argmax(1) == labels).double().mean())
-        separated = auroc(-probs.amax(1), -others.amax(1))
+        separated = float(auroc(**places(-probs.amax(1), -others.amax(1))))
         assert candidate.objective == pytest.approx((accuracy + separated) / 2, abs=0.01)
     together, chosen = torch.stack([probs for probs, _ in found]), report.diverse.sets[0]
     assert chosen.mi == pytest.approx(mutual_information(together), abs=1e-5)

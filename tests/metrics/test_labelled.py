@@ -1,14 +1,38 @@
-"""Calibration errors: torchmetrics, hand values at bin edges, and laws."""
+"""Metrics of labelled data: scikit-learn, torchmetrics, hand values at bin edges, and laws."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn import metrics as sk
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from hydractl.metrics.calibration import adaptive_ece, ece, ece_many
+from hydractl.metrics import labelled
+from hydractl.metrics.labelled import LABELLED
+from hydractl.metrics.samples import answers
+
+
+def of(metric, probs, labels, **options):
+    """Return a metric of predictions, by the name of its function."""
+    found = answers(probs, labels)
+    return float(getattr(labelled, metric)(found["confidence"], found["hits"], **options))
+
+
+def ece(probs, labels, **options):
+    return of("ece", probs, labels, **options)
+
+
+def adaptive_ece(probs, labels, **options):
+    return of("adaptive_ece", probs, labels, **options)
+
+
+def every(probs, labels, log_probs=None):
+    found = answers(probs, labels, log_probs=log_probs)
+    return {metric.name: float(metric.of(found)) for metric in LABELLED}
 
 
 def predictions(seed: int, samples: int = 100, scale: float = 3.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +121,7 @@ def test_the_order_of_samples_does_not_matter(seed):
     probs, labels = predictions(seed)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
 
-    assert ece(probs[order], labels[order]) == pytest.approx(ece(probs, labels))
+    assert every(probs[order], labels[order]) == pytest.approx(every(probs, labels))
 
 
 @pytest.mark.parametrize("metric", [ece, adaptive_ece])
@@ -107,25 +131,58 @@ def test_refuses_no_bins(metric):
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 3.0, 40.0]))
-def test_candidates_at_once_have_the_ece_of_each(seed, scale):
-    each = [predictions(seed + i, scale=scale) for i in range(4)]
-    confidence = torch.stack([probs.amax(1) for probs, _ in each])
-    correct = torch.stack([probs.argmax(1) == labels for probs, labels in each])
+def test_candidates_at_once_have_the_numbers_of_each(seed, scale):
+    each = [answers(*predictions(seed + i, scale=scale)) for i in range(4)]
+    together = {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
-    together = ece_many(confidence.clamp(max=1.0), correct)
+    for metric in LABELLED:
+        assert metric.of(together).tolist() == pytest.approx(
+            [float(metric.of(one)) for one in each], abs=1e-12
+        )
 
-    assert together.tolist() == pytest.approx([ece(*one) for one in each], abs=1e-12)
 
-
+@pytest.mark.parametrize("metric", [labelled.ece, labelled.adaptive_ece])
 @pytest.mark.parametrize(
     ("confidence", "correct", "message"),
     [
-        (torch.ones(3), torch.ones(3), "one matrix each"),
-        (torch.ones(2, 3), torch.ones(2, 4), "one matrix each"),
-        (torch.ones(2, 0), torch.ones(2, 0), "one matrix each"),
+        (torch.ones(3), torch.ones(4), "of one shape"),
+        (torch.ones(2, 3), torch.ones(2, 4), "of one shape"),
+        (torch.ones(2, 0), torch.ones(2, 0), "with a sample"),
         (torch.full((1, 2), 1.5), torch.ones(1, 2), r"must lie in \[0, 1\]"),
+        (torch.full((2,), -0.1), torch.ones(2), r"must lie in \[0, 1\]"),
     ],
 )
-def test_bad_confidences(confidence, correct, message):
+def test_bad_confidences(metric, confidence, correct, message):
     with pytest.raises(ValueError, match=message):
-        ece_many(confidence, correct)
+        metric(confidence, correct)
+
+
+@given(st.integers(0, 10_000))
+def test_agrees_with_scikit_learn(seed):
+    probs, labels = predictions(seed)
+    probs = probs.double() / probs.double().sum(1, keepdim=True)
+    found = every(probs, labels)
+
+    assert found["accuracy"] == pytest.approx(sk.accuracy_score(labels, probs.argmax(1)))
+    assert found["nll"] == pytest.approx(sk.log_loss(labels, probs, labels=range(4)))
+    expected = sk.brier_score_loss(labels, probs, labels=range(4), scale_by_half=False)
+    assert found["brier"] == pytest.approx(expected)
+
+
+def test_brier_spans_zero_to_two():
+    certain = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+
+    assert every(certain, torch.tensor([0, 1]))["brier"] == 0.0
+    assert every(certain, torch.tensor([1, 0]))["brier"] == 2.0
+
+
+def test_nll_survives_probabilities_that_underflow():
+    log_probs = torch.tensor([[0.0, 500.0]]).log_softmax(1)
+
+    assert log_probs.exp()[0, 0] == 0
+    assert every(log_probs.exp(), torch.tensor([0]), log_probs)["nll"] == 500.0
+    assert every(torch.tensor([[0.0, 1.0]]), torch.tensor([0]))["nll"] == math.inf
+
+
+def test_ties_predict_the_lowest_class():
+    assert every(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))["accuracy"] == 1.0

@@ -1,0 +1,138 @@
+"""The table of metrics: every number that a report may hold, in the order of reports. Importing it loads no torch."""
+
+from __future__ import annotations
+
+import difflib
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hydractl.errors import UsageError
+from hydractl.metrics.diversity import DIVERSITY
+from hydractl.metrics.labelled import LABELLED
+from hydractl.metrics.metric import Metric, Needs, Unit
+from hydractl.metrics.ranking import RANKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+TEMPERATURE = "temperature"
+_OTHERS = (
+    Metric(
+        name=TEMPERATURE,
+        column="T",
+        definition="What the logits of every member are divided by before its softmax, for all numbers of the "
+        "row: given, or the minimum of the NLL on the data set `temperature` (Guo et al. 2017).",
+        needs=Needs.TEMPERATURE,
+    ),
+    Metric(
+        name="parameters",
+        column="Params",
+        definition="Numbers that the model's parameters hold, a shared parameter counted once.",
+        needs=Needs.WEIGHTS,
+        unit=Unit.COUNT,
+        higher_is_better=False,
+    ),
+    Metric(
+        name="macs",
+        column="MACs",
+        definition="Multiply-accumulates of matrix products, convolutions and attention in one forward pass of "
+        "one sample, half of torch's FLOP counter. The last block is cut: it computes only the tokens that the readout "
+        "reads, which a library's own model does not.",
+        needs=Needs.WEIGHTS,
+        unit=Unit.COUNT,
+        higher_is_better=False,
+    ),
+    Metric(
+        name="latency_ms",
+        column="Latency",
+        definition="Median wall-clock time of one forward pass of one sample, its last kernel included.",
+        needs=Needs.TIME,
+        unit=Unit.MS,
+        higher_is_better=False,
+        interval=True,
+    ),
+    Metric(
+        name="latency_batch_ms",
+        column="at batch {batch_size}",
+        definition="Median wall-clock time of one forward pass of `batch_size` samples, its last kernel included.",
+        needs=Needs.TIME,
+        unit=Unit.MS,
+        higher_is_better=False,
+        interval=True,
+    ),
+)
+
+
+def by_name(*metrics: Metric) -> Mapping[str, Metric]:
+    """Return a read-only table in the order given; two metrics of one name are a mistake."""
+    table = {metric.name: metric for metric in metrics}
+    if len(table) != len(metrics):
+        raise ValueError("two metrics share a name")
+    return MappingProxyType(table)
+
+
+METRICS = by_name(*LABELLED, *DIVERSITY, *RANKING, *_OTHERS)
+
+_WITHOUT = {
+    Needs.OOD: ("without an OOD data set", "add `--near NAME=DATA` or `--far NAME=DATA`"),
+    Needs.TIME: ("with `--no-latency`", "drop `--no-latency`"),
+    Needs.TEMPERATURE: (
+        "without `--temperature`",
+        "add `--temperature DATA`, a labelled split to fit it on",
+    ),
+}
+
+
+def choose_metrics(
+    wanted: Sequence[str] | None, *, ood: bool, latency: bool, scaled: bool = False
+) -> tuple[str, ...]:
+    """Return the metrics to measure, in the order of reports. The temperature is always among them if there is one.
+
+    Args:
+        wanted: Their names; None for all that can be measured.
+        ood: Whether there is an OOD set.
+        latency: Whether time may be measured.
+        scaled: Whether logits are divided by a temperature.
+
+    Raises:
+        UsageError: If a name is unknown, or cannot be measured.
+    """
+    there = {Needs.OOD: ood, Needs.TIME: latency, Needs.TEMPERATURE: scaled}
+    for metric in (metric_named(name) for name in wanted or ()):
+        if not there.get(metric.needs, True):
+            why, hint = _WITHOUT[metric.needs]
+            raise UsageError(f"`{metric.name}` cannot be measured {why}", hint=hint)
+    return tuple(
+        name
+        for name, metric in METRICS.items()
+        if there.get(metric.needs, True) and (wanted is None or name in wanted or name == TEMPERATURE)
+    )
+
+
+def metric_named(name: str) -> Metric:
+    """Return a metric.
+
+    Raises:
+        UsageError: If the name is unknown, with the nearest known one.
+    """
+    if name not in METRICS:
+        raise UsageError(
+            f"unknown metric `{name}`",
+            hint=" ".join(filter(None, (_nearest(name), f"Known metrics: {', '.join(METRICS)}"))),
+        )
+    return METRICS[name]
+
+
+def _nearest(name: str) -> str | None:
+    """Return a hint with the metric whose name, or heading in a table, begins with or is near to `name`."""
+    columns = {m.column.lower(): m.name for m in METRICS.values() if m.column is not None}
+    known = {metric: metric for metric in METRICS} | columns
+    wanted = name.lower().replace("-", "_")
+    found = [known[wanted]] if wanted in known else [m for m in METRICS if wanted and m.startswith(wanted)]
+    found = found or [known[near] for near in difflib.get_close_matches(wanted, known, n=1)]
+    return f"did you mean `{found[0]}`?" if found else None
+
+
+def needing(metrics: Iterable[str], *needs: Needs) -> tuple[str, ...]:
+    """Return those of some metrics that are measured on one of these."""
+    return tuple(name for name in metrics if METRICS[name].needs in needs)

@@ -1,0 +1,77 @@
+"""The table of definitions: read-only, keyed by name, one sentence each."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydractl.errors import UsageError
+from hydractl.metrics.metric import Metric, Needs
+from hydractl.metrics.table import METRICS, by_name, metric_named
+
+
+def test_every_entry_is_found_under_its_own_name():
+    assert all(name == metric.name for name, metric in METRICS.items())
+    columns = [metric.column for metric in METRICS.values() if metric.column is not None]
+    assert len({*columns}) == len(columns)
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+def test_every_entry_is_one_sentence_with_a_range(metric):
+    assert metric.low < metric.high
+    assert metric.definition.endswith(".")
+    assert metric.definition[0].isupper()
+
+
+def test_the_table_is_read_only():
+    with pytest.raises(TypeError):
+        METRICS["accuracy"] = None
+
+
+def test_two_metrics_of_one_name_are_refused():
+    one = Metric(name="x", needs=Needs.LABELS, definition="It is x.")
+
+    with pytest.raises(ValueError, match="share a name"):
+        by_name(one, one)
+
+
+def test_what_is_measured_elsewhere_does_not_follow_from_predictions():
+    with pytest.raises(ValueError, match="`macs` does not follow from predictions"):
+        METRICS["macs"].of({})
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_known_name_is_accepted(name):
+    assert metric_named(name).name == name
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("spoil", [str.upper, lambda n: n.replace("_", "-").title(), lambda n: f"{n}z"])
+def test_a_name_that_is_nearly_right_is_corrected(name, spoil):
+    if spoil(name) in METRICS:
+        return
+    with pytest.raises(UsageError) as caught:
+        metric_named(spoil(name))
+    assert f"did you mean `{name}`?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("acc", "accuracy"),
+        ("aECE", "adaptive_ece"),
+        ("par", "parameters"),
+        ("brir", "brier"),
+        ("latency", "latency_ms"),
+    ],
+)
+def test_short_forms_and_headings_are_understood(typed, meant):
+    with pytest.raises(UsageError, match=f"unknown metric `{typed}`") as caught:
+        metric_named(typed)
+    assert caught.value.hint.startswith(f"did you mean `{meant}`? Known metrics: accuracy, brier, ")
+
+
+@pytest.mark.parametrize("typed", ["", "qqqq"])
+def test_a_name_like_no_other_gets_the_list(typed):
+    with pytest.raises(UsageError) as caught:
+        metric_named(typed)
+    assert caught.value.hint == f"Known metrics: {', '.join(METRICS)}"
