@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, assert_never, overload
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
+from hydractl.data.columns import images_of, texts_of
 from hydractl.data.folder import open_folder
-from hydractl.data.hub import open_hub, open_text_hub
-from hydractl.data.images import ImageSet
-from hydractl.data.items import Content, Items
+from hydractl.data.hub import fetch_table
+from hydractl.data.items import Content
 from hydractl.data.labels import select_classes
-from hydractl.data.reference import DataRef, SourceKind
-from hydractl.data.tabular import open_file, open_text_file
-from hydractl.data.texts import TextSet, open_text_folder, refuse_image_keys
+from hydractl.data.reference import BUILT_IN_TEXTS, DataRef, SourceKind
+from hydractl.data.tabular import open_table
 from hydractl.data.toys.builtin import open_digits, open_noise, open_photos, spread
 from hydractl.data.toys.prose import open_letters, open_manual, open_reviews
 from hydractl.data.toys.shapes import open_shapes
@@ -20,19 +20,30 @@ from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hydractl.data.items import Items
     from hydractl.progress import Progress
 
-__all__ = ["Content", "ImageSet", "Items", "TextSet", "open_data"]
+TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
+    {
+        SourceKind.DIGITS: open_digits,
+        SourceKind.SHAPES: open_shapes,
+        SourceKind.PHOTOS: open_photos,
+        SourceKind.NOISE: open_noise,
+        SourceKind.REVIEWS: open_reviews,
+        SourceKind.MANUAL: open_manual,
+        SourceKind.LETTERS: open_letters,
+    }
+)
+SOURCES: Mapping[Content, str] = MappingProxyType(
+    {
+        Content.IMAGES: "images are `digits`, `shapes`, a folder with one sub-folder a class, a table, or `hf:org/name`",
+        Content.TEXTS: "texts are `reviews`, or come from a .jsonl, .csv or .parquet file, a folder of .txt files, or `hf:org/name`",
+    }
+)
 
 
-@overload
-def open_data(
-    ref: DataRef | str, *, wants: Literal[Content.IMAGES] = ..., progress: Progress = ...
-) -> ImageSet: ...
-@overload
-def open_data(ref: DataRef | str, *, wants: Literal[Content.TEXTS], progress: Progress = ...) -> TextSet: ...
-@overload
-def open_data(ref: DataRef | str, *, wants: Content, progress: Progress = ...) -> Items: ...
 def open_data(ref: DataRef | str, *, wants: Content = Content.IMAGES, progress: Progress = SILENT) -> Items:
     """Return the images or texts that a data reference selects.
 
@@ -51,7 +62,8 @@ def open_data(ref: DataRef | str, *, wants: Content = Content.IMAGES, progress: 
     """
     if isinstance(ref, str):
         ref = DataRef.parse(ref)
-    items = _open_texts(ref, progress) if wants is Content.TEXTS else _open_images(ref, progress)
+    _check_columns(ref, wants)
+    items = _opened(ref, wants, progress)
     if ref.classes is not None:
         items = items.of_classes(select_classes(items.class_names, ref.classes))
     if ref.limit is not None and ref.limit < len(items):
@@ -68,55 +80,29 @@ def _name(ref: DataRef) -> str:
     return Path(ref.source).resolve().name + str(ref).removeprefix(ref.source)
 
 
-def _open_images(ref: DataRef, progress: Progress) -> Items:
-    if ref.text is not None:
+def _check_columns(ref: DataRef, wants: Content) -> None:
+    """Refuse a reference that asks for the other kind of items."""
+    if wants is Content.TEXTS and ref.image is not None:
+        raise UsageError(
+            f"`image={ref.image}` names a column of images, and the model reads texts",
+            hint="name the column with the texts: `::text=COLUMN`",
+        )
+    if wants is Content.IMAGES and ref.text is not None:
         raise UsageError(
             f"`text={ref.text}` names a column of texts, and images are wanted here",
             hint="name the column with the images: `::image=COLUMN`",
         )
-    match ref.kind:
-        case SourceKind.DIGITS:
-            return open_digits(ref)
-        case SourceKind.SHAPES:
-            return open_shapes(ref)
-        case SourceKind.PHOTOS:
-            return open_photos(ref)
-        case SourceKind.NOISE:
-            return open_noise(ref)
-        case SourceKind.FOLDER:
-            return open_folder(ref, progress)
-        case SourceKind.FILE:
-            return open_file(ref, progress)
-        case SourceKind.HUB:
-            return open_hub(ref, progress)
-        case SourceKind.REVIEWS | SourceKind.MANUAL | SourceKind.LETTERS:
-            raise DataError(
-                f"{ref.kind.value} are texts, and the model reads images",
-                hint="images are `digits`, `shapes`, a folder with one sub-folder a class, a table, or `hf:org/name`",
-            )
-        case _:
-            assert_never(ref.kind)
 
 
-def _open_texts(ref: DataRef, progress: Progress) -> Items:
-    refuse_image_keys(ref)
-    match ref.kind:
-        case SourceKind.DIGITS | SourceKind.SHAPES | SourceKind.PHOTOS | SourceKind.NOISE:
-            raise DataError(
-                f"{ref.kind.value} are images, and the model reads texts",
-                hint="texts are `reviews`, or come from a .jsonl, .csv or .parquet file, a folder of .txt files, or `hf:org/name`",
-            )
-        case SourceKind.REVIEWS:
-            return open_reviews(ref)
-        case SourceKind.MANUAL:
-            return open_manual()
-        case SourceKind.LETTERS:
-            return open_letters(ref)
-        case SourceKind.FOLDER:
-            return open_text_folder(ref, progress)
-        case SourceKind.FILE:
-            return open_text_file(ref, progress)
-        case SourceKind.HUB:
-            return open_text_hub(ref, progress)
-        case _:
-            assert_never(ref.kind)
+def _opened(ref: DataRef, wants: Content, progress: Progress) -> Items:
+    if ref.kind in TOYS:
+        holds = Content.TEXTS if ref.kind in BUILT_IN_TEXTS else Content.IMAGES
+        if holds is not wants:
+            raise DataError(f"{ref.kind.value} are {holds}, and the model reads {wants}", hint=SOURCES[wants])
+        return TOYS[ref.kind](ref)
+    if ref.kind is SourceKind.FOLDER:
+        return open_folder(ref, wants, progress)
+    table = fetch_table(ref, progress) if ref.kind is SourceKind.HUB else open_table(ref, wants)
+    if len(table) == 0:
+        raise DataError(f"{table.where}: holds no row")
+    return (texts_of if wants is Content.TEXTS else images_of)(table, ref, progress)

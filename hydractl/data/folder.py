@@ -6,70 +6,52 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hydractl.data.images import ImageSet, check_header, decode, read_bytes
-from hydractl.data.items import Content
+from typing_extensions import override
+
+from hydractl.data.images import ImageSet, ImageStore, check_header, decode
+from hydractl.data.items import Content, Labels, read_bytes
 from hydractl.data.reference import BUILT_IN, SOURCES_HINT, did_you_mean
+from hydractl.data.texts import TextSet
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from PIL import Image
 
+    from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
     from hydractl.progress import Progress
 
+SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
+    {
+        Content.IMAGES: frozenset(
+            {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"}
+        ),
+        Content.TEXTS: frozenset({".txt"}),
+    }
+)
+"""How the names of files that count end, in small letters."""
+
 
 @dataclass(frozen=True, slots=True)
-class FileKind:
-    """Which files of a folder count.
-
-    Attributes:
-        content: What they hold.
-        suffixes: How their names end, in small letters.
-    """
-
-    content: Content
-    suffixes: frozenset[str]
-
-
-IMAGE_FILES = FileKind(
-    Content.IMAGES,
-    frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"}),
-)
-TEXT_FILES = FileKind(Content.TEXTS, frozenset({".txt"}))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderSet(ImageSet):
-    """Image files under one folder.
-
-    Attributes:
-        root: The folder.
-        files: Paths below `root` with forward slashes, class by class, sorted.
-        name: As in every set.
-        class_names: Names of the sub-folders, sorted; empty if the images lie in the folder itself.
-        labels: As in every set.
-    """
+class FileStore(ImageStore):
+    """Image files below `root`, by paths with forward slashes."""
 
     root: Path
     files: tuple[str, ...]
-    name: str
-    class_names: tuple[str, ...]
-    labels: tuple[int, ...] | None
 
-    def __len__(self) -> int:
-        return len(self.files)
-
+    @override
     def image(self, index: int) -> Image.Image:
-        """Decode one file."""
         path = self.root / self.files[index]
         return decode(read_bytes(path), where=str(path))
 
+    @override
     def item_digest(self, index: int) -> bytes:
         """Return a SHA-256 of the path below the folder and the file's bytes.
-
-        Every stage takes the digests first, so a file that is no image is found before anything is computed.
 
         Raises:
             DataError: If the file cannot be read or is no image.
@@ -80,42 +62,36 @@ class FolderSet(ImageSet):
         return hashlib.sha256(os.fsencode(self.files[index]) + b"\0" + data).digest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The files under a folder; attributes as of `FolderSet`."""
-
-    root: Path
-    files: tuple[str, ...]
-    class_names: tuple[str, ...]
-    labels: tuple[int, ...] | None
-
-
-def open_folder(ref: DataRef, progress: Progress) -> FolderSet:
-    """Return the images under a folder.
-
-    Raises:
-        DataError: If the folder, the split or a class's images are missing, or classes and loose images mix.
-    """
-    found = list_files(ref, IMAGE_FILES, progress)
-    return FolderSet(
-        root=found.root,
-        files=found.files,
-        name=found.root.resolve().name,
-        class_names=found.class_names,
-        labels=found.labels,
-    )
-
-
-def list_files(ref: DataRef, kind: FileKind, progress: Progress) -> Listing:
-    """Return the files of one kind under a folder, class by class.
+def open_folder(ref: DataRef, content: Content, progress: Progress) -> Items:
+    """Return the images or texts under a folder, class by class, sorted; of texts each file is one.
 
     Hidden files are left alone; others that are not of the kind are skipped with a warning.
 
     Raises:
-        DataError: If the folder, the split or a class's files are missing, or classes and loose files mix.
+        DataError: If the folder, the split or a class's files are missing, classes and loose files mix, or a text is blank or
+            not UTF-8.
     """
-    root, what = _root(ref), kind.content
-    folders, loose, skipped = _listing(root, kind)
+    root = _root(ref)
+    files, found = _files(root, content, progress)
+    name = root.resolve().name
+    if content is Content.TEXTS:
+        return TextSet(texts=tuple(_text(root / file) for file in files), name=name, **found._asdict())
+    return ImageSet(store=FileStore(root, files), places=range(len(files)), name=name, **found._asdict())
+
+
+def _text(path: Path) -> str:
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    if not text.strip():
+        raise DataError(f"{path}: holds no text", hint="remove the file or write something into it")
+    return text
+
+
+def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ...], Labels]:
+    """Return the paths of files of one kind below a folder, and their classes: the names of sub-folders, if there are any."""
+    folders, loose, skipped = _listing(root, what)
     if folders and loose:
         raise DataError(
             f"{root}: holds both {what} (`{loose[0]}`) and sub-folders (`{folders[0]}`)",
@@ -124,24 +100,19 @@ def list_files(ref: DataRef, kind: FileKind, progress: Progress) -> Listing:
     if not folders and not loose:
         raise DataError(
             f"{root}: holds no {what.one}",
-            hint=_other_kind(skipped, kind) or f"{what} end in {', '.join(sorted(kind.suffixes))}",
+            hint=_other_kind(skipped, what) or f"{what} end in {', '.join(sorted(SUFFIXES[what]))}",
         )
     files, labels = list(loose), []
     for label, folder in enumerate(folders):
-        nested, found, others = _listing(root / folder, kind)
+        nested, found, others = _listing(root / folder, what)
         if not found:
-            raise _empty_class(root / folder, kind, nested=nested, others=others)
+            raise _empty_class(root / folder, what, nested=nested, others=others)
         files += [f"{folder}/{name}" for name in found]
         labels += [label] * len(found)
         skipped += [f"{folder}/{name}" for name in others]
     if skipped:
         progress.warn(f"{root}: skipped {len(skipped)} file(s) that are no {what}, first `{skipped[0]}`")
-    return Listing(
-        root=root,
-        files=tuple(files),
-        class_names=tuple(folders),
-        labels=tuple(labels) if folders else None,
-    )
+    return tuple(files), Labels(tuple(folders), tuple(labels) if folders else None)
 
 
 def _root(ref: DataRef) -> Path:
@@ -155,7 +126,7 @@ def _root(ref: DataRef) -> Path:
     if ref.split is None:
         return root
     if not (root / ref.split).is_dir():
-        folders = _listing(root, IMAGE_FILES)[0]
+        folders = _listing(root, Content.IMAGES)[0]
         present = ", ".join(f"`{name}`" for name in folders) or "no sub-folder at all"
         raise DataError(
             f"{root}: has no split `{ref.split}`; it holds {present}", hint=did_you_mean(ref.split, folders)
@@ -163,7 +134,7 @@ def _root(ref: DataRef) -> Path:
     return root / ref.split
 
 
-def _listing(folder: Path, kind: FileKind) -> tuple[list[str], list[str], list[str]]:
+def _listing(folder: Path, what: Content) -> tuple[list[str], list[str], list[str]]:
     """Return the names of sub-folders, files of the kind and others, each sorted, hidden ones left out."""
     try:
         entries = sorted(
@@ -174,25 +145,25 @@ def _listing(folder: Path, kind: FileKind) -> tuple[list[str], list[str], list[s
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
     folders = [entry.name for entry in entries if entry.is_dir()]
     files = [entry for entry in entries if not entry.is_dir()]
-    wanted = [entry.name for entry in files if entry.suffix.lower() in kind.suffixes]
-    others = [entry.name for entry in files if entry.suffix.lower() not in kind.suffixes]
+    wanted = [entry.name for entry in files if entry.suffix.lower() in SUFFIXES[what]]
+    others = [entry.name for entry in files if entry.suffix.lower() not in SUFFIXES[what]]
     return folders, wanted, others
 
 
-def _empty_class(folder: Path, kind: FileKind, *, nested: list[str], others: list[str]) -> DataError:
-    what, name = kind.content, folder.name
+def _empty_class(folder: Path, what: Content, *, nested: list[str], others: list[str]) -> DataError:
+    name = folder.name
     hint = (
         f"if `{name}` is a split, add `::split={name}`; {what} lie directly in their class's folder"
         if nested
-        else _other_kind(others, kind) or f"remove the folder or add {what} to it"
+        else _other_kind(others, what) or f"remove the folder or add {what} to it"
     )
     return DataError(f"{folder.parent}: class folder `{name}` holds no {what.one}", hint=hint)
 
 
-def _other_kind(names: list[str], wanted: FileKind) -> str | None:
+def _other_kind(names: list[str], wanted: Content) -> str | None:
     """Return a hint if files are of the kind that this model does not read."""
-    for kind in (IMAGE_FILES, TEXT_FILES):
-        found = next((name for name in names if Path(name).suffix.lower() in kind.suffixes), None)
-        if kind is not wanted and found is not None:
-            return f"there are {kind.content}, such as `{found}`, but the model reads {wanted.content}"
+    for content, suffixes in SUFFIXES.items():
+        found = next((name for name in names if Path(name).suffix.lower() in suffixes), None)
+        if content is not wanted and found is not None:
+            return f"there are {content}, such as `{found}`, but the model reads {wanted}"
     return None

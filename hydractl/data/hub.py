@@ -6,37 +6,27 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hydractl.data.reference import did_you_mean
-from hydractl.data.tabular import open_arrow, open_text_arrow
+from hydractl.data.tabular import ArrowTable
 from hydractl.errors import DataError, HubError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hydractl.data.listed import TableSet
     from hydractl.data.reference import DataRef
-    from hydractl.data.texts import TextSet
     from hydractl.progress import Progress
 
 
-def open_hub(ref: DataRef, progress: Progress) -> TableSet:
-    """Return the images of one split of a Hub data set.
+def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
+    """Return one split of a Hub data set.
 
     Raises:
         HubError: If the data set cannot be reached: no network, offline, unknown, private.
-        DataError: If the configuration or split is unknown or has to be chosen, or the rows are no images.
+        DataError: If the configuration or split is unknown or has to be chosen.
     """
-    return open_arrow(_fetched(ref, progress), ref, where=ref.source, progress=progress)
-
-
-def open_text_hub(ref: DataRef, progress: Progress) -> TextSet:
-    """Return the texts of one split of a Hub data set; raises as `open_hub` does."""
-    return open_text_arrow(_fetched(ref, progress), ref, where=ref.source, progress=progress)
-
-
-def _fetched(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
     progress.step(f"Reading {ref.source}")
     with _translated(ref), _without_bars():
-        return _load(ref, progress)
+        dataset = _load(ref, progress)
+    return ArrowTable(dataset, ref, where=ref.source)
 
 
 def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped

@@ -1,32 +1,67 @@
-"""What every image data set offers, and how an image file is decoded."""
+"""Sets of images, and how an image file is decoded."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import io
-from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from PIL import Image
+from typing_extensions import override
 
 from hydractl.data.items import Content, Items
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
 
-class ImageSet(Items):
-    """Images in a fixed order, with or without labels."""
+class ImageStore(ABC):
+    """Where images are kept or drawn. Safe to read from several threads."""
 
     __slots__ = ()
 
+    @abstractmethod
+    def image(self, index: int) -> Image.Image:
+        """Return one image, in the mode it is stored in.
+
+        Raises:
+            DataError: If it is missing or corrupt; the message names it.
+        """
+
+    def item_digest(self, index: int) -> bytes:
+        """Return a SHA-256 of one image: here of its mode, size and pixels.
+
+        Raises:
+            DataError: If it is missing or corrupt.
+        """
+        image = self.image(index)
+        sha = hashlib.sha256(f"{image.mode} {image.size}\n".encode())
+        sha.update(image.tobytes())
+        return sha.digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageSet(Items):
+    """Images in a fixed order, with or without labels.
+
+    Attributes:
+        store: Where they are.
+        places: Each one's number in the store.
+    """
+
     content = Content.IMAGES
 
-    @abstractmethod
+    store: ImageStore
+    places: Sequence[int]
+
+    @override
+    def __len__(self) -> int:
+        return len(self.places)
+
     def image(self, index: int) -> Image.Image:
         """Decode one image, in the mode it is stored in.
 
@@ -35,76 +70,19 @@ class ImageSet(Items):
 
         Raises:
             DataError: If the image is missing or corrupt; the message names it.
+            IndexError: If the index is out of range.
         """
+        if index < 0:
+            raise IndexError(index)
+        return self.store.image(self.places[index])
 
+    @override
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of one item's content: here its mode, size and pixels."""
-        image = self.image(index)
-        sha = hashlib.sha256(f"{image.mode} {image.size}\n".encode())
-        sha.update(image.tobytes())
-        return sha.digest()
+        return self.store.item_digest(self.places[index])
 
-    def selected(
-        self,
-        indices: tuple[int, ...],
-        *,
-        class_names: tuple[str, ...],
-        labels: tuple[int, ...] | None,
-        name: str,
-    ) -> Subset:
-        """See `Items.selected`; nothing is decoded."""
-        return Subset(
-            base=self,
-            indices=indices,
-            class_names=class_names,
-            labels=labels,
-            name=name,
-            numbered=self.numbered,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subset(ImageSet):
-    """Some items of another set, in the order given, labels counted over some of its classes.
-
-    Attributes:
-        base: The set that holds the images.
-        indices: Which of its items, each in 0..len(base)-1.
-        class_names: The classes that labels count over; every selected item's class is one of them.
-        labels: As in every set.
-        name: As in every set.
-        numbered: As in every set.
-    """
-
-    base: ImageSet
-    indices: tuple[int, ...]
-    class_names: tuple[str, ...]
-    labels: tuple[int, ...] | None
-    name: str
-    numbered: bool = False
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def image(self, index: int) -> Image.Image:
-        """Decode one image of the base."""
-        return self.base.image(self.indices[index])
-
-    def item_digest(self, index: int) -> bytes:
-        """Return the base's digest."""
-        return self.base.item_digest(self.indices[index])
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    @override
+    def at(self, indices: Sequence[int]) -> Self:
+        return replace(self, places=tuple(self.places[index] for index in indices))
 
 
 def check_header(data: bytes, *, where: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, checked_order, tensor_cache
 from hydractl.data.dataset import open_data
 from hydractl.data.images import ImageSet
-from hydractl.data.items import Content
+from hydractl.data.items import Content, Items
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.texts import TextSet
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydractl.data.batches import Batch, Deal
-    from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
     from hydractl.inputs import Inputs
     from hydractl.manifest import Preprocess
     from hydractl.progress import Progress
 
+T = TypeVar("T", bound=Items)
 Reading: TypeAlias = "Preprocess | Tokenization"
 """How an item becomes a model's input, as its header says."""
 
@@ -106,12 +106,12 @@ def encoded(
         ValueError: If `batch_size` or an index is out of range.
     """
     if isinstance(how, Tokenization):
-        texts = as_texts(items)
+        texts = of_kind(items, TextSet)
         order = checked_order(len(texts), batch_size, indices)
         tokens = tokenize(texts.texts, how, where=texts.name)
         found = TokenBatches.of(tokens, texts.labels, indices=order, batch_size=batch_size)
         return replace(found, order=found.order[deal.positions(len(order), batch_size)])
-    images = as_images(items)
+    images = of_kind(items, ImageSet)
     order = checked_order(len(images), batch_size, indices)
     return tensor_cache(
         images,
@@ -137,23 +137,12 @@ def check_augment(how: Reading, augment: tuple[str, ...]) -> None:
         )
 
 
-def as_texts(items: Items) -> TextSet:
-    """Return texts as such.
+def of_kind(items: Items, kind: type[T]) -> T:
+    """Return images or texts as such.
 
     Raises:
         DataError: If they are something else.
     """
-    if not isinstance(items, TextSet):
-        raise DataError(f"{items.name}: holds {items.content}, and the model reads texts")
-    return items
-
-
-def as_images(items: Items) -> ImageSet:
-    """Return images as such.
-
-    Raises:
-        DataError: If they are something else.
-    """
-    if not isinstance(items, ImageSet):
-        raise DataError(f"{items.name}: holds {items.content}, and the model reads images")
+    if not isinstance(items, kind):
+        raise DataError(f"{items.name}: holds {items.content}, and the model reads {kind.content}")
     return items

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
 
 LABELS_HINT = (
@@ -31,6 +33,15 @@ class Content(StrEnum):
         return self.value.removesuffix("s")
 
 
+class Labels(NamedTuple):
+    """What is said of the classes of items; as in `Items`."""
+
+    class_names: tuple[str, ...] = ()
+    labels: tuple[int, ...] | None = None
+    numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Items(ABC):
     """Images or texts in a fixed order, with or without labels.
 
@@ -45,12 +56,11 @@ class Items(ABC):
             folder's sub-folder `7` has a name, and so has a class that a data set calls so.
     """
 
-    __slots__ = ()
-
     content: ClassVar[Content]
+
     name: str
-    class_names: tuple[str, ...]
-    labels: tuple[int, ...] | None
+    class_names: tuple[str, ...] = ()
+    labels: tuple[int, ...] | None = None
     numbered: bool = False
 
     @abstractmethod
@@ -59,22 +69,15 @@ class Items(ABC):
 
     @abstractmethod
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of one item's content.
+        """Return a SHA-256 of one item's content; every stage takes the digests before anything is computed.
 
         Raises:
             DataError: If the item cannot be read.
         """
 
     @abstractmethod
-    def selected(
-        self,
-        indices: tuple[int, ...],
-        *,
-        class_names: tuple[str, ...],
-        labels: tuple[int, ...] | None,
-        name: str,
-    ) -> Items:
-        """Return the items at `indices`, which are in range, under other labels and another name."""
+    def at(self, indices: Sequence[int]) -> Self:
+        """Return the items at `indices`, which are in range, under labels that the caller mends."""
 
     def fingerprint(self, digests: Iterable[bytes] | None = None) -> str:
         """Return `sha256:...` of the selected items, their labels and the class names, in order.
@@ -89,7 +92,7 @@ class Items(ABC):
             sha.update(digest)
         return f"sha256:{sha.hexdigest()}"
 
-    def taken(self, indices: Sequence[int], *, name: str | None = None) -> Items:
+    def taken(self, indices: Sequence[int], *, name: str | None = None) -> Self:
         """Return the items at `indices`, all classes kept, under another name if one is given.
 
         Raises:
@@ -98,11 +101,9 @@ class Items(ABC):
         if any(not 0 <= index < len(self) for index in indices):
             raise ValueError(f"an index is outside 0..{len(self) - 1}")
         labels = None if self.labels is None else tuple(self.labels[index] for index in indices)
-        return self.selected(
-            tuple(indices), class_names=self.class_names, labels=labels, name=name or self.name
-        )
+        return replace(self.at(indices), labels=labels, name=name or self.name)
 
-    def of_classes(self, classes: Sequence[int]) -> Items:
+    def of_classes(self, classes: Sequence[int]) -> Self:
         """Return the items of some classes, labels counted from 0 in the order of `classes`.
 
         Raises:
@@ -114,10 +115,21 @@ class Items(ABC):
                 hint=LABELS_HINT,
             )
         position = {label: place for place, label in enumerate(classes)}
-        kept = tuple((i, position[label]) for i, label in enumerate(self.labels) if label in position)
-        return self.selected(
-            tuple(i for i, _ in kept),
+        kept = [i for i, label in enumerate(self.labels) if label in position]
+        return replace(
+            self.at(kept),
             class_names=tuple(self.class_names[label] for label in classes),
-            labels=tuple(label for _, label in kept),
-            name=self.name,
+            labels=tuple(position[self.labels[i]] for i in kept),
         )
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error

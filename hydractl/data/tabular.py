@@ -1,194 +1,154 @@
-"""Local tables of images or texts: .jsonl, .csv and .parquet files. Nothing is written, not even a cache."""
+"""Tables: local .jsonl, .csv and .parquet files, and what `datasets` reads. Nothing is written, not even a cache."""
 
 from __future__ import annotations
 
 import csv
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.data.items import Content
-from hydractl.data.listed import (
-    LABEL_COLUMNS,
-    UNLABELLED,
-    Labels,
-    TableSet,
-    find_column,
-    image_column,
-    read_labels,
-)
+from typing_extensions import override
+
 from hydractl.data.reference import SOURCES_HINT, SourceKind
-from hydractl.data.texts import Table, texts_of_table
 from hydractl.errors import DataError
 from hydractl.jsonfile import NotJSONError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hydractl.data.items import Content
     from hydractl.data.reference import DataRef
-    from hydractl.data.texts import TextSet
-    from hydractl.progress import Progress
 
     Rows = list[dict[str, object]]
+    Read = Callable[[int], bytes | Path]
 
 
-def open_file(ref: DataRef, progress: Progress) -> TableSet:
-    """Return the images that a file lists, by paths relative to the file's folder, or holds.
+class Table(ABC):
+    """Rows under named columns.
 
-    Raises:
-        DataError: If the file is missing, malformed or empty, lacks a column, or names an image that is missing.
+    Attributes:
+        columns: Their names.
+        where: What messages call the table.
+        name: What reports call it.
     """
-    path = _existing(ref, Content.IMAGES)
-    if path.suffix.lower() == ".parquet":
-        return open_arrow(_read_parquet(path), ref, where=str(path), progress=progress)
-    rows = _read_rows(path)
-    columns = list(rows[0])
-    image = image_column(columns, wanted=ref.image, where=str(path))
-    label = find_column(columns, wanted=ref.label, usual=LABEL_COLUMNS, role="label", where=str(path))
-    files = _image_files([row[image] for row in rows], folder=path.parent, where=f"{path}: column `{image}`")
-    found = _labels(
-        [row[label] for row in rows] if label else None,
-        names=None,
-        where=f"{path}: column `{label}`",
-        progress=progress,
-    )
-    return TableSet(
-        count=len(rows),
-        read=files.__getitem__,
-        where=str(path),
-        name=path.name,
-        **found._asdict(),
-    )
+
+    def __init__(self, columns: Sequence[str], *, where: str, name: str) -> None:
+        self.columns = columns
+        self.where = where
+        self.name = name
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+
+    @abstractmethod
+    def cells(self, column: str) -> Sequence[object]:
+        """Return a column."""
+
+    @abstractmethod
+    def images(self, column: str) -> Read:
+        """Return what reads a row's encoded image, or names the file that holds it; safe to call from several threads.
+
+        Raises:
+            DataError: If the column holds no images, or names one that is missing.
+        """
+
+    def classes(self, column: str) -> Sequence[str] | None:  # noqa: ARG002 - most tables declare none
+        """Return the class names that the table declares for a column of labels, if any."""
+        return None
+
+    def place(self, column: str | None) -> str:
+        """Return what messages call a column."""
+        return f"{self.where}: column `{column}`"
 
 
-def open_text_file(ref: DataRef, progress: Progress) -> TextSet:
-    """Return the texts that a file holds.
+class RowTable(Table):
+    """The rows of a .jsonl or .csv file; images are files, by paths relative to the file's folder."""
 
-    Raises:
-        DataError: If the file is missing, malformed or empty, lacks a column, or a cell is no text.
-    """
-    path = _existing(ref, Content.TEXTS)
-    if path.suffix.lower() == ".parquet":
-        return open_text_arrow(_read_parquet(path), ref, where=str(path), progress=progress)
-    rows = _read_rows(path)
-    table = Table(
-        columns=list(rows[0]),
-        read=lambda column: [row[column] for row in rows],
-        classes=lambda _: None,
-        where=str(path),
-        name=path.name,
-    )
-    return texts_of_table(table, ref, progress)
+    def __init__(self, rows: Rows, path: Path) -> None:
+        super().__init__(list(rows[0]) if rows else [], where=str(path), name=path.name)
+        self._rows = rows
+        self._folder = path.parent
+
+    @override
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @override
+    def cells(self, column: str) -> list[object]:
+        return [row[column] for row in self._rows]
+
+    @override
+    def images(self, column: str) -> Read:
+        return _image_files(self.cells(column), folder=self._folder, where=self.place(column)).__getitem__
 
 
-def open_text_arrow(
-    # the library is untyped
-    dataset: Any,  # noqa: ANN401
-    ref: DataRef,
-    *,
-    where: str,
-    progress: Progress,
-) -> TextSet:
-    """Return the texts of a `datasets.Dataset`; a column within a column is named `OUTER.INNER`.
+class ArrowTable(Table):
+    """A `datasets.Dataset`; an image column is an Image feature, encoded bytes, or (local files) paths."""
 
-    Args:
-        dataset: The rows.
-        ref: Names the columns.
-        where: What messages call the data.
-        progress: Hears warnings.
+    def __init__(self, dataset: Any, ref: DataRef, *, where: str) -> None:  # noqa: ANN401 - the library is untyped
+        if any("." in name and name not in dataset.column_names for name in ref.text_columns):
+            dataset = dataset.flatten()  # a column within a column is named `OUTER.INNER`
+        super().__init__(
+            dataset.column_names, where=where, name=where if ref.repo_id else Path(ref.source).name
+        )
+        self._dataset = dataset
+        self._folder = Path(ref.source).parent if ref.kind is SourceKind.FILE else None
 
-    Raises:
-        DataError: If there is no row, a column is missing or holds something else.
-    """
-    import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
+    @override
+    def __len__(self) -> int:
+        return len(self._dataset)
 
-    if len(dataset) == 0:
-        raise DataError(f"{where}: holds no row")
-    if any("." in name and name not in dataset.column_names for name in ref.text_columns):
-        dataset = dataset.flatten()
+    @override
+    def cells(self, column: str) -> Sequence[object]:
+        found: Sequence[object] = self._dataset[column][:]
+        return found
 
-    def classes(column: str) -> Sequence[str] | None:
-        feature = dataset.features[column]
+    @override
+    def classes(self, column: str) -> Sequence[str] | None:
+        import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
+
+        feature = self._dataset.features[column]
         return feature.names if isinstance(feature, datasets.ClassLabel) else None
 
-    table = Table(
-        columns=dataset.column_names,
-        read=lambda column: dataset[column][:],
-        classes=classes,
-        where=where,
-        name=where if ref.repo_id else Path(ref.source).name,
-    )
-    return texts_of_table(table, ref, progress)
+    @override
+    def images(self, column: str) -> Read:
+        import datasets  # noqa: PLC0415 - as above
+
+        rows, where = self._dataset.select_columns([column]), self.place(column)
+        kind = rows.features[column]
+        storage = kind.dtype if isinstance(kind, datasets.Value) else ""
+        if isinstance(kind, datasets.Image):
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+        elif storage in {"string", "large_string"} and self._folder is not None:
+            return _image_files(rows[column][:], folder=self._folder, where=where).__getitem__
+        elif storage not in {"binary", "large_binary"} and not (isinstance(kind, dict) and "bytes" in kind):
+            raise DataError(
+                f"{where}: holds no images", hint="name the column with the images: `::image=COLUMN`"
+            )
+
+        def read(index: int) -> bytes | Path:
+            cell = rows[index][column]
+            if isinstance(cell, dict):
+                path = cell.get("path")
+                cell = Path(path) if cell["bytes"] is None and path else cell["bytes"]
+            if not isinstance(cell, bytes | Path):
+                raise DataError(f"{where}: row {index} has no image")
+            return cell
+
+        return read
 
 
-def open_arrow(
-    # the library is untyped
-    dataset: Any,  # noqa: ANN401
-    ref: DataRef,
-    *,
-    where: str,
-    progress: Progress,
-) -> TableSet:
-    """Return the images of a `datasets.Dataset`.
+def open_table(ref: DataRef, content: Content) -> Table:
+    """Return the table in a file.
 
     Args:
-        dataset: The rows; the image column is an Image feature, encoded bytes, or (local files) paths.
-        ref: Names the columns.
-        where: What messages call the data.
-        progress: Hears warnings.
+        ref: Names the file.
+        content: What is looked for, for hints.
 
     Raises:
-        DataError: If there is no row, a column is missing or holds something else.
+        DataError: If the file is missing or malformed.
     """
-    import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
-
-    if len(dataset) == 0:
-        raise DataError(f"{where}: holds no row")
-    columns: list[str] = dataset.column_names
-    image = image_column(columns, wanted=ref.image, where=where)
-    label = find_column(columns, wanted=ref.label, usual=LABEL_COLUMNS, role="label", where=where)
-    feature = dataset.features[label] if label else None
-    found = _labels(
-        dataset[label][:] if label else None,
-        names=feature.names if isinstance(feature, datasets.ClassLabel) else None,
-        where=f"{where}: column `{label}`",
-        progress=progress,
-    )
-    rows = dataset.select_columns([image])
-    place = f"{where}: column `{image}`"
-    read: Callable[[int], bytes | Path]
-    kind = rows.features[image]
-    storage = getattr(kind, "dtype", "")
-    if isinstance(kind, datasets.Image):
-        read = _ImageCells(rows.cast_column(image, datasets.Image(decode=False)), image, place)
-    elif storage in {"binary", "large_binary"} or (isinstance(kind, dict) and "bytes" in kind):
-        read = _ImageCells(rows, image, place)
-    elif storage in {"string", "large_string"} and ref.kind is SourceKind.FILE:
-        read = _image_files(rows[image][:], folder=Path(ref.source).parent, where=place).__getitem__
-    else:
-        raise DataError(f"{place}: holds no images", hint="name the column with the images: `::image=COLUMN`")
-    name = where if ref.repo_id else Path(ref.source).name
-    return TableSet(count=len(rows), read=read, where=where, name=name, **found._asdict())
-
-
-class _ImageCells:
-    """Reads one row's encoded image out of a `datasets.Dataset`."""
-
-    def __init__(self, rows: Any, column: str, where: str) -> None:  # noqa: ANN401 - the library is untyped
-        self._rows = rows
-        self._column = column
-        self._where = where
-
-    def __call__(self, index: int) -> bytes | Path:
-        cell = self._rows[index][self._column]
-        if isinstance(cell, dict):
-            path = cell.get("path")
-            cell = Path(path) if cell["bytes"] is None and path else cell["bytes"]
-        if not isinstance(cell, bytes | Path):
-            raise DataError(f"{self._where}: row {index} has no image")
-        return cell
-
-
-def _existing(ref: DataRef, content: Content) -> Path:
     path = Path(ref.source)
     if path.is_dir():
         raise DataError(
@@ -196,13 +156,9 @@ def _existing(ref: DataRef, content: Content) -> Path:
         )
     if not path.exists():
         raise DataError(f"{path}: no such file", hint=SOURCES_HINT)
-    return path
-
-
-def _labels(
-    values: Sequence[object] | None, *, names: Sequence[str] | None, where: str, progress: Progress
-) -> Labels:
-    return UNLABELLED if values is None else read_labels(values, names=names, where=where, progress=progress)
+    if path.suffix.lower() == ".parquet":
+        return ArrowTable(_read_parquet(path), ref, where=str(path))
+    return RowTable(_read_csv(path) if path.suffix.lower() == ".csv" else _read_jsonl(path), path)
 
 
 def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[Path]:
@@ -218,13 +174,6 @@ def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[P
             )
         files.append(file)
     return files
-
-
-def _read_rows(path: Path) -> Rows:
-    rows = _read_csv(path) if path.suffix.lower() == ".csv" else _read_jsonl(path)
-    if not rows:
-        raise DataError(f"{path}: holds no row")
-    return rows
 
 
 def _read_csv(path: Path) -> Rows:

@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from hydractl.data.batches import Deal
+from hydractl.data.images import ImageSet
 from hydractl.data.inputs import (
-    as_images,
-    as_texts,
     check_augment,
     check_reads,
     content_of,
     encoded,
     limited,
+    of_kind,
     open_items,
 )
 from hydractl.data.items import Content
+from hydractl.data.texts import TextSet
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.manifest import Preprocess
 from support.reviews import MAX_LENGTH, reviews, tokenization
@@ -115,6 +116,6 @@ def test_items_of_the_other_kind(tmp_path):
     texts = open_items(str(reviews(tmp_path / "t.jsonl", 2, seed=0)), tokenization())
 
     with pytest.raises(DataError, match=r"t\.jsonl: holds texts, and the model reads images"):
-        as_images(texts)
+        of_kind(texts, ImageSet)
     with pytest.raises(DataError, match="noise: holds images, and the model reads texts"):
-        as_texts(open_items("noise", GREY))
+        of_kind(open_items("noise", GREY), TextSet)

@@ -7,8 +7,8 @@ import datasets
 import numpy as np
 import pytest
 
+from hydractl.data.columns import read_labels
 from hydractl.data.dataset import open_data
-from hydractl.data.listed import read_labels
 from hydractl.errors import DataError, UsageError
 
 ROWS = ({"image": "img/0.png", "label": "cat"}, {"image": "img/1.png", "label": "ant"})

@@ -8,7 +8,8 @@ import json
 import datasets
 import pytest
 
-from hydractl.data.dataset import Content, open_data
+from hydractl.data.dataset import open_data
+from hydractl.data.items import Content
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 
@@ -47,7 +48,7 @@ def test_a_table_of_texts(tmp_path, suffix):
     assert found.texts == tuple(row["text"] for row in ROWS)
     assert (found.class_names, found.labels) == (("negative", "positive"), (1, 0, 0))
     assert found.name == f"t.{suffix}"
-    assert (found.content, len(found), found.text(1)) == (Content.TEXTS, 3, "dull\nand long")
+    assert (found.content, len(found), found.texts[1]) == (Content.TEXTS, 3, "dull\nand long")
 
 
 def test_the_formats_agree(tmp_path):

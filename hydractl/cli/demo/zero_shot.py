@@ -38,10 +38,12 @@ def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
         say: Hears what is being done.
     """
     from hydractl.data.dataset import open_data
+    from hydractl.data.images import ImageSet
+    from hydractl.data.inputs import of_kind
     from hydractl.runtime import one_thread
     from hydractl.training.contrastive import PairConfig, train_pair
 
-    images = open_data(TRAIN)
+    images = of_kind(open_data(TRAIN), ImageSet)
     with one_thread():
         for i, name in enumerate(_bases()):
             say(f"Training {name}, a small CLIP, on {len(images)} images of shapes and their captions")

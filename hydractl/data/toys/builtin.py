@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
+from typing_extensions import override
 
-from hydractl.data.images import ImageSet
+from hydractl.data.images import ImageSet, ImageStore
 from hydractl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -27,64 +28,34 @@ DIGIT_NAMES = tuple("0123456789")
 PHOTOS = ("china.jpg", "flower.jpg")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PixelSet(ImageSet):
-    """Images held as one array.
-
-    Attributes:
-        pixels: Shape (N, H, W) or (N, H, W, 3), uint8.
-        name: As in every set.
-        class_names: As in every set.
-        labels: As in every set.
-    """
+@dataclass(frozen=True, slots=True, eq=False)
+class PixelStore(ImageStore):
+    """Images held as one array, shape (N, H, W) of mode `L` or (N, H, W, 3) of mode `RGB`, uint8."""
 
     pixels: NDArray[np.uint8]
-    name: str
-    class_names: tuple[str, ...] = ()
-    labels: tuple[int, ...] | None = None
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
+    @override
     def image(self, index: int) -> Image.Image:
-        """Return one image, mode `L` or `RGB`."""
         return Image.fromarray(self.pixels[index])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseSet(ImageSet):
-    """Grey images of independent uniform pixels; image i depends on the seed, the size and i alone.
+@dataclass(frozen=True, slots=True)
+class NoiseStore(ImageStore):
+    """Grey images of independent uniform pixels; image i depends on the seed, the side in pixels and i alone."""
 
-    Attributes:
-        count: How many images.
-        size: Their side in pixels.
-        seed: What they are drawn from.
-        name: As in every set.
-        class_names: Empty.
-        labels: None.
-    """
-
-    count: int
     size: int
     seed: int
-    name: str = "noise"
-    class_names: tuple[str, ...] = ()
-    labels: tuple[int, ...] | None = None
 
-    def __len__(self) -> int:
-        return self.count
-
+    @override
     def image(self, index: int) -> Image.Image:
         """Draw one image, mode `L`, values uniform in 0..255."""
-        if not 0 <= index < self.count:
-            raise IndexError(index)
         # numpy promises that raw words stay the same over its versions, but not what `Generator` makes of them
         words = np.random.PCG64([self.seed, index]).random_raw(-(-(self.size**2) // 8))
         values = np.asarray(words, dtype="<u8").view(np.uint8)[: self.size**2]
         return Image.fromarray(values.reshape(self.size, self.size))
 
 
-def open_digits(ref: DataRef) -> PixelSet:
+def open_digits(ref: DataRef) -> ImageSet:
     """Return scikit-learn's 1,797 digits, 8 x 8 pixels, mode `L`, or one of their splits.
 
     Raises:
@@ -92,15 +63,16 @@ def open_digits(ref: DataRef) -> PixelSet:
     """
     pixels, labels = _digits()
     if ref.split is None:
-        chosen: tuple[int, ...] = tuple(range(len(labels)))
+        chosen: Sequence[int] = range(len(labels))
     elif ref.split in SPLITS:
         chosen = stratified_split(labels)[SPLITS.index(ref.split)]
     else:
         raise DataError(
             f"`digits` has no split `{ref.split}`", hint=f"choose one of {', '.join(SPLITS)}, or none for all"
         )
-    return PixelSet(
-        pixels=pixels[list(chosen)],
+    return ImageSet(
+        store=PixelStore(pixels),
+        places=chosen,
         name="digits",
         class_names=DIGIT_NAMES,
         labels=tuple(labels[index] for index in chosen),
@@ -128,7 +100,7 @@ def stratified_split(labels: Sequence[int]) -> tuple[tuple[int, ...], tuple[int,
     return train, val, test
 
 
-def open_photos(ref: DataRef) -> PixelSet:
+def open_photos(ref: DataRef) -> ImageSet:
     """Return square patches of scikit-learn's two photographs, taken from each in turn, mode `RGB`.
 
     The patches lie on a regular grid without overlap, and the chosen ones are spread evenly over it.
@@ -146,16 +118,13 @@ def open_photos(ref: DataRef) -> PixelSet:
     for turn, grid in enumerate(grids):
         share = len(range(turn, count, 2))
         patches[turn::2] = grid[spread(len(grid), share)]
-    return PixelSet(pixels=patches, name="photos")
+    return ImageSet(store=PixelStore(patches), places=range(count), name="photos")
 
 
-def open_noise(ref: DataRef) -> NoiseSet:
+def open_noise(ref: DataRef) -> ImageSet:
     """Return uniform noise, mode `L`."""
-    return NoiseSet(
-        count=ref.limit or DEFAULT_LIMIT,
-        size=ref.size or DEFAULT_SIZE,
-        seed=0 if ref.seed is None else ref.seed,
-    )
+    store = NoiseStore(size=ref.size or DEFAULT_SIZE, seed=ref.seed or 0)
+    return ImageSet(store=store, places=range(ref.limit or DEFAULT_LIMIT), name="noise")
 
 
 def spread(total: int, count: int) -> list[int]:

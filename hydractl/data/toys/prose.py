@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.reference import did_you_mean
 from hydractl.data.texts import TextSet
+from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
     from hydractl.data.reference import DataRef
 
-SPLITS: Mapping[str, int] = MappingProxyType({"train": 8000, "val": 600, "test": 1000})
-CLASSES = ("negative", "positive")
+COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (8000, 600, 1000), strict=True)))
+"""How many reviews of films a split has."""
+OPINIONS = ("negative", "positive")
 OF_A_DOMAIN = 600
 LETTERS = 600
 NOISE = 1 / 30
@@ -62,7 +64,7 @@ OPENINGS = (
     "all things considered",
     "this time",
 )
-DOMAINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+THINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "films": ("plot", "acting", "script", "ending", "camera work", "music", "cast", "dialogue", "pace", "hero",
                   "villain", "opening scene", "humour", "story", "director", "costumes"),
@@ -82,31 +84,31 @@ def open_reviews(ref: DataRef) -> TextSet:
         DataError: If there is no such domain or split.
     """
     domain = ref.domain or FILMS
-    if domain not in DOMAINS:
+    if domain not in THINGS:
         raise DataError(
-            f"`reviews` has no domain `{domain}`; it has {', '.join(DOMAINS)}",
-            hint=did_you_mean(domain, DOMAINS),
+            f"`reviews` has no domain `{domain}`; it has {', '.join(THINGS)}",
+            hint=did_you_mean(domain, THINGS),
         )
-    if ref.split is not None and (domain != FILMS or ref.split not in SPLITS):
+    if ref.split is not None and (domain != FILMS or ref.split not in COUNTS):
         raise DataError(
             f"`reviews` of {domain} has no split `{ref.split}`",
-            hint=f"films have {', '.join(SPLITS)}; other domains have none",
+            hint=f"films have {', '.join(COUNTS)}; other domains have none",
         )
-    splits = ([ref.split] if ref.split else list(SPLITS)) if domain == FILMS else [None]
+    splits = ([ref.split] if ref.split else list(COUNTS)) if domain == FILMS else [None]
     drawn = [
         review(domain, split, index)
         for split in splits
-        for index in range(SPLITS[split] if split else OF_A_DOMAIN)
+        for index in range(COUNTS[split] if split else OF_A_DOMAIN)
     ]
     return TextSet(
         texts=tuple(text for text, _ in drawn),
         name="reviews",
-        class_names=CLASSES,
+        class_names=OPINIONS,
         labels=tuple(label for _, label in drawn),
     )
 
 
-def open_manual() -> TextSet:
+def open_manual(_ref: DataRef) -> TextSet:
     """Return sentences of the language reference that Python ships, without labels; each Python has its own.
 
     Raises:
@@ -132,7 +134,7 @@ def review(domain: str, split: str | None, index: int) -> tuple[str, int]:
     """Return one review and its class, a function of the arguments alone."""
     draw = random.Random(f"review-{domain}-{split}-{index}")  # noqa: S311 - as above
     opening = _pick(draw, OPENINGS)
-    things = list(DOMAINS[domain])
+    things = list(THINGS[domain])
     total, last, text = 0.0, 0.0, f"{opening} , " if opening else ""
     for clause in range(2 + (draw.random() < 0.2)):
         link = "" if clause == 0 else _pick(draw, tuple(LINKS))
@@ -157,7 +159,7 @@ def vocabulary() -> tuple[str, ...]:
         LINKS,
         VERBS,
         OPENINGS,
-        DOMAINS[FILMS],
+        THINGS[FILMS],
     ):
         for option in options:
             words |= set(option.split())

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
+from typing_extensions import override
 
-from hydractl.data.images import ImageSet
+from hydractl.data.images import ImageSet, ImageStore
+from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     Colour = tuple[int, int, int]
 
 SIZE = 24
-SPLITS: Mapping[str, int] = MappingProxyType({"train": 9600, "val": 720, "test": 960})
+COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (9600, 720, 960), strict=True)))
+"""How many images a split of the known ones has."""
 NOVEL_COUNT = 720
 COLOURS: Mapping[str, Colour] = MappingProxyType(
     {
@@ -59,37 +62,20 @@ DOMAINS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeSet(ImageSet):
-    """Coloured shapes, class after class.
+@dataclass(frozen=True, slots=True)
+class ShapeStore(ImageStore):
+    """Images that are drawn, mode `RGB`: of each its class and its seed."""
 
-    Attributes:
-        splits: For each image the split it belongs to; empty strings where there are none.
-        places: For each image its number within its split and class.
-        class_names: As in every set.
-        labels: As in every set.
-        name: As in every set.
-    """
+    drawn: tuple[tuple[str, str], ...]
 
-    splits: tuple[str, ...]
-    places: tuple[int, ...]
-    class_names: tuple[str, ...]
-    labels: tuple[int, ...]
-    name: str = "shapes"
-
-    def __len__(self) -> int:
-        return len(self.places)
-
+    @override
     def image(self, index: int) -> Image.Image:
-        """Draw one image, mode `RGB`."""
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        label = self.class_names[self.labels[index]]
-        return draw(label, seed=f"{self.splits[index]}-{self.places[index]}")
+        label, seed = self.drawn[index]
+        return draw(label, seed=seed)
 
 
-def open_shapes(ref: DataRef) -> ShapeSet:
-    """Return the shapes of a domain, the known ones with their splits.
+def open_shapes(ref: DataRef) -> ImageSet:
+    """Return the shapes of a domain class after class, the known ones with their splits.
 
     Raises:
         DataError: If there is no such domain or split.
@@ -97,25 +83,26 @@ def open_shapes(ref: DataRef) -> ShapeSet:
     domain = ref.domain or KNOWN
     if domain not in DOMAINS:
         raise DataError(f"`shapes` has no domain `{domain}`; it has {', '.join(DOMAINS)}")
-    if ref.split is not None and (domain != KNOWN or ref.split not in SPLITS):
+    if ref.split is not None and (domain != KNOWN or ref.split not in COUNTS):
         raise DataError(
             f"`shapes` of the domain {domain} has no split `{ref.split}`",
-            hint=f"the known ones have {', '.join(SPLITS)}; the novel ones have none",
+            hint=f"the known ones have {', '.join(COUNTS)}; the novel ones have none",
         )
     names = DOMAINS[domain]
-    counts = SPLITS if domain == KNOWN else {"": NOVEL_COUNT}
+    counts = COUNTS if domain == KNOWN else {"": NOVEL_COUNT}
     chosen = [ref.split] if ref.split else list(counts)
     drawn = [
-        (label, split, place)
-        for label in range(len(names))
+        (label, f"{split}-{place}")
+        for label in names
         for split in chosen
         for place in range(counts[split] // len(names))
     ]
-    return ShapeSet(
-        splits=tuple(split for _, split, _ in drawn),
-        places=tuple(place for _, _, place in drawn),
+    return ImageSet(
+        store=ShapeStore(tuple(drawn)),
+        places=range(len(drawn)),
+        name="shapes",
         class_names=names,
-        labels=tuple(label for label, _, _ in drawn),
+        labels=tuple(names.index(label) for label, _ in drawn),
     )
 
 

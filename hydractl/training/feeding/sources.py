@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from hydractl.data.batches import CACHE_BYTES, batches
-from hydractl.data.inputs import as_images, as_texts, check_augment
+from hydractl.data.images import ImageSet
+from hydractl.data.inputs import check_augment, of_kind
 from hydractl.data.preprocess import eval_transform, train_transform
+from hydractl.data.texts import TextSet
 from hydractl.data.tokenize import Tokens, tokenize
 from hydractl.manifest import Tokenization
 from hydractl.training.feeding.augment import TENSOR_AUGMENTATIONS, EpochDraws
@@ -61,9 +63,9 @@ def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: i
     """
     check_augment(how, augment)
     if isinstance(how, Tokenization):
-        texts = as_texts(items)
+        texts = of_kind(items, TextSet)
         return TextSource(tokens=tokenize(texts.texts, how, where=texts.name))
-    return ImageSource.open(as_images(items), how, augment=augment, seed=seed)
+    return ImageSource.open(of_kind(items, ImageSet), how, augment=augment, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ class ImageSource:
             preprocessing=preprocessing,
             augment=augment,
             seed=seed,
-            held=decode(dataset, preprocessing) if holds else None,
+            held=_decoded(dataset, preprocessing) if holds else None,
         )
 
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
@@ -142,7 +144,7 @@ class ImageSource:
             waiting = waiting[size:]
 
 
-def decode(dataset: ImageSet, preprocessing: Preprocess) -> torch.Tensor:
+def _decoded(dataset: ImageSet, preprocessing: Preprocess) -> torch.Tensor:
     """Return all images as the model's evaluation wants them, (N, C, H, W)."""
     transform = eval_transform(preprocessing)
     return torch.cat([batch.inputs for batch in batches(dataset, transform, batch_size=_CHUNK)])

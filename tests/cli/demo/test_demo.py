@@ -7,7 +7,8 @@ import pytest
 
 from hydractl.cli.app import command_tree
 from hydractl.cli.demo import command as demo
-from hydractl.data.dataset import Content, open_data
+from hydractl.data.dataset import open_data
+from hydractl.data.items import Content
 
 TASKS = ("digits", "text")
 

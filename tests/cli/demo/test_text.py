@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from hydractl.cli.demo import text as demo_text
-from hydractl.data.dataset import Content, open_data
+from hydractl.data.dataset import open_data
+from hydractl.data.items import Content
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import OutputError
 from hydractl.families.opening import open_model

@@ -96,7 +96,7 @@ def test_noise_depends_on_seed_and_place_alone():
     assert np.array_equal(few, many[:3])
     assert not np.array_equal(few, other)
     with pytest.raises(IndexError):
-        open_data("noise::limit=3").base.image(3)
+        open_data("noise::limit=3").image(3)
 
 
 @given(st.integers(0, 50), st.integers(1, 60))

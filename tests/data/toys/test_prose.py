@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from hydractl.data.dataset import Content, open_data
+from hydractl.data.dataset import open_data
+from hydractl.data.items import Content
 from hydractl.data.toys import prose
 from hydractl.errors import DataError, UsageError
 
@@ -112,7 +113,7 @@ def test_the_first_words_are_pinned():
 @pytest.mark.parametrize("domain", OTHERS)
 def test_domains_share_their_judgements_but_not_their_things(domain):
     known = set(prose.vocabulary())
-    things = {word for thing in prose.DOMAINS[domain] for word in thing.split()}
+    things = {word for thing in prose.THINGS[domain] for word in thing.split()}
     words = {w for text in texts(f"reviews::domain={domain}").texts for w in re.findall(r"[a-z]+|[.,]", text)}
 
     assert words - things <= known

@@ -9,7 +9,8 @@ from PIL import Image
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 from hydractl.data.reference import DataRef
-from hydractl.data.toys.shapes import COLOURS, DOMAINS, KNOWN, NOVEL, SHAPES, SIZE, SPLITS, draw, open_shapes
+from hydractl.data.toys.builtin import SPLITS
+from hydractl.data.toys.shapes import COLOURS, COUNTS, DOMAINS, KNOWN, NOVEL, SHAPES, SIZE, draw, open_shapes
 from hydractl.errors import DataError, UsageError
 
 
@@ -56,7 +57,7 @@ def test_the_whole_is_its_splits_and_no_image_is_in_two():
     digests = [images.item_digest(i) for images in parts.values() for i in range(len(images))]
 
     assert len(set(digests)) == len(digests)
-    assert len(open_data("shapes")) == sum(SPLITS.values())
+    assert len(open_data("shapes")) == sum(COUNTS.values())
 
 
 def test_an_image_hangs_on_its_place_alone():

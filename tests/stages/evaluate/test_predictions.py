@@ -9,7 +9,7 @@ import torch
 
 from hydractl.checkpoint import write_tensors
 from hydractl.data.dataset import open_data
-from hydractl.data.images import Subset
+from hydractl.data.images import ImageSet
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, InputError
 from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions, predict
@@ -21,7 +21,7 @@ def digits():
     return open_data("digits::classes=0-6,limit=23")
 
 
-class Counting(Subset):
+class Counting(ImageSet):
     """A set that counts how often an image is decoded."""
 
     __slots__ = ()
@@ -34,10 +34,9 @@ class Counting(Subset):
 
 def counting(dataset):
     Counting.seen.clear()
-    everything = tuple(range(len(dataset)))
     return Counting(
-        base=dataset,
-        indices=everything,
+        store=dataset.store,
+        places=dataset.places,
         class_names=dataset.class_names,
         labels=dataset.labels,
         name=dataset.name,

@@ -1,0 +1,200 @@
+"""Which of a table's columns is what, and what its labels mean: from a table to a set of images or texts."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from hydractl.data.images import ImageSet, ImageStore, decode
+from hydractl.data.items import Labels, read_bytes
+from hydractl.data.labels import are_numerals
+from hydractl.data.reference import did_you_mean
+from hydractl.data.texts import TextSet
+from hydractl.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from PIL import Image
+
+    from hydractl.data.reference import DataRef
+    from hydractl.data.tabular import Read, Table
+    from hydractl.data.texts import Text
+    from hydractl.progress import Progress
+
+IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
+TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")
+PAIR_COLUMNS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+)
+LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
+UNKNOWN = -1
+"""What Hub data sets write where a label is withheld."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellStore(ImageStore):
+    """The images of a table: `read` gives a row's, `where` is what messages call the table."""
+
+    read: Read
+    where: str
+
+    @override
+    def image(self, index: int) -> Image.Image:
+        return decode(self._encoded(index), where=f"{self.where}: row {index}")
+
+    @override
+    def item_digest(self, index: int) -> bytes:
+        """Return a SHA-256 of the encoded image; how the table names it does not count."""
+        return hashlib.sha256(self._encoded(index)).digest()
+
+    def _encoded(self, index: int) -> bytes:
+        held = self.read(index)
+        return held if isinstance(held, bytes) else read_bytes(held)
+
+
+def images_of(table: Table, ref: DataRef, progress: Progress) -> ImageSet:
+    """Return the images that a table lists or holds.
+
+    Raises:
+        DataError: If a column is missing or holds something else.
+    """
+    image = _found(table, wanted=ref.image, usual=IMAGE_COLUMNS, role="image")
+    if image is None:
+        text = next((name for name in TEXT_COLUMNS if name in table.columns), None)
+        raise DataError(
+            f"{table.where}: none of its columns ({_quoted(table.columns)}) is called {_quoted(IMAGE_COLUMNS)}",
+            hint=f"column `{text}` looks like texts, which this model cannot read"
+            if text
+            else "name the column with the images: `::image=COLUMN`",
+        )
+    label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label")
+    store = CellStore(table.images(image), table.where)
+    labels = _labels(table, label, progress)
+    return ImageSet(store=store, places=range(len(table)), name=table.name, **labels._asdict())
+
+
+def texts_of(table: Table, ref: DataRef, progress: Progress) -> TextSet:
+    """Return the texts that a table holds.
+
+    Raises:
+        DataError: If a column is missing or a cell is no text or no label.
+    """
+    columns = _text_columns(table, wanted=ref.text_columns)
+    cells = [
+        [_checked(cell, f"{table.place(c)}: row {row}") for row, cell in enumerate(table.cells(c))]
+        for c in columns
+    ]
+    label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label")
+    texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
+    return TextSet(texts=texts, name=table.name, **_labels(table, label, progress)._asdict())
+
+
+def _found(table: Table, *, wanted: str | None, usual: Sequence[str], role: str) -> str | None:
+    """Return the column named by the reference, else the first usual one that is there, else None."""
+    if wanted is None:
+        return next((name for name in usual if name in table.columns), None)
+    if wanted not in table.columns:
+        raise DataError(
+            f"{table.where}: has no column `{wanted}` for `{role}=`; its columns are {_quoted(table.columns)}",
+            hint=did_you_mean(wanted, table.columns),
+        )
+    return wanted
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _text_columns(table: Table, *, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the column that holds the texts, or the two that hold pairs of them; pairs are looked for first."""
+    for name in wanted:
+        _found(table, wanted=name, usual=(), role="text")
+    singles = ((name,) for name in TEXT_COLUMNS)
+    usual = (names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*table.columns})
+    found = wanted or next(usual, ())
+    if found:
+        return found
+    image = next((name for name in IMAGE_COLUMNS if name in table.columns), None)
+    raise DataError(
+        f"{table.where}: none of its columns ({_quoted(table.columns)}) is called {_quoted(TEXT_COLUMNS)}, "
+        "and the model reads texts",
+        hint=f"column `{image}` looks like images, which this model cannot read; name a column of texts: `::text=COLUMN`"
+        if image
+        else "name the column with the texts: `::text=COLUMN`, or `::text=FIRST+SECOND` for pairs",
+    )
+
+
+def _checked(cell: object, where: str) -> str:
+    """Return a cell that is a text; an empty one is as good as any."""
+    if not isinstance(cell, str):
+        raise DataError(f"{where} is no text: {cell!r}")
+    try:
+        cell.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where} is not valid Unicode: {error.reason}") from error
+    return cell
+
+
+def _labels(table: Table, column: str | None, progress: Progress) -> Labels:
+    if column is None:
+        return Labels()
+    names = table.classes(column)
+    return read_labels(table.cells(column), names=names, where=table.place(column), progress=progress)
+
+
+def read_labels(
+    values: Sequence[object], *, names: Sequence[str] | None, where: str, progress: Progress
+) -> Labels:
+    """Turn a column into class names and labels.
+
+    Args:
+        values: One a row: strings, whole numbers from 0, or -1 in every row where labels are withheld.
+        names: The class names if the table declares them; `values` are then indices into it.
+        where: What messages call the table and column.
+        progress: Hears that labels are withheld.
+
+    Returns:
+        The class names (numbers sort as numbers) and one label a row, or none. Where a table does not declare names
+            and all labels are whole numbers, they are numbers and no names, in a .csv file too, whose cells are all text.
+
+    Raises:
+        DataError: If a value is missing, of another type, or out of range.
+    """
+    for row, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+            raise DataError(
+                f"{where}: row {row} has no usable label: {value!r}", hint="labels are names or whole numbers"
+            )
+    if all(value == UNKNOWN for value in values):
+        progress.warn(f"{where}: every label is {UNKNOWN}, so the items count as unlabelled")
+        return Labels()
+    top = len(names) - 1 if names is not None else None
+    for row, value in enumerate(values):
+        if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
+            raise DataError(
+                f"{where}: row {row} has label {value}, out of range 0..{'' if top is None else top}"
+            )
+    if names is not None:
+        return Labels(
+            tuple(names), tuple(_index(value, names, row, where) for row, value in enumerate(values))
+        )
+    texts = [str(value) for value in values]
+    numbered = are_numerals(texts)
+    found = sorted(set(texts), key=int) if numbered else sorted(set(texts))
+    position = {name: index for index, name in enumerate(found)}
+    return Labels(tuple(found), tuple(position[text] for text in texts), numbered)
+
+
+def _index(value: object, names: Sequence[str], row: int, where: str) -> int:
+    if not isinstance(value, int):
+        raise DataError(
+            f"{where}: row {row} has {value!r} where an index into {len(names)} class names belongs"
+        )
+    return value
