@@ -23,7 +23,6 @@ from hydractl.training.feeding.augment import TENSOR_AUGMENTATIONS, EpochDraws
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hydractl.data.images import ImageSet
     from hydractl.data.inputs import Reading
     from hydractl.data.items import Items
     from hydractl.inputs import Inputs

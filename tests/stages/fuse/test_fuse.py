@@ -18,6 +18,7 @@ from hydractl.manifest import Fate, Kind, Preprocess
 from hydractl.progress import Silent
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
+from hydractl.tensors import Span
 from support.builders import DTYPES, Sample, base, sha
 from support.variants import PLAIN, variant
 
@@ -287,7 +288,8 @@ REFUSED = {
 def test_members_that_do_not_belong_together(tmp_path, monkeypatch, second, message, verify):
     paths = members(tmp_path, samples=[base(PLAIN).pruned(*KEEPS[0]), second()])
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(Checkpoint, "chunks", lambda *_: pytest.fail("a tensor was read"))
+    for way in ("pieces", "read", "copy_to"):
+        monkeypatch.setattr(Span, way, lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(CheckpointError) as caught:
         fuse(paths, tmp_path / "hydra.st", verify=verify)
     assert message.format(paths[0]) in str(caught.value)
