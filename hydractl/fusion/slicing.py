@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hydractl.manifest import Architecture, TowerKeep
+    from hydractl.manifest import Architecture, Mask
 
 
 def kept_indices(tensor: HeadTensor, kept: Sequence[int], *, num_heads: int, head_dim: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def kept_indices(tensor: HeadTensor, kept: Sequence[int], *, num_heads: int, hea
 
 
 def pruned_spec(
-    family: Family, architecture: Architecture, mask: Mapping[str, TowerKeep], name: str, spec: TensorSpec
+    family: Family, architecture: Architecture, mask: Mask, name: str, spec: TensorSpec
 ) -> TensorSpec:
     """Return a tensor's dtype and shape once a mask is applied.
 
@@ -40,7 +40,7 @@ def pruned_spec(
         return spec
     tower, heads = architecture.towers[place.tower], place.heads
     full = tower.num_heads * heads.width(tower.head_dim)
-    if len(spec.shape) <= heads.axis or spec.shape[heads.axis] != full:
+    if spec.shape[heads.axis : heads.axis + 1] != (full,):
         raise ValueError(f"tensor {name} has shape {spec.shape}; axis {heads.axis} should be {full}")
     shape = list(spec.shape)
     shape[heads.axis] = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
@@ -48,7 +48,7 @@ def pruned_spec(
 
 
 def unpruned_shape(
-    family: Family, architecture: Architecture, mask: Mapping[str, TowerKeep], name: str, spec: TensorSpec
+    family: Family, architecture: Architecture, mask: Mask, name: str, spec: TensorSpec
 ) -> tuple[int, ...]:
     """Return the shape that a member's tensor had before heads were dropped: the inverse of `pruned_spec`.
 
@@ -60,7 +60,7 @@ def unpruned_shape(
         return spec.shape
     tower, heads = architecture.towers[place.tower], place.heads
     kept = len(mask[place.tower].keep[place.layer]) * heads.width(tower.head_dim)
-    if len(spec.shape) <= heads.axis or spec.shape[heads.axis] != kept:
+    if spec.shape[heads.axis : heads.axis + 1] != (kept,):
         raise ValueError(
             f"tensor `{name}` has shape {spec.shape}; its mask says that axis {heads.axis} is {kept}"
         )
@@ -70,7 +70,7 @@ def unpruned_shape(
 
 
 def prune_tensor(
-    family: Family, architecture: Architecture, mask: Mapping[str, TowerKeep], name: str, tensor: torch.Tensor
+    family: Family, architecture: Architecture, mask: Mask, name: str, tensor: torch.Tensor
 ) -> torch.Tensor:
     """Return a tensor without its dropped heads; one without a head axis comes back as it is."""
     place = locate(family, name)
@@ -85,10 +85,7 @@ def prune_tensor(
 
 
 def zero_dropped(
-    family: Family,
-    architecture: Architecture,
-    mask: Mapping[str, TowerKeep],
-    state: Mapping[str, torch.Tensor],
+    family: Family, architecture: Architecture, mask: Mask, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return a full state dict whose dropped heads have zeroed output-projection columns: what pruning must equal."""
     zeroed = dict(state)
@@ -97,7 +94,7 @@ def zero_dropped(
         if place.heads is None or place.layer is None or place.heads.role != Role.OUTPUT:
             continue
         tower = architecture.towers[place.tower]
-        dropped = [h for h in range(tower.num_heads) if h not in mask[place.tower].keep[place.layer]]
-        index = kept_indices(place.heads, dropped, num_heads=tower.num_heads, head_dim=tower.head_dim)
+        gone = mask[place.tower].drop[place.layer]
+        index = kept_indices(place.heads, gone, num_heads=tower.num_heads, head_dim=tower.head_dim)
         zeroed[name] = tensor.index_fill(place.heads.axis, index, 0)
     return zeroed

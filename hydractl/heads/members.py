@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to draw the masks of several members from one removal order.
+    """How to draw the masks of several members.
 
     Attributes:
-        pool: The first so many heads of the order may go, at least 0.
+        pool: The first so many heads of a removal order may go, at least 0; None for all of them.
         members: How many masks, at least 1.
         seed: Any integer; member m of seed s is always the same draw.
         diverge_from: Members remove the same heads in all layers before this one, in every tower; at least 0.
@@ -31,14 +31,14 @@ class Sampling:
         ValueError: If a number is out of its range.
     """
 
-    pool: int
+    pool: int | None = None
     members: int
     seed: int
     diverge_from: int = 0
 
     def __post_init__(self) -> None:
         for name, low in (("pool", 0), ("members", 1), ("diverge_from", 0)):
-            if getattr(self, name) < low:
+            if (getattr(self, name) or 0) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
 
@@ -65,16 +65,15 @@ def sample_masks(
         ValueError: If the order is shorter than the pool, the pool smaller than `removals`, or there are fewer
             distinct masks than members.
     """
-    if sampling.pool > len(order):
-        raise ValueError(
-            f"cannot draw from a pool of {sampling.pool} heads: the removal order names {len(order)}"
-        )
-    if not 0 <= removals <= sampling.pool:
-        raise ValueError(f"cannot remove {removals} heads out of a pool of {sampling.pool}")
+    pool = len(order) if sampling.pool is None else sampling.pool
+    if pool > len(order):
+        raise ValueError(f"cannot draw from a pool of {pool} heads: the removal order names {len(order)}")
+    if not 0 <= removals <= pool:
+        raise ValueError(f"cannot remove {removals} heads out of a pool of {pool}")
     check_order(order, shape)
     start = sampling.diverge_from
     trunk = [head for head in order[:removals] if head.layer < start]
-    candidates = sorted(head for head in order[: sampling.pool] if head.layer >= start)
+    candidates = sorted(head for head in order[:pool] if head.layer >= start)
     count = removals - len(trunk)
     distinct = math.comb(len(candidates), count)
     if distinct < sampling.members:
@@ -86,58 +85,43 @@ def sample_masks(
     return tuple(drop_heads(base, heads) for heads in _distinct_draws(candidates, count, sampling=sampling))
 
 
-def random_masks(
-    shape: Shape, *, removals: int, members: int, seed: int, diverge_from: int = 0
-) -> tuple[dict[str, TowerKeep], ...]:
+def random_masks(shape: Shape, *, removals: int, sampling: Sampling) -> tuple[dict[str, TowerKeep], ...]:
     """Draw distinct masks that each remove `removals` heads, whatever they are good for: the control for all scores.
 
     Every subset is equally likely, as with random scores. Layers before `diverge_from` are those of one random mask.
 
-    Args:
-        shape: The model's shape.
-        removals: How many heads each member removes, at least 0.
-        members: How many masks, at least 1.
-        seed: Any integer; member m of seed s is always the same draw.
-        diverge_from: As in `Sampling`.
-
     Raises:
         ValueError: If there are fewer heads than `removals`, or fewer distinct masks than members.
     """
-    source = random.Random(f"random-{seed}")  # noqa: S311 - reproducible, not secret
+    source = random.Random(f"random-{sampling.seed}")  # noqa: S311 - reproducible, not secret
     order = _shuffled(sorted(all_heads(shape)), source=source)
-    sampling = Sampling(pool=len(order), members=members, seed=seed, diverge_from=diverge_from)
     return sample_masks(order, shape, removals=removals, sampling=sampling)
 
 
 def random_masks_per_layer(
-    shape: Shape, *, keep: int, members: int, seed: int, diverge_from: int = 0
+    shape: Shape, *, keep: int, sampling: Sampling
 ) -> tuple[dict[str, TowerKeep], ...]:
     """Draw distinct masks that each keep `keep` heads in every layer: the control for scores taken layer by layer.
-
-    Args:
-        shape: The model's shape.
-        keep: How many heads every layer keeps.
-        members: How many masks, at least 1.
-        seed: Any integer; member m of seed s is always the same draw.
-        diverge_from: Members agree in all layers before this one.
 
     Raises:
         ValueError: If a layer has fewer heads than `keep`, or there are fewer distinct masks than members.
     """
-    free = {name: max(0, size.layers - diverge_from) for name, size in shape.items()}
-    distinct = math.prod(math.comb(size.num_heads, keep) ** free[name] for name, size in shape.items())
+    members, start = sampling.members, sampling.diverge_from
+    distinct = math.prod(
+        math.comb(size.num_heads, keep) ** max(0, size.layers - start) for size in shape.values()
+    )
     if distinct < members:
         raise ValueError(
-            f"{members} different masks are wanted, but keeping {keep} heads of each layer from {diverge_from} on "
+            f"{members} different masks are wanted, but keeping {keep} heads of each layer from {start} on "
             f"gives {distinct}"
         )
     masks: list[dict[str, TowerKeep]] = []
     for member in range(members):
-        source = random.Random(f"layers-{seed}-{member}")  # noqa: S311 - as above
+        source = random.Random(f"layers-{sampling.seed}-{member}")  # noqa: S311 - as above
         while len(masks) == member:
             order = _shuffled(sorted(all_heads(shape)), source=source)
             drawn = best_mask_per_layer(order, shape, keep=keep)
-            mask = share_before([masks[0] if masks else drawn, drawn], diverge_from)[1]
+            mask = share_before([masks[0] if masks else drawn, drawn], start)[1]
             if mask not in masks:
                 masks.append(mask)
     return tuple(masks)

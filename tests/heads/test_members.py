@@ -223,7 +223,7 @@ def shapes(draw):
 def test_random_masks_remove_their_count_differ_and_agree_where_they_must(shape, data):
     removals = data.draw(st.integers(0, len(all_heads(shape))))
     members, start = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 4))
-    options = {"removals": removals, "members": members, "seed": 3, "diverge_from": start}
+    options = {"removals": removals, "sampling": Sampling(members=members, seed=3, diverge_from=start)}
 
     try:
         masks = random_masks(shape, **options)
@@ -240,7 +240,7 @@ def test_random_masks_remove_their_count_differ_and_agree_where_they_must(shape,
 def test_random_masks_by_layer_keep_their_count_in_each(shape, data):
     keep = data.draw(st.integers(0, min(size.num_heads for size in shape.values())))
     members, start = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 4))
-    options = {"keep": keep, "members": members, "seed": 3, "diverge_from": start}
+    options = {"keep": keep, "sampling": Sampling(members=members, seed=3, diverge_from=start)}
 
     try:
         masks = random_masks_per_layer(shape, **options)
@@ -258,7 +258,7 @@ def test_random_masks_are_drawn_as_evenly_as_random_scores_would():
     counts = dict.fromkeys(all_heads(shape), 0)
 
     for seed in range(400):
-        (mask,) = random_masks(shape, removals=2, members=1, seed=seed)
+        (mask,) = random_masks(shape, removals=2, sampling=Sampling(members=1, seed=seed))
         for head in dropped(mask):
             counts[head] += 1
 
@@ -270,7 +270,9 @@ def test_random_trunks_are_drawn_too():
     shape = {"t": TowerShape(2, 4)}
 
     trunks = {
-        random_masks(shape, removals=4, members=2, seed=seed, diverge_from=1)[0]["t"].keep[0]
+        random_masks(shape, removals=4, sampling=Sampling(members=2, seed=seed, diverge_from=1))[0]["t"].keep[
+            0
+        ]
         for seed in range(20)
     }
 
@@ -281,6 +283,6 @@ def test_refuses_more_heads_than_there_are():
     shape = {"t": TowerShape(1, 2)}
 
     with pytest.raises(ValueError, match="cannot remove 3 heads out of a pool of 2"):
-        random_masks(shape, removals=3, members=1, seed=0)
+        random_masks(shape, removals=3, sampling=Sampling(members=1, seed=0))
     with pytest.raises(ValueError, match="keeping 3 heads of each layer from 0 on gives 0"):
-        random_masks_per_layer(shape, keep=3, members=1, seed=0)
+        random_masks_per_layer(shape, keep=3, sampling=Sampling(members=1, seed=0))

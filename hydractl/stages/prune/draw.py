@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from hydractl.stages.shared.choosing import Quota
 
 
+TOO_ALIKE = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
     """What a strategy works on.
@@ -44,6 +47,11 @@ class Material:
     scores: tuple[HeadScores, ...]
     shape: Shape
     quotas: tuple[Quota, ...]
+
+    def sampling(self, members: int) -> Sampling:
+        """Return how several masks are drawn."""
+        config = self.config
+        return Sampling(pool=config.pool, members=members, seed=config.seed, diverge_from=config.diverge_from)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +123,8 @@ def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
     order, pool = order_of(path, material.scores[0], material.shape), config.pool or 0
     _check_pool(pool, quota, total=total_heads(material.shape))
     check_order(order, path, wanted=pool, verb=f"`--pool {pool}` draws from")
-    sampling = Sampling(pool=pool, members=count, seed=config.seed, diverge_from=config.diverge_from)
     try:
-        return sample_masks(order, material.shape, removals=quota.removals, sampling=sampling)
+        return sample_masks(order, material.shape, removals=quota.removals, sampling=material.sampling(count))
     except ValueError as error:
         fewer = "--members" if config.diverse is None else "--candidates"
         hint = f"give a larger `--pool`, fewer `{fewer}` or an earlier `--diverge-from`"
@@ -134,31 +141,24 @@ def _clusters(material: Material, _: Progress) -> Drawn:
         )
     try:
         masks = cluster_masks(
-            clusters_of(scores),
-            scores.tables,
-            members=config.members,
-            diverge_from=config.diverge_from,
+            clusters_of(scores), scores.tables, members=config.members, diverge_from=config.diverge_from
         )
     except ValueError as error:
-        hint = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"
-        raise UsageError(f"{path}: {error}", hint=hint) from error
+        raise UsageError(f"{path}: {error}", hint=TOO_ALIKE) from error
     return Drawn(masks=masks, options={"keep": "auto", "clusters": len(scores.clusters)})
 
 
 def _random(material: Material, _: Progress) -> Drawn:
     """Heads that chance leaves."""
-    config = material.config
-    quota, chance = material.quotas[0], {"members": config.members, "seed": config.seed}
-    chance["diverge_from"] = config.diverge_from
+    quota, sampling = material.quotas[0], material.sampling(material.config.members)
     try:
         masks = (
-            random_masks(material.shape, removals=quota.removals, **chance)
+            random_masks(material.shape, removals=quota.removals, sampling=sampling)
             if quota.keep is None
-            else random_masks_per_layer(material.shape, keep=quota.keep, **chance)
+            else random_masks_per_layer(material.shape, keep=quota.keep, sampling=sampling)
         )
     except ValueError as error:
-        hint = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"
-        raise UsageError(str(error), hint=hint) from error
+        raise UsageError(str(error), hint=TOO_ALIKE) from error
     return Drawn(masks=masks, seeded=True)
 
 
