@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.training.recipes.recipe import SCHEDULES
+from hydractl.settings import declared
+from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.recipes.schedule import lr_factor
+
+SCHEDULES = declared(Recipe)["schedule"].choices
 
 
 def factors(schedule, *, total=40, warmup=8, floor=0.0):
