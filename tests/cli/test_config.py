@@ -11,8 +11,7 @@ from hydractl.stages.fuse import run as fuse
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.inspect import compare as inspect_compare
 from hydractl.stages.inspect import run as inspect
-from hydractl.stages.inspect.compare import CompareConfig
-from hydractl.stages.inspect.run import InspectConfig
+from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.prune import run as prune
 from hydractl.stages.prune.config import PruneConfig
 
@@ -71,13 +70,13 @@ TABLE = [
     ("fuse a.st - -o h.st --seed 3 --no-verify --force",
      FuseConfig(models=("a.st", "-"), out=Path("h.st"), seed=3, verify=False, force=True)),
     ("fuse a.st -o - --quiet", FuseConfig(models=("a.st",), out=Path("-"))),
-    ("inspect a.st", InspectConfig(file="a.st")),
-    ("inspect -q a.st", InspectConfig(file="a.st")),
-    ("inspect - --tensors --json", InspectConfig(file="-", tensors=True)),
-    ("inspect a.json b.json", CompareConfig(files=("a.json", "b.json"))),
-    ("inspect - b.st --keep 8 --json", CompareConfig(files=("-", "b.st"), budget=EIGHT)),
+    ("inspect a.st", InspectConfig(files=("a.st",))),
+    ("inspect -q a.st", InspectConfig(files=("a.st",))),
+    ("inspect - --tensors --json", InspectConfig(files=("-",), tensors=True)),
+    ("inspect a.json b.json", InspectConfig(files=("a.json", "b.json"))),
+    ("inspect - b.st --keep 8 --json", InspectConfig(files=("-", "b.st"), budget=EIGHT)),
     ("inspect a.json --remove 3 --plot p.SVG --force -q",
-     CompareConfig(files=("a.json",), budget=Budget(remove=3), plot=Path("p.SVG"), force=True)),
+     InspectConfig(files=("a.json",), budget=Budget(remove=3), plot=Path("p.SVG"), force=True)),
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from hydractl.settings import KEY, Composed, Declared, configured, declared, opt
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
+from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.training.recipes.recipe import RECIPES
@@ -26,9 +27,10 @@ CONFIGS = {
     "prune": PruneConfig,
     "finetune": FinetuneConfig,
     "fuse": FuseConfig,
+    "inspect": InspectConfig,
     "import": ImportConfig,
 }
-BY_HAND = {"schema", "demo", "eval", "inspect"}
+BY_HAND = {"schema", "demo", "eval"}
 TERMINAL = ("json", "quiet")
 TEXTS = {
     "max_memory": "2KiB",
@@ -37,6 +39,7 @@ TEXTS = {
     "classes": "a,b",
     "template": "a {label}",
     "keep": "3",
+    "plot": "a.svg",
     "lr": "0.5,0.25",
     "warmup": "7",
     "augment": "flip,shift",
@@ -77,6 +80,10 @@ COMPANIONS = {
         "masks": (),
         "strategy": ("--pool", "9", "--data", "d", *ALWAYS["prune"]),
         "members": ("--pool", "9", "--out", "a{i}.st", *ALWAYS["prune"]),
+    },
+    "inspect": {
+        **dict.fromkeys(("keep", "remove", "keep_fraction"), ("--plot", "heads.svg")),
+        "force": ("--plot", "heads.svg"),
     },
     "finetune": {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")},
 }

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import typer
-
-from hydractl.cli.inspect.comparison import refuse_listing, refuse_without_comparison, show_comparison
+from hydractl.cli.command import QUIET, command
+from hydractl.cli.inspect.comparison import show_comparison
 from hydractl.cli.inspect.documents import lineage_tree, maps, pairs, plain, show_mask, show_scores
-from hydractl.cli.options import JsonOpt, KeepOpt, RemoveOpt, budget_of, keep_fraction_option
 from hydractl.cli.output import Terminal, count, line, model_cell, size, table
 from hydractl.progress import counted
+from hydractl.stages.inspect.config import InspectConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,37 +30,13 @@ if TYPE_CHECKING:
 LABELS_SHOWN = 20
 
 
-def inspect(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE...",
-            help="A checkpoint, a folder, scores, a head mask, a report or predictions; `-` is standard input. "
-            "Several scores, masks and checkpoints are compared.",
-            show_default=False,
-        ),
-    ],
-    tensors: Annotated[bool, typer.Option("--tensors", help="List a checkpoint's tensors.")] = False,
-    keep: KeepOpt = None,
-    remove: RemoveOpt = None,
-    keep_fraction: Annotated[
-        float | None, keep_fraction_option(": as many as the scores were made for, or else 2/3")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="PATH", help="Draw the choices of heads, as .png or .svg."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing figure.")] = False,
-    json: JsonOpt = False,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "-q",
-            "--quiet",
-            help="Print no more than the path of a figure: the exit code says whether the files are sound.",
-        ),
-    ] = False,
-) -> None:
+@command(
+    InspectConfig,
+    quiet=replace(
+        QUIET, help="Print no more than the path of a figure: the exit code says whether the files are sound."
+    ),
+)
+def inspect(config: InspectConfig, terminal: Terminal) -> None:
     """Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage; or compare choices of heads.
 
     Only headers are read, so a file of any size answers at once.
@@ -77,21 +52,16 @@ def inspect(
       hydractl inspect taylor.json circuit.json --keep 8
       hydractl inspect taylor.json circuit.json hydra.st --plot heads.svg
     """
-    terminal = Terminal(as_json=json, quiet=quiet)
-    budget = budget_of(keep=keep, remove=remove, keep_fraction=keep_fraction)
-    if len(files) == 1 and plot is None:
-        refuse_without_comparison(budget=budget, force=force)
-        from hydractl.stages.inspect.run import InspectConfig, run_inspect
+    if config.compares:
+        from hydractl.stages.inspect.compare import run_compare
 
-        report = run_inspect(InspectConfig(file=files[0], tensors=tensors), terminal.progress())
+        comparison = run_compare(config, terminal.progress())
+        terminal.result(comparison, lambda out: show_comparison(comparison, out))
+    else:
+        from hydractl.stages.inspect.run import run_inspect
+
+        report = run_inspect(config, terminal.progress())
         terminal.result(report, lambda out: render(report, out))
-        return
-    refuse_listing(tensors=tensors)
-    from hydractl.stages.inspect.compare import CompareConfig, run_compare
-
-    config = CompareConfig(files=tuple(files), budget=budget, plot=plot, force=force)
-    comparison = run_compare(config, terminal.progress())
-    terminal.result(comparison, lambda out: show_comparison(comparison, out))
 
 
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:

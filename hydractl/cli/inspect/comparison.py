@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.output import line, model_cell, table
-from hydractl.errors import UsageError
 from hydractl.progress import counted
 from hydractl.reporting.names import told_apart
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hydractl.heads.budget import Budget
     from hydractl.stages.inspect.choices import Choice
     from hydractl.stages.inspect.compare import Agreement, ComparisonReport, Pair
 
@@ -23,33 +21,6 @@ SOURCES = {
     "recorded": "{option}, as scored",
     "default": "{option}, by default",
 }
-
-
-def refuse_without_comparison(*, budget: Budget | None, force: bool) -> None:
-    """Refuse what has no effect on one file alone.
-
-    Raises:
-        UsageError: Naming the option.
-    """
-    if budget is not None:
-        raise UsageError(
-            f"`{budget.typed}`: makes masks of scores that are compared or drawn",
-            hint="give several files, or `--plot heads.svg`",
-        )
-    if force:
-        raise UsageError("`--force` replaces the figure of `--plot`; nothing else is written")
-
-
-def refuse_listing(*, tensors: bool) -> None:
-    """Refuse a list of tensors beside a comparison.
-
-    Raises:
-        UsageError: If it is asked for.
-    """
-    if tensors:
-        raise UsageError(
-            "`--tensors` lists those of one checkpoint", hint="inspect one file, without `--plot`"
-        )
 
 
 def show_comparison(report: ComparisonReport, out: Console) -> None:

@@ -10,50 +10,17 @@ from typing import TYPE_CHECKING
 from hydractl.errors import UsageError
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import check_output, is_stream, publish
-from hydractl.reporting.heads_figure import FORMATS, MOST_PANELS, Panel, draw_heads
+from hydractl.publish import check_output, publish
+from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads
 from hydractl.reporting.names import told_apart
 from hydractl.stages.inspect.choices import check_comparable, read_choices
-from hydractl.stages.inspect.sniff import check_local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.heads.budget import Budget
     from hydractl.manifest import Mask, Tables
     from hydractl.stages.inspect.choices import Choice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareConfig:
-    """Which choices of heads to compare.
-
-    Attributes:
-        files: Scores, head masks and checkpoints, at least one; `-` once at most.
-        budget: What makes masks of scores; None for the scores' own.
-        plot: Where a figure goes: .png or .svg.
-        force: Replace an existing figure.
-    """
-
-    files: tuple[str, ...]
-    budget: Budget | None = None
-    plot: Path | None = None
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.files:
-            raise UsageError("nothing to compare", hint="give two files or more")
-        for file in self.files:
-            check_local(file)
-        if self.files.count("-") > 1:
-            raise UsageError("only one file can come from standard input")
-        if self.plot is not None and (is_stream(self.plot) or self.plot.suffix.lower() not in FORMATS):
-            raise UsageError(
-                f"`--plot {self.plot}`: a figure is a file that ends in {' or '.join(FORMATS)}",
-                hint=f"for example `--plot {self.plot.stem.strip('-') or 'heads'}.svg`",
-            )
-        if self.force and self.plot is None:
-            raise UsageError("`--force` replaces the figure of `--plot`; nothing else is written")
+    from hydractl.stages.inspect.config import InspectConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +68,7 @@ class ComparisonReport:
         return () if self.plot is None else (self.plot,)
 
 
-def run_compare(config: CompareConfig, progress: Progress = SILENT) -> ComparisonReport:
+def run_compare(config: InspectConfig, progress: Progress = SILENT) -> ComparisonReport:
     """Compare every two choices of heads, and draw them all if that is wanted.
 
     Raises:

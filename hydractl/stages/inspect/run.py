@@ -5,7 +5,6 @@ No tensors are read, and of files no model library is loaded; a folder is read b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from hydractl.stages.inspect.report import (
     Tally,
     TensorLine,
 )
-from hydractl.stages.inspect.sniff import check_local, member_names, open_local
+from hydractl.stages.inspect.sniff import member_names, open_local
 from hydractl.stages.shared.choosing import order_of
 
 if TYPE_CHECKING:
@@ -36,26 +35,11 @@ if TYPE_CHECKING:
     from hydractl.families.base import Family
     from hydractl.manifest import Header, HeadScores
     from hydractl.source import Located
+    from hydractl.stages.inspect.config import InspectConfig
     from hydractl.tensors import TensorSpec
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
 PART_ORDER = ("embed", "attention", "mlp", "norm", "readout", "head")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectConfig:
-    """What to look at.
-
-    Attributes:
-        file: A checkpoint, a folder, an index of shards or a JSON file of ours; `-` is standard input.
-        tensors: Whether a checkpoint's tensors are listed one by one.
-    """
-
-    file: str
-    tensors: bool = False
-
-    def __post_init__(self) -> None:
-        check_local(self.file)
 
 
 def run_inspect(

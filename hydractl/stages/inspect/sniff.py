@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder
-from hydractl.errors import CheckpointError, InputError, ManifestError, UsageError
+from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse, read_exactly, read_limited
 from hydractl.manifest import DOCUMENTS, Document
 from hydractl.publish import is_stream
@@ -23,19 +23,6 @@ if TYPE_CHECKING:
 
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80")
 TEXT_STARTS = b"\xef\xbb\xbf \t\r\n"
-
-
-def check_local(file: str) -> None:
-    """Refuse a reference to what is no local file.
-
-    Raises:
-        UsageError: If it is an `arch:` or `hf-hub:` reference.
-    """
-    if file.startswith(("arch:", "hf-hub:")):
-        raise UsageError(
-            f"{file}: `inspect` reads local files",
-            hint="fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
-        )
 
 
 def open_local(file: str) -> tuple[Checkpoint | Document, Located]:

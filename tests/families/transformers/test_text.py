@@ -17,7 +17,8 @@ from hydractl.manifest import Tokenization
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.inspect.run import InspectConfig, run_inspect
+from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.inspect.run import run_inspect
 from support.builders import base
 from support.text_folders import edit_config, save_text_model
 from support.variants import VARIANTS
@@ -71,7 +72,7 @@ def test_a_refused_type_says_why(tmp_path, kind):
         assert REFUSED[kind] in str(caught.value)
         assert f"`{kind}`" in str(caught.value)
         assert caught.value.exit_code == 3
-    assert REFUSED[kind] in str(run_inspect(InspectConfig(file=str(tmp_path / "m"))).hint)
+    assert REFUSED[kind] in str(run_inspect(InspectConfig(files=(str(tmp_path / "m"),))).hint)
 
 
 def test_what_is_refused_belongs_to_no_family():

@@ -11,7 +11,8 @@ from hydractl.heads.budget import Budget
 from hydractl.heads.compare import jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.manifest import HeadMask, TowerKeep, TowerScores
 from hydractl.stages.inspect import compare as inspect_compare
-from hydractl.stages.inspect.compare import CompareConfig, run_compare
+from hydractl.stages.inspect.compare import run_compare
+from hydractl.stages.inspect.config import InspectConfig
 from support.builders import scores
 
 TABLES = {
@@ -53,7 +54,7 @@ def files(tmp_path):
 
 
 def compared(*files, **options):
-    return run_compare(CompareConfig(files=files, **options))
+    return run_compare(InspectConfig(files=files, **options))
 
 
 def numbers(report):
@@ -116,7 +117,7 @@ def test_other_architectures_of_the_same_shape_are_warned_of(files, tmp_path):
     (tmp_path / "n.json").write_text(other.to_json())
     heard = Heard()
 
-    run_compare(CompareConfig(files=(*files, str(tmp_path / "n.json"))), heard)
+    run_compare(InspectConfig(files=(*files, str(tmp_path / "n.json"))), heard)
 
     assert heard.warnings == [
         f"the files are of different architectures: {files[0]} of a `clip`, {tmp_path}/n.json of a `siglip`"
@@ -180,7 +181,7 @@ def test_a_figure_that_fails_leaves_nothing(files, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"files": ()}, "nothing to compare"),
+        ({"files": ()}, "nothing to inspect"),
         ({"files": ("-", "a", "-")}, "only one file can come from standard input"),
         ({"files": ("a", "hf-hub:x/y")}, "`inspect` reads local files"),
         ({"files": ("a", "b"), "force": True}, "`--force` replaces the figure"),
@@ -188,7 +189,7 @@ def test_a_figure_that_fails_leaves_nothing(files, tmp_path, monkeypatch):
 )
 def test_configurations_that_make_no_sense(options, text):
     with pytest.raises(UsageError, match=text):
-        CompareConfig(**options)
+        InspectConfig(**options)
 
 
 def test_a_budget_needs_scores(files):

@@ -13,7 +13,8 @@ from hydractl.families.opening import open_model
 from hydractl.families.registry import FAMILIES
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.inspect.run import InspectConfig, run_inspect
+from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.inspect.run import run_inspect
 from hydractl.stages.shared.classes import Classes, Naming, with_classes
 from support.builders import base
 from support.pairs import pair
@@ -33,7 +34,7 @@ def saved(variant, folder):
 
 
 def look(path):
-    return run_inspect(InspectConfig(file=str(path)))
+    return run_inspect(InspectConfig(files=(str(path),)))
 
 
 @pytest.mark.parametrize("variant", dict.fromkeys([*FIRST, *RENAMED]), ids=str)

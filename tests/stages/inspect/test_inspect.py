@@ -35,14 +35,9 @@ from hydractl.manifest import (
     TowerKeep,
     TowerScores,
 )
+from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.report import Predicted, Predictions, Tally
-from hydractl.stages.inspect.run import (
-    CheckpointReport,
-    DocumentReport,
-    InspectConfig,
-    ranks,
-    run_inspect,
-)
+from hydractl.stages.inspect.run import CheckpointReport, DocumentReport, ranks, run_inspect
 from hydractl.tensors import TensorSpec
 
 SHA = "sha256:" + "ab" * 32
@@ -98,7 +93,7 @@ def write(path: Path, about: Header | None, specs: dict[str, TensorSpec] = SPECS
 
 
 def look(path: object, **options: bool) -> CheckpointReport:
-    report = run_inspect(InspectConfig(file=str(path), **options))
+    report = run_inspect(InspectConfig(files=(str(path),), **options))
     assert isinstance(report, CheckpointReport)
     return report
 
@@ -189,7 +184,7 @@ def test_content_decides_not_the_name(tmp_path):
     (tmp_path / "y.st").write_text(SCORES.to_json(), encoding="utf-8")
 
     assert look(tmp_path / "x.json").kind == "base"
-    assert run_inspect(InspectConfig(file=str(tmp_path / "y.st"))) == DocumentReport(
+    assert run_inspect(InspectConfig(files=(str(tmp_path / "y.st"),))) == DocumentReport(
         file=str(tmp_path / "y.st"), kind="scores", document=SCORES
     )
 
@@ -200,7 +195,7 @@ def test_documents(tmp_path, document, before):
     path = tmp_path / "x"
     path.write_text(before + document.to_json(), encoding="utf-8")
 
-    report = run_inspect(InspectConfig(file=str(path)))
+    report = run_inspect(InspectConfig(files=(str(path),)))
 
     assert isinstance(report, DocumentReport)
     assert (report.kind, report.document) == (document.kind_of_file, document)
@@ -279,7 +274,7 @@ def through_fifo(path: Path, content: bytes, **options: bool):
     writer = threading.Thread(target=feed)
     writer.start()
     try:
-        return run_inspect(InspectConfig(file=str(path), **options))
+        return run_inspect(InspectConfig(files=(str(path),), **options))
     finally:
         writer.join(timeout=10)
         assert not broken
@@ -326,7 +321,7 @@ def test_standard_input_in_small_pieces(tmp_path, monkeypatch, kind):
     )
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Trickle(content)))
 
-    report = run_inspect(InspectConfig(file="-"))
+    report = run_inspect(InspectConfig(files=("-",)))
 
     assert report.file == "-"
     assert report.kind == ("base" if kind == "checkpoint" else "head-mask")
@@ -382,7 +377,7 @@ def test_a_broken_file_is_one_message_that_names_it(tmp_path, case, streamed):
         path.write_bytes(content)
 
     with pytest.raises(kind) as caught:
-        through_fifo(path, content) if streamed else run_inspect(InspectConfig(file=str(path)))
+        through_fifo(path, content) if streamed else run_inspect(InspectConfig(files=(str(path),)))
 
     assert caught.value.exit_code == 3
     assert caught.value.message.startswith(str(path))
@@ -410,7 +405,7 @@ def test_what_cannot_be_inspected(tmp_path, monkeypatch, file, kind, text):
     Path("m.json").write_text(MASK.to_json(), encoding="utf-8")
 
     with pytest.raises(kind, match=text):
-        run_inspect(InspectConfig(file=file, tensors=True))
+        run_inspect(InspectConfig(files=(file,), tensors=True))
 
 
 def test_a_plan_and_tensors_that_differ(tmp_path):
@@ -507,9 +502,10 @@ def test_ranks_go_over_all_towers():
 
 SCRIPT = """
 import sys, time
-from hydractl.stages.inspect.run import InspectConfig, run_inspect
+from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.inspect.run import run_inspect
 begin = time.perf_counter()
-run_inspect(InspectConfig(file=sys.argv[1], tensors=True))
+run_inspect(InspectConfig(files=(sys.argv[1],), tensors=True))
 took = time.perf_counter() - begin
 loaded = {"torch", "timm", "transformers", "numpy", "safetensors"} & set(sys.modules)
 print(took, sorted(loaded))

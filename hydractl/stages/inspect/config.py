@@ -1,0 +1,87 @@
+"""What `inspect` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydractl.errors import UsageError
+from hydractl.publish import is_stream
+from hydractl.reporting.heads_figure import FORMATS
+from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.stages.shared import settings as shared
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hydractl.heads.budget import Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectConfig:
+    """What to look at, or which choices of heads to compare."""
+
+    files: tuple[str, ...] = required(
+        Setting(
+            "A checkpoint, a folder, scores, a head mask, a report or predictions; `-` is standard input. "
+            "Several scores, masks and checkpoints are compared.",
+            positional=True,
+            metavar="FILE...",
+            shows=False,
+        )
+    )
+    tensors: bool = flag(Setting("List a checkpoint's tensors."))
+    budget: Budget | None = by_default(
+        None, shared.budget(": as many as the scores were made for, or else 2/3")
+    )
+    """What makes masks of scores that are compared; None for the scores' own."""
+    plot: Path | None = setting(None, "Draw the choices of heads, as .png or .svg.", metavar="PATH")
+    force: bool = flag(Setting("Replace an existing figure."))
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.compares and self.tensors:
+            raise UsageError(
+                "`--tensors` lists those of one checkpoint", hint="inspect one file, without `--plot`"
+            )
+        if not self.compares and self.budget is not None:
+            raise UsageError(
+                f"`{self.budget.typed}`: makes masks of scores that are compared or drawn",
+                hint="give several files, or `--plot heads.svg`",
+            )
+        if not self.files:
+            raise UsageError("nothing to inspect", hint="give a file, or several to compare")
+        for file in self.files:
+            check_local(file)
+        if self.files.count("-") > 1:
+            raise UsageError("only one file can come from standard input")
+        if self.plot is not None and (is_stream(self.plot) or self.plot.suffix.lower() not in FORMATS):
+            raise UsageError(
+                f"`--plot {self.plot}`: a figure is a file that ends in {' or '.join(FORMATS)}",
+                hint=f"for example `--plot {self.plot.stem.strip('-') or 'heads'}.svg`",
+            )
+        if self.force and self.plot is None:
+            raise UsageError("`--force` replaces the figure of `--plot`; nothing else is written")
+
+    @property
+    def compares(self) -> bool:
+        """Whether choices of heads are compared or drawn, and not one file described."""
+        return len(self.files) > 1 or self.plot is not None
+
+    @property
+    def file(self) -> str:
+        """The one to describe."""
+        return self.files[0]
+
+
+def check_local(file: str) -> None:
+    """Refuse a reference to what is no local file.
+
+    Raises:
+        UsageError: If it is an `arch:` or `hf-hub:` reference.
+    """
+    if file.startswith(("arch:", "hf-hub:")):
+        raise UsageError(
+            f"{file}: `inspect` reads local files",
+            hint="fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
+        )
