@@ -45,11 +45,14 @@ TINY: Mapping[str, Options] = MappingProxyType(
         "electra": TEXT | {"embedding_size": 16},
         "distilbert": _DISTILBERT,
         "modernbert": _MODERNBERT,
-        **dict.fromkeys(("vit", "deit", "beit"), IMAGE | MLP),
+        **dict.fromkeys(("vit", "vit_msn", "deit", "ijepa", "beit", "data2vec-vision"), IMAGE | MLP),
         "DeiTForImageClassificationWithTeacher": IMAGE | MLP,
         **dict.fromkeys(("dinov2", "dinov2_with_registers"), IMAGE | {"mlp_ratio": 2}),
-        **dict.fromkeys(("CLIPForImageClassification", "SiglipForImageClassification"), _TOWER),
-        "clip": _PAIR | {"projection_dim": 16, "text.eos_token_id": 60},
+        **dict.fromkeys((f"{x}ForImageClassification" for x in ("CLIP", "MetaClip2", "Siglip")), _TOWER),
+        **dict.fromkeys(("clip", "clipseg"), _PAIR | {"projection_dim": 16, "text.eos_token_id": 60}),
+        "metaclip_2": _PAIR | {"projection_dim": 16, "text.vocab_size": 12, "text.eos_token_id": 2},
+        "chinese_clip": _PAIR | {"projection_dim": 16},
+        "altclip": _PAIR | {"projection_dim": 16, "text.project_dim": 24},
         "siglip": _PAIR | {"text.projection_size": 32},
     }
 )
@@ -78,6 +81,15 @@ _VIT: tuple[Options, ...] = (
     *_each("image_size", [8, 12]),
     *_each("patch_size", 2, [4, 2], 16),
     *_each("num_channels", 3, 2),
+)
+_BEIT: tuple[Options, ...] = (
+    *_ACTIVATIONS,
+    *_each("image_size", 12),
+    {"use_mean_pooling": False},
+    *_each("layer_scale_init_value", 0.0),
+    {"use_absolute_position_embeddings": True, "use_mask_token": True},
+    {"use_relative_position_bias": True},
+    {"use_shared_relative_position_bias": True},
 )
 _DINO: tuple[Options, ...] = (
     *_ACTIVATIONS,
@@ -147,23 +159,23 @@ VARIANTS: Mapping[str, tuple[Options, ...]] = MappingProxyType(
             *_each("max_position_embeddings", 16),
             *_each("pad_token_id", 5),
         ),
-        "vit": _VIT,
-        "deit": _VIT,
+        **dict.fromkeys(("vit", "vit_msn", "deit", "ijepa"), _VIT),
         "DeiTForImageClassificationWithTeacher": _VIT,
-        "beit": (
-            *_ACTIVATIONS,
-            *_each("image_size", 12),
-            {"use_mean_pooling": False},
-            *_each("layer_scale_init_value", 0.0),
-            {"use_absolute_position_embeddings": True, "use_mask_token": True},
-            {"use_relative_position_bias": True},
-            {"use_shared_relative_position_bias": True},
-        ),
+        "beit": _BEIT,
+        "data2vec-vision": _BEIT,
         "dinov2": (*_DINO, {"use_mask_token": False}),
         "dinov2_with_registers": (*_DINO, *_each("num_register_tokens", 0, 1)),
-        "clip": (*_PAIRS, *_each("projection_dim", 24), *_each("text.eos_token_id", 2)),
+        **dict.fromkeys(
+            ("clip", "clipseg"), (*_PAIRS, *_each("projection_dim", 24), *_each("text.eos_token_id", 2))
+        ),
+        "metaclip_2": (*_PAIRS, *_each("projection_dim", 24), *_each("text.eos_token_id", 5)),
+        "chinese_clip": (*_PAIRS, *_each("text.type_vocab_size", 1, 3), *_each("text.pad_token_id", 5)),
+        "altclip": (*_PAIRS[:-1], *_each("text.type_vocab_size", 1, 2), *_each("text.pad_token_id", 5)),
         "siglip": (*_PAIRS, {"vision.vision_use_head": False}, *_each("text.projection_size", 24)),
-        "CLIPForImageClassification": _each("vision.hidden_act", "relu", "gelu_new"),
+        **dict.fromkeys(
+            ("CLIPForImageClassification", "MetaClip2ForImageClassification"),
+            _each("vision.hidden_act", "relu", "gelu_new"),
+        ),
         "SiglipForImageClassification": (
             *_each("vision.hidden_act", "relu", "gelu_new"),
             {"vision.vision_use_head": False},

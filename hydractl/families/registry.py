@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.openclip.family import OPENCLIP, OPENCLIP_CUSTOM_TEXT
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
-from hydractl.families.transformers.clip import CLIP, SIGLIP
+from hydractl.families.transformers.clip import ALTCLIP, CHINESE_CLIP, CLIP, SIGLIP
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
-from hydractl.families.transformers.vision_models import BEIT, DEIT, DINOV2, DINOV2_REGISTERS, TOWER, VIT
+from hydractl.families.transformers.vision_models import (
+    BEIT,
+    DATA2VEC_VISION,
+    DEIT,
+    DINOV2,
+    DINOV2_REGISTERS,
+    IJEPA,
+    TOWER,
+    VIT,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,11 +35,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         family.name: family
         for family in (
             CLIP,
+            CHINESE_CLIP,
+            ALTCLIP,
             SIGLIP,
             *TEXTS,
             VIT,
             DEIT,
+            IJEPA,
             BEIT,
+            DATA2VEC_VISION,
             DINOV2,
             DINOV2_REGISTERS,
             TOWER,

@@ -21,7 +21,9 @@ SUPPORTED = {
     "transformers": (
         "bert/BertForSequenceClassification", "deberta-v2/DebertaV2ForSequenceClassification/type_vocab_size=2",
         "vit/ViTForImageClassification/qkv_bias=False", "dinov2/Dinov2ForImageClassification", "clip/CLIPModel",
-        "siglip/SiglipForImageClassification/vision.vision_use_head=False",
+        "siglip/SiglipForImageClassification/vision.vision_use_head=False", "metaclip_2/MetaClip2Model",
+        "chinese_clip/ChineseCLIPModel", "altclip/AltCLIPModel", "ijepa/IJepaForImageClassification",
+        "vit_msn/ViTMSNForImageClassification", "data2vec-vision/Data2VecVisionForImageClassification",
     ),
     "openclip": ("ViT-B-32-quickgelu", "ViT-S-16-alt", "ViT-H-14-CLIPA", "ViT-L-14-worldwide"),
 }  # fmt: skip

@@ -11,8 +11,7 @@ from support.builders import base
 from support.variants import PLAIN, VARIANTS
 
 READS = {
-    "timm-vit-distilled": 2, "timm-vit-distilled-dynamic": 2, "transformers-clip-plain-vision": 1,
-    "transformers-clip-old-end-vision": 1, "transformers-siglip-plain-text": 1,
+    "timm-vit-distilled": 2, "timm-vit-distilled-dynamic": 2, "transformers-siglip-plain-text": 1,
     "openclip-plain-vision": 1, "openclip-scaled-text": 1, "openclip-custom-text-plain-vision": 1,
     "openclip-custom-text-normed-text": 1, "timm-beit-class-token": 1, "timm-relpos-networks-class-token": 1,
 } | {
@@ -33,8 +32,13 @@ READS = {
     if v.family.removeprefix("transformers-")
     in {"bert", "roberta", "electra", "distilbert", "modernbert", "deberta", "mpnet"}
     and v.name != "mean-pool"
-} | {str(v): 1 for v in VARIANTS if v.family == "transformers-vit"} | {
+} | {
     "transformers-deit-plain": 1, "transformers-deit-distilled": 2, "transformers-beit-class-token": 1,
+    "transformers-data2vec-vision-class-token": 1,
+} | {str(v): 1 for v in VARIANTS if v.family == "transformers-vit"} | {
+    f"{v}-vision": 1 for v in VARIANTS if "clip" in v.family and v.family.startswith("transformers")
+} | {
+    "transformers-chinese-clip-plain-text": 1, "transformers-altclip-plain-text": 1,
 }  # fmt: skip
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 

@@ -152,6 +152,12 @@ TINY_PAIR: dict[str, object] = {
 CLIP: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("clip", {"projection_dim": 16, "text.eos_token_id": 60}),
     "old-end": ("clip", {"projection_dim": 24, "text.eos_token_id": 2}),
+    "metaclip": ("metaclip_2", {"projection_dim": 16, "text.vocab_size": 12, "text.eos_token_id": 2}),
+    "segmenter": ("clipseg", {"projection_dim": 16, "text.eos_token_id": 60}),
+}
+CHINESE_CLIP: dict[str, tuple[str, dict[str, object]]] = {"plain": ("chinese_clip", {"projection_dim": 16})}
+ALTCLIP: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("altclip", {"projection_dim": 16, "text.project_dim": 24, "text.pad_token_id": 1}),
 }
 SIGLIP: dict[str, tuple[str, dict[str, object]]] = {"plain": ("siglip", {"text.projection_size": 32})}
 
@@ -164,16 +170,25 @@ VIT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("vit", _MLP),
     "no-qkv-bias": ("vit", _MLP | {"qkv_bias": False}),
     "oblong": ("vit", _MLP | {"image_size": [8, 12]}),
+    "masked-siamese": ("vit_msn", _MLP),
 }
 DEIT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("deit", _MLP),
     "distilled": ("DeiTForImageClassificationWithTeacher", _MLP),
 }
+IJEPA: dict[str, tuple[str, dict[str, object]]] = {"plain": ("ijepa", _MLP)}
 BEIT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("beit", _MLP),
     "positions": ("beit", _MLP | {"use_absolute_position_embeddings": True, "use_mask_token": True}),
     "class-token": ("beit", _MLP | {"use_mean_pooling": False, "layer_scale_init_value": 0.0}),
 }
+DATA2VEC_VISION: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("data2vec-vision", _MLP),
+    "class-token": ("data2vec-vision", _MLP | {
+        "use_mean_pooling": False, "layer_scale_init_value": 0.0, "use_absolute_position_embeddings": True,
+        "use_mask_token": True,
+    }),
+}  # fmt: skip
 DINOV2: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("dinov2", {"mlp_ratio": 2}),
     "swiglu": ("dinov2", {"mlp_ratio": 2, "use_swiglu_ffn": True, "use_mask_token": False, "drop_path_rate": 0.1}),
@@ -185,6 +200,7 @@ VISION_TOWER: dict[str, tuple[str, dict[str, object]]] = {
     "siglip": ("SiglipForImageClassification", {}),
     "siglip-headless": ("SiglipForImageClassification", {"vision.vision_use_head": False}),
     "clip": ("CLIPForImageClassification", {}),
+    "metaclip": ("MetaClip2ForImageClassification", {}),
 }
 TINY_VISION_TOWER: dict[str, object] = {"num_labels": 7} | {
     f"vision.{key}": value for key, value in (TINY_VISION | _MLP).items() if key != "num_labels"
@@ -237,10 +253,14 @@ VARIANTS: tuple[Variant, ...] = (
     *_table("transformers-deberta", TINY_TEXT, DEBERTA),
     *_table("transformers-mpnet", TINY_TEXT, MPNET),
     *_table("transformers-clip", TINY_PAIR, CLIP),
+    *_table("transformers-chinese-clip", TINY_PAIR, CHINESE_CLIP),
+    *_table("transformers-altclip", TINY_PAIR, ALTCLIP),
     *_table("transformers-siglip", TINY_PAIR, SIGLIP),
     *_table("transformers-vit", TINY_VISION, VIT),
     *_table("transformers-deit", TINY_VISION, DEIT),
+    *_table("transformers-ijepa", TINY_VISION, IJEPA),
     *_table("transformers-beit", TINY_VISION, BEIT),
+    *_table("transformers-data2vec-vision", TINY_VISION, DATA2VEC_VISION),
     *_table("transformers-dinov2", TINY_VISION, DINOV2),
     *_table("transformers-dinov2-registers", TINY_VISION, DINOV2_REGISTERS),
     *_table("transformers-vision-tower", TINY_VISION_TOWER, VISION_TOWER),

@@ -1,4 +1,4 @@
-"""transformers' CLIP and SigLIP: two towers that compare images with texts, classified zero-shot.
+"""transformers' CLIP, SigLIP and their kin: two towers that compare images with texts, classified zero-shot.
 
 Names in memory are those of the whole model (`CLIPModel`, `SiglipModel`), for both towers at once.
 """
@@ -6,16 +6,18 @@ Names in memory are those of the whole model (`CLIPModel`, `SiglipModel`), for b
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
+from hydractl.families.base import Described, Family
+from hydractl.families.transformers.encoder import Encoder, Paired, heads_of
 from hydractl.families.transformers.library import adopted_state, blank, checked, configured, random_state
 from hydractl.families.transformers.models import LIBRARY, NOT_ARCHITECTURE
 from hydractl.families.transformers.tokenizers import read_tokenizer, text_preprocess
-from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads
+from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
+from hydractl.manifest import Architecture, Prompting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,60 +25,80 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest import Tokenization, TowerKeep
-
-HEADS = (
-    *projections_apart("self_attn.{part}_proj", "qkv"),
-    HeadTensor(name="self_attn.out_proj.weight", axis=1, copies=1, role=Role.OUTPUT),
-)
-
-
-def _layout(
-    tower: str, *, embed: tuple[str, ...], readout: tuple[str, ...], head: tuple[str, ...]
-) -> TowerLayout:
-    return TowerLayout(
-        block=f"{tower}_model.encoder.layers.{{layer}}.",
-        heads=HEADS,
-        attention=("self_attn.",),
-        mlp=("mlp.",),
-        embed=embed,
-        readout=readout,
-        head=head,
-    )
-
+    from hydractl.manifest import Preprocess, Tokenization, TowerKeep
 
 ANSWER = ("logit_scale", "logit_bias", "class_embeddings")
+TEXT = Encoder(
+    model="text_model",
+    layers="encoder.layers",
+    final=("final_layer_norm",),
+    projection=("text_projection",),
+    head=(),
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    output="self_attn.out_proj",
+    norms=("layer_norm1", "layer_norm2"),
+    attention_dropout="attention_dropout",
+)
+VISION = replace(
+    TEXT,
+    model="vision_model",
+    embed=("embeddings", "pre_layrnorm"),
+    final=("post_layernorm",),
+    projection=("visual_projection",),
+)
+"""CLIP's towers; other models have the same blocks."""
+_BERT = Encoder(
+    model="text_model",
+    layers="encoder.layer",
+    projection=("text_projection",),
+    head=(),
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    output="attention.output.dense",
+    post_norm=True,
+    norms=("attention.output.LayerNorm", "output.LayerNorm"),
+    mlp=("intermediate", "output.dense"),
+    drops=("attention.output.dropout", "output.dropout"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A two-tower model of transformers.
+    """The two-tower models of transformers that one family reads.
 
     Attributes:
         name: The family's.
-        model_type: As `config.json` has it.
-        model_class: The class that holds both towers.
-        layouts: Of each tower.
+        classes: For each `model_type` the class that holds both towers.
+        text: The tower of texts.
+        vision: The tower of images.
         padding: How texts are padded.
         scalars: See `Family`.
+        unused: Positions that no token takes, given the configuration of the tower of texts.
         refusal: Why the library cannot run a model with this configuration, or None.
         refuses: See `Family`.
+        on_disk: See `Family`.
     """
 
     name: str
-    model_type: str
-    model_class: str
-    layouts: Mapping[str, TowerLayout]
-    padding: str
-    scalars: frozenset[str] = frozenset()
+    classes: Mapping[str, str]
+    text: Paired
+    vision: Paired
+    padding: Literal["longest", "max_length"] = "longest"
+    scalars: frozenset[str] = frozenset({"logit_scale"})
+    unused: Callable[[Any], int] = lambda _: 0
     refusal: Callable[[Any], str | None] = lambda _: None
     refuses: str = ""
+    on_disk: tuple[tuple[str, str], ...] = ()
 
 
 def _family(pair: Pair) -> Family:
+    towers = {"text": pair.text, "vision": pair.vision}
+    layouts = {name: paired.encoder.layout() for name, paired in towers.items()}
+    layouts["vision"] = replace(layouts["vision"], head=ANSWER)
+
     def matches(config: Mapping[str, object]) -> bool:
-        trained = config.get("architectures") or [pair.model_class]
-        return config.get("model_type") == pair.model_type and pair.model_class in (
+        model_class = pair.classes.get(str(config.get("model_type")))
+        trained = config.get("architectures") or [model_class]
+        return model_class is not None and model_class in (
             trained if isinstance(trained, list) else [trained]
         )
 
@@ -87,7 +109,7 @@ def _family(pair: Pair) -> Family:
         return _described(pair, config, None, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
 
     def read_config(config: Mapping[str, object], folder: Path) -> Described:
-        made = configured(pair.model_type, {k: v for k, v in config.items() if k != "model_type"})
+        made = configured(str(config["model_type"]), {k: v for k, v in config.items() if k != "model_type"})
         return _described(pair, made, folder, tokenizer=folder)
 
     def build(
@@ -96,27 +118,33 @@ def _family(pair: Pair) -> Family:
         from hydractl.families.dismantling import cut_heads, fill
         from hydractl.families.transformers.clip_modules import wrap
 
-        library = blank(pair.model_class, architecture)
-        cut_heads(library, pair.layouts, architecture, mask)
+        library = blank(pair.classes[architecture.name], architecture)
+        cut_heads(library, layouts, architecture, mask)
         own = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
         fill(library, own)
         classes = None if state is None else state.get("class_embeddings")
-        return wrap(library, {name: keep.keep for name, keep in mask.items()}, classes).eval()
+        kept = {name: keep.keep for name, keep in mask.items()}
+        return wrap(library, towers, kept, classes).eval()
 
     return Family(
         name=pair.name,
         library=LIBRARY,
-        covers=f"`{pair.model_class}`, both towers, zero-shot",
+        covers=", ".join(f"`{name}`" for name in pair.classes.values()) + ", both towers, zero-shot",
         refuses=pair.refuses,
-        towers=pair.layouts,
+        towers=layouts,
         matches=matches,
-        claims=lambda name: name == pair.model_type,
+        claims=lambda name: name in pair.classes,
         read_config=read_config,
         describe=describe,
         build=build,
-        initialise=lambda architecture, seed: random_state(pair.model_class, architecture, seed),
-        adopt=lambda folder, architecture: adopted_state(pair.model_class, folder, architecture),
+        initialise=lambda architecture, seed: random_state(
+            pair.classes[architecture.name], architecture, seed
+        ),
+        adopt=lambda folder, architecture: adopted_state(
+            pair.classes[architecture.name], folder, architecture
+        ),
         scalars=pair.scalars,
+        on_disk=pair.on_disk,
     )
 
 
@@ -143,7 +171,7 @@ def _described(
     kept = {k: v for k, v in config.to_dict().items() if k not in {*NOT_ARCHITECTURE, "model_type"}}
     for tower in ("text_config", "vision_config"):
         kept[tower] = {k: v for k, v in kept[tower].items() if k not in NOT_ARCHITECTURE}
-    length = text.max_position_embeddings
+    length = text.max_position_embeddings - pair.unused(text)
     how = (
         text_preprocess(text, None, max_length=length)
         if tokenizer is None
@@ -152,10 +180,10 @@ def _described(
     return Described(
         architecture=Architecture(
             library=LIBRARY,
-            name=pair.model_type,
+            name=config.model_type,
             family=pair.name,
             config=json.loads(json.dumps(kept, sort_keys=True)),
-            towers={"text": _heads(text), "vision": _heads(vision)},
+            towers={"text": heads_of(text), "vision": heads_of(vision)},
             num_classes=0,
         ),
         preprocess=_images(vision, folder),
@@ -175,23 +203,9 @@ def _tells_padding(folder: Path) -> bool:
     return "attention_mask" in says.get("model_input_names", ("attention_mask",))
 
 
-def _heads(config: Any) -> TowerHeads:  # noqa: ANN401 - as above
-    return TowerHeads(
-        layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        head_dim=config.hidden_size // config.num_attention_heads,
-    )
-
-
 def _images(config: Any, folder: Path | None) -> Preprocess:  # noqa: ANN401 - as above
-    size = (config.num_channels, config.image_size, config.image_size)
-    if folder is not None:
-        from hydractl.families.transformers.vision import read_image_processor
-
-        return read_image_processor(folder, size)
-    if size[0] not in {1, 3}:
-        raise UnsupportedModelError(f"images of {size[0]} channels are not supported")
-    return Preprocess(input_size=size, mean=(0.5,) * size[0], std=(0.5,) * size[0])
+    size = image_size(config)
+    return default_preprocess(size, "center") if folder is None else read_image_processor(folder, size)
 
 
 def _incomparable(config: Any) -> str | None:  # noqa: ANN401 - as above
@@ -201,49 +215,50 @@ def _incomparable(config: Any) -> str | None:  # noqa: ANN401 - as above
     return None if images == texts else f"it has embeddings of {images} numbers for images, {texts} for texts"
 
 
+_CLIP_VISION = Paired(encoder=VISION, pick="first")
 CLIP = _family(
     Pair(
         name="transformers-clip",
-        model_type="clip",
-        model_class="CLIPModel",
-        layouts={
-            "text": _layout(
-                "text",
-                embed=("text_model.embeddings.",),
-                readout=("text_model.final_layer_norm.", "text_projection."),
-                head=(),
+        classes={"clip": "CLIPModel", "metaclip_2": "MetaClip2Model", "clipseg": "CLIPSegModel"},
+        text=Paired(encoder=TEXT, pick="end", causal=True),
+        vision=_CLIP_VISION,
+    )
+)
+CHINESE_CLIP = _family(
+    Pair(
+        name="transformers-chinese-clip",
+        classes={"chinese_clip": "ChineseCLIPModel"},
+        text=Paired(encoder=_BERT, pick="first", takes=("token_type_ids",)),
+        vision=_CLIP_VISION,
+    )
+)
+ALTCLIP = _family(
+    Pair(
+        name="transformers-altclip",
+        classes={"altclip": "AltCLIPModel"},
+        text=Paired(
+            encoder=replace(
+                _BERT,
+                model="text_model.roberta",
+                layers="encoder.layers",
+                projection=("text_model.pre_LN", "text_model.transformation", "text_projection"),
             ),
-            "vision": _layout(
-                "vision",
-                embed=("vision_model.embeddings.", "vision_model.pre_layrnorm."),
-                readout=("vision_model.post_layernorm.", "visual_projection."),
-                head=ANSWER,
-            ),
-        },
-        padding="longest",
-        scalars=frozenset({"logit_scale"}),
+            pick="first",
+            takes=("token_type_ids",),
+        ),
+        vision=_CLIP_VISION,
+        unused=lambda config: config.pad_token_id + 1,  # positions are counted from behind the padding token
+        on_disk=((r"\.encoder\.layer\.", ".encoder.layers."),),
     )
 )
 SIGLIP = _family(
     Pair(
         name="transformers-siglip",
-        model_type="siglip",
-        model_class="SiglipModel",
-        layouts={
-            "text": _layout(
-                "text",
-                embed=("text_model.embeddings.",),
-                readout=("text_model.final_layer_norm.", "text_model.head."),
-                head=(),
-            ),
-            "vision": _layout(
-                "vision",
-                embed=("vision_model.embeddings.",),
-                readout=("vision_model.post_layernorm.", "vision_model.head."),
-                head=ANSWER,
-            ),
-        },
+        classes={"siglip": "SiglipModel"},
+        text=Paired(encoder=replace(TEXT, final=("final_layer_norm", "head"), projection=()), pick="last"),
+        vision=Paired(encoder=replace(VISION, final=("post_layernorm", "head"), projection=()), pick="all"),
         padding="max_length",
+        scalars=frozenset(),
         refusal=_incomparable,
         refuses="towers whose embeddings differ in width or are not pooled: the library cannot compare them",
     )

@@ -28,7 +28,7 @@ class Encoder:
     Attributes:
         model: What holds the encoder.
         layers: The list of blocks, relative to `model`.
-        embed: Modules before the blocks, run in turn, relative to `model`.
+        embed: Modules before the blocks, run in turn, relative to `model`; one that a model lacks is left out.
         rotary: What makes the angles of rotary embeddings, relative to `model`; empty where there are none.
         beside: What else belongs to the embedding, relative to `model`.
         final: What stands after the blocks, run in turn, relative to `model`.
@@ -140,3 +140,20 @@ class TextEncoder(Encoder):
     takes: tuple[str, ...] = ()
     pooling: Literal["own", "first", "option"] = "own"
     code: Literal["", "shared bias", "disentangled", "rotated in single precision"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """A tower of a model that compares embeddings of images with those of texts.
+
+    Attributes:
+        encoder: What its parts are called. What stands after its blocks is run in turn and makes the embedding.
+        pick: Of which tokens: the first, the last (padding or not), the one that ends a text, or all.
+        causal: Whether a token looks only at itself and those before it.
+        takes: What the embedding of texts takes beside the tokens.
+    """
+
+    encoder: Encoder
+    pick: Literal["first", "last", "end", "all"]
+    causal: bool = False
+    takes: tuple[str, ...] = ()

@@ -161,9 +161,10 @@ def images_of(encoder: Encoder) -> Callable[[Any, torch.Tensor], Stream]:
     """Return what makes a stream of images (B, C, height, width): patches, prefix tokens, positions, norm."""
 
     def embed(host: nn.Module, images: torch.Tensor) -> Stream:
+        parts = dict(host.get_submodule(encoder.model).named_children())
         tokens: Any = images
         for name in encoder.embed:
-            tokens = host.get_submodule(f"{encoder.model}.{name}")(tokens)
+            tokens = parts[name](tokens) if name in parts else tokens
         return Stream(tokens[0] if isinstance(tokens, tuple) else tokens)  # data2vec's tells the grid, too
 
     return embed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = ("preprocessor_config.json", "processor_config.json")
-PLAIN = frozenset({"ViT", "DeiT", "Beit", "Bit", "CLIP", "Siglip"})
+PLAIN = frozenset({"ViT", "DeiT", "Beit", "Bit", "ChineseCLIP", "CLIP", "Siglip"})
 """Image processors that resize, crop, rescale and normalise, in this order and no more."""
 RESAMPLING = MappingProxyType(
     {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
@@ -65,17 +65,26 @@ def read_image_processor(folder: Path, size: tuple[int, int, int], *, fixed: boo
         raise UnsupportedModelError(f"{where} is not supported: {first_problem(error)}") from error
 
 
-def default_preprocess(size: tuple[int, int, int]) -> Preprocess:
-    """Return how images are read by a model without a folder: squashed to its size, values in -1..1.
+def default_preprocess(
+    size: tuple[int, int, int], crop_mode: Literal["squash", "center"] = "squash"
+) -> Preprocess:
+    """Return how images are read by a model without a folder: values in -1..1.
 
     Raises:
         UnsupportedModelError: If they have neither one channel nor three.
     """
     half = (0.5,) * size[0]
     try:
-        return Preprocess(input_size=size, mean=half, std=half, crop_mode="squash")  # type: ignore[arg-type]
+        return Preprocess(input_size=size, mean=half, std=half, crop_mode=crop_mode)  # type: ignore[arg-type]
     except ValidationError as error:
         raise UnsupportedModelError(f"images of {size[0]} channels are not supported") from error
+
+
+def image_size(config: Any) -> tuple[int, int, int]:  # noqa: ANN401 - transformers is untyped
+    """Return channels, height and width of the images that a model was made for."""
+    side = config.image_size
+    height, width = (side, side) if isinstance(side, int) else side
+    return config.num_channels, height, width
 
 
 def _image_processor(folder: Path) -> dict[str, Any]:

@@ -1,19 +1,23 @@
-"""transformers' image classifiers: ViT, DeiT, BEiT, DINOv2 with and without registers, and CLIP's and SigLIP's towers.
+"""transformers' image classifiers: a row each.
 
 All are pre-norm with q, k and v apart. Names on disk are older than those in memory, which are the ones used here.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from hydractl.families.transformers.clip import VISION
+from hydractl.families.transformers.encoder import Encoder
 from hydractl.families.transformers.models import Kind, family_of_kind
-from hydractl.families.transformers.vision import default_preprocess, read_image_processor
-from hydractl.families.transformers.vision_layouts import NAMES
+from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    import torch
 
     from hydractl.families.base import Family
     from hydractl.families.tower import Model
@@ -21,69 +25,136 @@ if TYPE_CHECKING:
     from hydractl.manifest import Preprocess
 
 OBLONG = "oblong images: the library resizes positions of squares only"
-REFUSES = {
-    "beit": f"relative position biases: a column for each head; {OBLONG}",
-    "dinov2": OBLONG,
-    "dinov2_with_registers": OBLONG,
-}
 
 
-def _family(
-    name: str,
-    *,
-    title: str,
-    classes: Mapping[str, str],
-    types: Mapping[str, str] | None = None,
-    any_size: bool = False,
-    refusal: Callable[[Any], str | None] = lambda _: None,
-) -> Family:
-    """Return a family.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readout:
+    """How a class of the library classifies.
 
-    Args:
-        name: Of its `NAMES`.
-        title: Its name, without the library's.
-        classes: See `Kind`.
+    Attributes:
+        logits: Of the library's model, what it holds but the classifier, and tokens (N, T, D); shape (N, C).
+        reads: The tokens that it reads, given the configuration; None for all.
+        unread: Prefixes, relative to the encoder's model, of tensors that no answer depends on.
+    """
+
+    logits: Callable[[Any, Any, torch.Tensor], torch.Tensor]
+    reads: Callable[[Any], slice | None] = lambda _: None
+    unread: tuple[str, ...] = ()
+
+
+_CLASS_TOKEN = Readout(
+    logits=lambda host, model, x: host.classifier(model.layernorm(x[:, 0])), reads=lambda _: slice(0, 1)
+)
+_TWO_TOKENS = Readout(
+    logits=lambda host, model, x: (
+        (
+            host.cls_classifier(model.layernorm(x[:, 0]))
+            + host.distillation_classifier(model.layernorm(x[:, 1]))
+        )
+        / 2
+    ),
+    reads=lambda _: slice(0, 2),
+)
+_MEAN = Readout(logits=lambda host, model, x: host.classifier(model.layernorm(x).mean(dim=1)))
+_POOLER = Readout(  # the mean of the patches, normed, or the normed class token
+    logits=lambda host, model, x: host.classifier(model.pooler(model.layernorm(x))),
+    reads=lambda config: None if config.use_mean_pooling else slice(0, 1),
+    unread=("embeddings.mask_token",),
+)
+_SIGLIP_MEAN = Readout(  # it has patches only, and leaves its own pooling out
+    logits=lambda host, model, x: host.classifier(model.post_layernorm(x).mean(dim=1)), unread=("head.",)
+)
+_CLIP_MEAN = Readout(  # leaves its norm out
+    logits=lambda host, _, x: host.classifier(x[:, 1:].mean(dim=1)), unread=("post_layernorm.",)
+)
+
+
+def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
+    """Return logits (N, C) of the class token beside the mean of the patches, normed; registers count for nothing."""
+    import torch
+
+    normed, prefix = model.layernorm(x), 1 + getattr(host.config, "num_register_tokens", 0)
+    found: torch.Tensor = host.classifier(torch.cat((normed[:, 0], normed[:, prefix:].mean(dim=1)), dim=1))
+    return found
+
+
+_DINO = Readout(logits=_class_token_and_mean, unread=("embeddings.mask_token",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The image classifiers of one encoder.
+
+    Attributes:
+        title: The family's name, without the library's.
+        encoder: What its parts are called.
+        classes: For each architecture name (see `Kind`) the class, and how it reads.
         types: See `Kind`; given for models whose configuration holds two towers'.
+        nested: See `Kind`.
         any_size: Whether the models take images of other sizes than they were made for.
         refusal: See `Kind`.
+        refuses: See `Family`.
+        on_disk: See `Family`.
     """
-    nested = "vision_config" if name == "tower" else None
 
-    def own(config: Any) -> Any:  # noqa: ANN401 - transformers is untyped
-        return config if nested is None else getattr(config, nested)
+    title: str
+    encoder: Encoder
+    classes: Mapping[str, tuple[str, Readout]]
+    types: Mapping[str, str] = field(default_factory=dict)
+    nested: str | None = None
+    any_size: bool = False
+    refusal: Callable[[Any], str | None] = lambda _: None
+    refuses: str = ""
+    on_disk: tuple[tuple[str, str], ...] = ()
+
+
+def _family(row: Row) -> Family:
+    classes = {name: model_class for name, (model_class, _) in row.classes.items()}
+    readouts = dict(row.classes.values())
+
+    def own(config: Any) -> Any:  # noqa: ANN401 - as above
+        return config if row.nested is None else getattr(config, row.nested)
 
     def wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - as above
-        from hydractl.families.transformers.vision_modules import wrap_vision
+        from hydractl.families.tower import Model
+        from hydractl.families.transformers.encoder_modules import Ends, images_of, set_aside, tower
 
-        return wrap_vision(library, kept, NAMES[name])
+        readout, model = readouts[type(library).__name__], row.encoder.model
+        set_aside(library, tuple(f"{model}.{name}" for name in readout.unread))
+        ends = Ends(
+            embed=images_of(row.encoder),
+            read=lambda host, stream: readout.logits(host, getattr(host, model), stream.tokens),
+            reads=readout.reads(library.config),
+        )
+        return Model({"vision": tower(library, row.encoder, kept, ends)})
 
     def preprocess(config: Any, folder: Path | None) -> Preprocess:  # noqa: ANN401 - as above
-        size = _size(own(config))
+        size = image_size(own(config))
         if folder is None:
             return default_preprocess(size)
-        return read_image_processor(folder, size, fixed=not any_size)
+        return read_image_processor(folder, size, fixed=not row.any_size)
 
     return family_of_kind(
         Kind(
-            name=f"transformers-{title}",
+            name=f"transformers-{row.title}",
             covers=", ".join(f"`{name}`" for name in classes.values()),
-            refuses=REFUSES.get(name, ""),
+            refuses=row.refuses,
             classes=classes,
-            types=types or {},
-            nested=nested,
+            types=row.types,
+            nested=row.nested,
             tower="vision",
-            layout=NAMES[name].layout(),
-            on_disk=NAMES[name].on_disk,
+            layout=row.encoder.layout(),
+            on_disk=row.on_disk,
             wrap=wrap,
             preprocess=preprocess,
-            refusal=lambda config: refusal(config) or _unusable(own(config), any_size=any_size),
+            refusal=lambda config: row.refusal(config) or _unusable(own(config), any_size=row.any_size),
         )
     )
 
 
 def _unusable(config: Any, *, any_size: bool) -> str | None:  # noqa: ANN401 - as above
     """Return why the library cannot run a model, or None."""
-    _, *image = _size(config)
+    _, *image = image_size(config)
     patch = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
     if any(p < 1 or p > i for i, p in zip(image, patch, strict=True)):
         return (
@@ -94,49 +165,133 @@ def _unusable(config: Any, *, any_size: bool) -> str | None:  # noqa: ANN401 - a
     return None
 
 
-def _size(config: Any) -> tuple[int, int, int]:  # noqa: ANN401 - as above
-    """Return channels, height and width."""
-    side = config.image_size
-    height, width = (side, side) if isinstance(side, int) else side
-    return config.num_channels, height, width
-
-
 def _relative(config: Any) -> str | None:  # noqa: ANN401 - as above
     if config.use_relative_position_bias or config.use_shared_relative_position_bias:
         return "its relative position bias has a column of its own for each head"
     return None
 
 
-VIT = _family("vit", title="vit", classes={"vit": "ViTForImageClassification"})
-DISTILLED = "DeiTForImageClassificationWithTeacher"
+_ATTENTION_ON_DISK = (
+    (r"\.attention\.attention\.(q|k|v)(?:uery|ey|alue)\.", r".attention.\1_proj."),
+    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+)
+_BLOCK_ON_DISK = (
+    (r"\.encoder\.layer\.", ".layers."),
+    *_ATTENTION_ON_DISK,
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+)
+_VIT = Encoder(
+    model="vit",
+    layers="layers",
+    final=("layernorm",),
+    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    output="attention.o_proj",
+    norms=("layernorm_before", "layernorm_after"),
+    drops=("dropout", "dropout"),
+)
+_BEIT = replace(
+    _VIT, model="beit", final=("layernorm", "pooler"), scales=("lambda_1", "lambda_2"), drop_path=True
+)
+_DINOV2 = replace(
+    _VIT,
+    model="dinov2",
+    layers="encoder.layer",
+    norms=("norm1", "norm2"),
+    scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+    drops=None,
+    drop_path=True,
+)
+_CLIP = replace(VISION, final=("post_layernorm", "head"), head=("classifier",), projection=())
+
+_DISTILLED = "DeiTForImageClassificationWithTeacher"
+VIT = _family(
+    Row(
+        title="vit",
+        encoder=_VIT,
+        classes={
+            "vit": ("ViTForImageClassification", _CLASS_TOKEN),
+            "vit_msn": ("ViTMSNForImageClassification", _CLASS_TOKEN),
+        },
+        on_disk=((r"^encoder\.", "vit.encoder."), *_BLOCK_ON_DISK),  # so the library writes ViT-MSN
+    )
+)
 DEIT = _family(
-    "deit",
-    title="deit",
-    classes={"deit": "DeiTForImageClassification", DISTILLED: DISTILLED},
-    types={DISTILLED: "deit"},
+    Row(
+        title="deit",
+        encoder=replace(_VIT, model="deit", head=("classifier", "cls_classifier", "distillation_classifier")),
+        classes={
+            "deit": ("DeiTForImageClassification", _CLASS_TOKEN),
+            _DISTILLED: (_DISTILLED, _TWO_TOKENS),
+        },
+        types={_DISTILLED: "deit"},
+        on_disk=_BLOCK_ON_DISK,
+    )
+)
+IJEPA = _family(
+    Row(
+        title="ijepa",
+        encoder=replace(_VIT, model="ijepa"),
+        classes={"ijepa": ("IJepaForImageClassification", _MEAN)},
+        on_disk=_BLOCK_ON_DISK,
+    )
 )
 BEIT = _family(
-    "beit",
-    title="beit",
-    classes={"beit": "BeitForImageClassification"},
-    any_size=True,
-    refusal=_relative,
+    Row(
+        title="beit",
+        encoder=_BEIT,
+        classes={"beit": ("BeitForImageClassification", _POOLER)},
+        any_size=True,
+        refusal=_relative,
+        refuses=f"relative position biases: a column for each head; {OBLONG}",
+        on_disk=_BLOCK_ON_DISK,
+    )
 )
-DINOV2 = _family(
-    "dinov2",
-    title="dinov2",
-    classes={"dinov2": "Dinov2ForImageClassification"},
-    any_size=True,
+DATA2VEC_VISION = _family(
+    Row(
+        title="data2vec-vision",
+        encoder=replace(
+            _BEIT,
+            model="data2vec_vision",
+            layers="encoder.layer",
+            qkv=("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+            output="attention.output.dense",
+            mlp=("intermediate", "output"),
+            drops=("attention.output.dropout", ""),
+        ),
+        classes={"data2vec-vision": ("Data2VecVisionForImageClassification", _POOLER)},
+        any_size=True,
+        refusal=_relative,
+        refuses=f"relative position biases: a column for each head; {OBLONG}",
+    )
 )
-DINOV2_REGISTERS = _family(
-    "dinov2_with_registers",
-    title="dinov2-registers",
-    classes={"dinov2_with_registers": "Dinov2WithRegistersForImageClassification"},
-    any_size=True,
+DINOV2, DINOV2_REGISTERS = (
+    _family(
+        Row(
+            title=title,
+            encoder=replace(_DINOV2, model=model),
+            classes={model: (model_class, _DINO)},
+            any_size=True,
+            refuses=OBLONG,
+            on_disk=_ATTENTION_ON_DISK,
+        )
+    )
+    for title, model, model_class in (
+        ("dinov2", "dinov2", "Dinov2ForImageClassification"),
+        ("dinov2-registers", "dinov2_with_registers", "Dinov2WithRegistersForImageClassification"),
+    )
 )
+_TOWERS = {
+    "siglip": ("SiglipForImageClassification", _SIGLIP_MEAN),
+    "clip": ("CLIPForImageClassification", _CLIP_MEAN),
+    "metaclip_2": ("MetaClip2ForImageClassification", _CLIP_MEAN),
+}
 TOWER = _family(
-    "tower",
-    title="vision-tower",
-    classes={name: name for name in ("SiglipForImageClassification", "CLIPForImageClassification")},
-    types={"SiglipForImageClassification": "siglip", "CLIPForImageClassification": "clip"},
+    Row(
+        title="vision-tower",
+        encoder=_CLIP,
+        classes={model_class: (model_class, readout) for model_class, readout in _TOWERS.values()},
+        types={model_class: model_type for model_type, (model_class, _) in _TOWERS.items()},
+        nested="vision_config",
+    )
 )

@@ -16,8 +16,11 @@ from hydractl.families.registry import FAMILIES, family_for_config
 from support.builders import base
 from support.variants import VARIANTS
 
-NAMES = [f"transformers-{x}" for x in ("vit", "deit", "beit", "dinov2", "dinov2-registers", "vision-tower")]
-VISION = [v for v in VARIANTS if v.family in NAMES]
+VISION = [
+    v
+    for v in VARIANTS
+    if v.family.startswith("transformers-") and set(FAMILIES[v.family].towers) == {"vision"}
+]
 LABELS = tuple(f"kind {i}" for i in range(7))
 every_variant = pytest.mark.parametrize("variant", VISION, ids=str)
 
@@ -75,7 +78,15 @@ def test_a_checkpoint_of_ours_is_the_same_model(tmp_path, variant):
 
 
 @pytest.mark.parametrize(
-    "name", ["vit-plain", "deit-plain", "beit-plain", "dinov2-swiglu", "dinov2-registers-plain"]
+    "name",
+    [
+        "vit-plain",
+        "vit-masked-siamese",
+        "deit-plain",
+        "beit-plain",
+        "dinov2-swiglu",
+        "dinov2-registers-plain",
+    ],
 )
 def test_names_on_disk_are_not_those_in_memory(tmp_path, name):
     """The reason for `Family.adopt`: were this to change, it could go."""
@@ -134,6 +145,8 @@ def test_weights_beside_the_classifier_are_left_out(tmp_path):
         ("siglip", "SiglipModel", "transformers-siglip"),
         ("siglip", "SiglipForImageClassification", "transformers-vision-tower"),
         ("clip", "CLIPModel", "transformers-clip"),
+        ("metaclip_2", "MetaClip2Model", "transformers-clip"),
+        ("metaclip_2", "MetaClip2ForImageClassification", "transformers-vision-tower"),
         ("clip", "CLIPForImageClassification", "transformers-vision-tower"),
         ("deit", "DeiTForImageClassificationWithTeacher", "transformers-deit"),
         ("deit", "DeiTModel", "transformers-deit"),
