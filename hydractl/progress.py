@@ -15,6 +15,12 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
+def quoted(names: Iterable[object], *, most: int | None = None) -> str:
+    """Return names between backticks and commas, the first `most` of them: "`a`, `b`, ..."."""
+    every = [f"`{name}`" for name in names]
+    return ", ".join(every if most is None or len(every) <= most else [*every[:most], "..."])
+
+
 class Progress(Protocol):
     """What a stage may tell its caller while it runs."""
 

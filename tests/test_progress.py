@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.progress import SILENT, counted
+from hydractl.progress import SILENT, counted, quoted
 
 
 @pytest.mark.parametrize(
@@ -10,6 +10,15 @@ from hydractl.progress import SILENT, counted
 )
 def test_only_one_is_singular(number, text):
     assert counted(number, "head") == text
+
+
+@pytest.mark.parametrize(
+    ("most", "text"),
+    [(None, "`a`, `b`, `c`"), (3, "`a`, `b`, `c`"), (2, "`a`, `b`, ..."), (4, "`a`, `b`, `c`")],
+)
+def test_names_beyond_the_first_are_dots(most, text):
+    assert quoted(iter("abc"), most=most) == text
+    assert quoted((), most=most) == ""
 
 
 def test_silence_hands_the_items_on():

@@ -78,8 +78,7 @@ def batches(
         DataError: If an image is missing or corrupt.
         ValueError: If `batch_size` or an index is out of range.
     """
-    order = checked_order(len(dataset), batch_size, indices)
-    return _batches(dataset, transform, batch_size, order)
+    return iter(_Batches(dataset, transform, batch_size, checked_order(len(dataset), batch_size, indices)))
 
 
 def tensor_cache(
@@ -104,9 +103,9 @@ def tensor_cache(
         ValueError: If `batch_size` or an index is out of range.
     """
     order = checked_order(len(dataset), batch_size, indices)
-    again = _Again(dataset, transform, batch_size, order)
     if not order:
         return ()
+    again = _Batches(dataset, transform, batch_size, order)
     first = transform(dataset.image(order[0]))
     return tuple(again) if first.nbytes * len(order) <= limit_bytes else again
 
@@ -118,7 +117,7 @@ def epoch_order(count: int, *, seed: int, epoch: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _Batches:
     """Batches that are decoded anew on each pass."""
 
     dataset: ImageSet
@@ -127,7 +126,15 @@ class _Again:
     order: Sequence[int]
 
     def __iter__(self) -> Iterator[Batch[Tensor]]:
-        return _batches(self.dataset, self.transform, self.batch_size, self.order)
+        labels = self.dataset.labels
+        inputs = _inputs(self.dataset, self.transform, self.order, _AHEAD * self.batch_size)
+        for start in range(0, len(self.order), self.batch_size):
+            chosen = self.order[start : start + self.batch_size]
+            yield Batch(
+                inputs=torch.stack(list(islice(inputs, len(chosen)))),
+                labels=None if labels is None else torch.tensor([labels[i] for i in chosen]),
+                indices=torch.tensor(chosen),
+            )
 
 
 def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor | None) -> Sequence[int]:
@@ -144,22 +151,6 @@ def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor |
     if order and not 0 <= min(order) <= max(order) < count:
         raise ValueError(f"an index is outside 0..{count - 1}")
     return order
-
-
-def _batches(
-    dataset: ImageSet, transform: Transform, batch_size: int, order: Sequence[int]
-) -> Iterator[Batch[Tensor]]:
-    for start, inputs in enumerate(
-        _groups(_inputs(dataset, transform, order, _AHEAD * batch_size), batch_size)
-    ):
-        chosen = order[start * batch_size : (start + 1) * batch_size]
-        labels = None if dataset.labels is None else torch.tensor([dataset.labels[i] for i in chosen])
-        yield Batch(inputs=torch.stack(inputs), labels=labels, indices=torch.tensor(chosen))
-
-
-def _groups(items: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
-    while group := list(islice(items, size)):
-        yield group
 
 
 def _inputs(dataset: ImageSet, transform: Transform, order: Sequence[int], ahead: int) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from hydractl.data.labels import are_numerals
 from hydractl.data.reference import did_you_mean
 from hydractl.data.texts import TextSet
 from hydractl.errors import DataError
+from hydractl.progress import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ def images_of(table: Table, ref: DataRef, progress: Progress) -> ImageSet:
     if image is None:
         text = next((name for name in TEXT_COLUMNS if name in table.columns), None)
         raise DataError(
-            f"{table.where}: none of its columns ({_quoted(table.columns)}) is called {_quoted(IMAGE_COLUMNS)}",
+            f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(IMAGE_COLUMNS)}",
             hint=f"column `{text}` looks like texts, which this model cannot read"
             if text
             else "name the column with the images: `::image=COLUMN`",
@@ -102,14 +103,10 @@ def _found(table: Table, *, wanted: str | None, usual: Sequence[str], role: str)
         return next((name for name in usual if name in table.columns), None)
     if wanted not in table.columns:
         raise DataError(
-            f"{table.where}: has no column `{wanted}` for `{role}=`; its columns are {_quoted(table.columns)}",
+            f"{table.where}: has no column `{wanted}` for `{role}=`; its columns are {quoted(table.columns)}",
             hint=did_you_mean(wanted, table.columns),
         )
     return wanted
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _text_columns(table: Table, *, wanted: tuple[str, ...]) -> tuple[str, ...]:
@@ -123,7 +120,7 @@ def _text_columns(table: Table, *, wanted: tuple[str, ...]) -> tuple[str, ...]:
         return found
     image = next((name for name in IMAGE_COLUMNS if name in table.columns), None)
     raise DataError(
-        f"{table.where}: none of its columns ({_quoted(table.columns)}) is called {_quoted(TEXT_COLUMNS)}, "
+        f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(TEXT_COLUMNS)}, "
         "and the model reads texts",
         hint=f"column `{image}` looks like images, which this model cannot read; name a column of texts: `::text=COLUMN`"
         if image

@@ -16,6 +16,7 @@ from hydractl.data.items import Content, Labels, read_bytes
 from hydractl.data.reference import BUILT_IN, SOURCES_HINT, did_you_mean
 from hydractl.data.texts import TextSet
 from hydractl.errors import DataError
+from hydractl.progress import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,7 +128,7 @@ def _root(ref: DataRef) -> Path:
         return root
     if not (root / ref.split).is_dir():
         folders = _listing(root, Content.IMAGES)[0]
-        present = ", ".join(f"`{name}`" for name in folders) or "no sub-folder at all"
+        present = quoted(folders) or "no sub-folder at all"
         raise DataError(
             f"{root}: has no split `{ref.split}`; it holds {present}", hint=did_you_mean(ref.split, folders)
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hydractl.data.reference import did_you_mean
 from hydractl.data.tabular import ArrowTable
 from hydractl.errors import DataError, HubError
+from hydractl.progress import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
 
 def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) -> str:
     """Return `wanted` if it is there, or the only one there is."""
-    shown = ", ".join(f"`{name}`" for name in present)
+    shown = quoted(present)
     if wanted is None:
         if len(present) == 1:
             return present[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.items import LABELS_HINT
 from hydractl.errors import DataError, UsageError
-from hydractl.progress import SILENT
+from hydractl.progress import SILENT, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -180,14 +180,11 @@ def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more
+    return quoted(names[:_SHOWN]) + more
 
 
 def _number_of(item: str, numbered: dict[str, int], class_names: Sequence[str]) -> int:
     if item not in numbered:
-        shown = ", ".join(f"`{name}`" for name in class_names[: 2 * _SHOWN])
-        more = ", ..." if len(class_names) > 2 * _SHOWN else ""
-        raise DataError(
-            f"the data have no class `{item}`; their {len(class_names)} classes are {shown}{more}"
-        )
+        shown = quoted(class_names, most=2 * _SHOWN)
+        raise DataError(f"the data have no class `{item}`; their {len(class_names)} classes are {shown}")
     return numbered[item]

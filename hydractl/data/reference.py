@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, fields
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hydractl.errors import UsageError
 
@@ -138,19 +138,7 @@ class DataRef:
             if key in options:
                 raise UsageError(f"`{text}`: the key `{key}` is given twice")
             options[key] = value
-        return cls(
-            source=source,
-            split=options.get("split"),
-            config=options.get("config"),
-            classes=tuple(options["classes"].split("+")) if "classes" in options else None,
-            limit=_number("limit", options),
-            image=options.get("image"),
-            label=options.get("label"),
-            text=options.get("text"),
-            seed=_number("seed", options),
-            size=_number("size", options),
-            domain=options.get("domain"),
-        )
+        return cls(source=source, **{key: _value(key, given) for key, given in options.items()})
 
     def __str__(self) -> str:
         options = self._options()
@@ -212,12 +200,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean `{near[0]}`?" if near else None
 
 
-def _number(key: str, options: Mapping[str, str]) -> int | None:
-    if key not in options:
-        return None
-    if not _NATURAL.fullmatch(options[key]):
-        raise UsageError(f"`{key}={options[key]}`: expected a whole number, not negative")
-    return int(options[key])
+def _value(key: str, given: str) -> Any:  # noqa: ANN401 - of the field's type
+    if key == "classes":
+        return tuple(given.split("+"))
+    if key not in {"limit", "seed", "size"}:
+        return given
+    if not _NATURAL.fullmatch(given):
+        raise UsageError(f"`{key}={given}`: expected a whole number, not negative")
+    return int(given)
 
 
 def _check_value(key: str, value: object) -> None:
@@ -227,12 +217,10 @@ def _check_value(key: str, value: object) -> None:
             raise UsageError(f"`{key}={value}`: must be at least {least}")
         return
     items = value if isinstance(value, tuple) else (value,)
+    if not items or not all(items):
+        raise UsageError(f"the key `{key}` has an empty value", hint=f"write {key}=VALUE or leave it out")
     for item in items:
-        if not item:
-            raise UsageError(f"the key `{key}` has an empty value", hint=f"write {key}=VALUE or leave it out")
         if "," in item or (key == "classes" and "+" in item):
             raise UsageError(f"`{key}={item}`: a value cannot hold a comma, nor a class name a `+`")
     if len(set(items)) != len(items):
         raise UsageError(f"`{key}={'+'.join(items)}` names a class twice")
-    if not items:
-        raise UsageError(f"the key `{key}` has an empty value", hint=f"write {key}=VALUE or leave it out")

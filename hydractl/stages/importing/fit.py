@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError
 from hydractl.families.conversion import convert
+from hydractl.progress import quoted
 from hydractl.tensors import TensorSpec, spec_of
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _check(
     missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing or extra:
         parts = [
-            f"{text} {len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({_few(names)})"
+            f"{text} {len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({quoted(names, most=SHOWN)})"
             for text, names in (("lacks", missing), ("has besides", extra))
             if names
         ]
@@ -170,8 +171,3 @@ def _refuse_shapes(
         if position
         else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
     )
-
-
-def _few(names: list[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:SHOWN])
-    return f"{shown}, ..." if len(names) > SHOWN else shown

@@ -14,6 +14,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.progress import quoted
 from hydractl.publish import is_stream
 from hydractl.source import PICKLES, locate
 from hydractl.tensors import DTYPE_NAMES
@@ -169,7 +170,8 @@ def _unwrapped(path: Path, saved: object, *, ema: bool) -> Weights:
     averages = [key for key in EMA_WRAPPERS if isinstance(saved.get(key), Mapping)]
     if ema and not averages:
         raise UsageError(
-            f"{path}: has no moving average of weights; its keys are {_names(saved)}", hint="drop `--ema`"
+            f"{path}: has no moving average of weights; its keys are {quoted(saved, most=SHOWN)}",
+            hint="drop `--ema`",
         )
     if ema:
         wrapper, inner = _descend(saved[averages[0]], averages[0])
@@ -177,11 +179,15 @@ def _unwrapped(path: Path, saved: object, *, ema: bool) -> Weights:
         wrapper, inner = _descend(saved, "")
     tensors = {str(k): v for k, v in inner.items() if isinstance(v, torch.Tensor)}
     if not tensors:
-        found = f"`{wrapper}` holds {_names(inner)}" if wrapper else f"its keys are {_names(inner)}"
+        found = (
+            f"`{wrapper}` holds {quoted(inner, most=SHOWN) or 'none'}"
+            if wrapper
+            else f"its keys are {quoted(inner, most=SHOWN) or 'none'}"
+        )
         other = "; there is a moving average: `--ema` takes it" if averages and not ema else ""
         raise CheckpointError(
             f"{path}: holds no named tensors; {found}",
-            hint=f"expected a state dict, plain or beneath one of {', '.join(f'`{w}`' for w in WRAPPERS)}{other}",
+            hint=f"expected a state dict, plain or beneath one of {quoted(WRAPPERS)}{other}",
         )
     return Weights(tensors=tensors, wrapper=wrapper, ema=averages[0] if averages and not ema else None)
 
@@ -217,8 +223,3 @@ def _check_plain(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
                 f"{path}: tensor `{name}` is no plain tensor ({dtype}, {tensor.layout})",
                 hint="quantised, sparse and empty weights cannot be pruned; take those of the model as it was trained",
             )
-
-
-def _names(saved: Mapping[object, object]) -> str:
-    shown = ", ".join(f"`{key}`" for key in list(saved)[:SHOWN])
-    return f"{shown}, ..." if len(saved) > SHOWN else shown or "none"

@@ -10,6 +10,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.opening import base_header, expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
+from hydractl.jsonfile import parse
 from hydractl.manifest import Header, InputFile, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
@@ -17,7 +18,6 @@ from hydractl.publish import publish
 from hydractl.runtime import digest_file, digest_text
 from hydractl.source import folder_config, parse_arch
 from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit
-from hydractl.stages.importing.labels import are_names, labelled, read_labels
 from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
@@ -66,13 +66,13 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     require_one_process("import")
     files = files_of(config.source)
     check_outputs([config.out], force=config.force, files=[*files, *_beside(config)])
-    labels = read_labels(config.labels)
+    labels = _labels_named(config.labels)
     described = _described(config, len(labels) or None)
     family = FAMILIES[described.architecture.family]
     header = base_header(described)
     expected = expected_specs(family, header)
     if labels:
-        header = labelled(header, labels)
+        header = _labelled(header, labels)
     progress.step(f"Reading {config.source}")
     weights = read_weights(files, ema=config.ema)
     try:
@@ -90,10 +90,62 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     return _report(config, header, weights, fitted)
 
 
+def _labels_named(given: str | None) -> tuple[str, ...]:
+    """Return the names of the classes, from a file or as they are.
+
+    Raises:
+        CheckpointError: If a file cannot be read as names.
+        UsageError: If a name is empty.
+    """
+    if given is None:
+        return ()
+    path = Path(given)
+    if _are_names(given):
+        names: object = given.split(",")
+    else:
+        try:
+            text = path.read_text(encoding="utf-8")
+            names = parse(text) if path.suffix == ".json" else text.splitlines()
+        except FileNotFoundError as error:
+            hint = "a file with a name a line, a JSON list, or the names: `--labels cat,dog`"
+            raise CheckpointError(f"{given}: no such file of labels", hint=hint) from error
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{given}: cannot be read as labels: {error}") from error
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n.strip() for n in names):
+        raise UsageError(
+            f"`--labels {given}`: labels are names, none of them empty",
+            hint="a file with a name a line, a JSON list, or `a,b,c`",
+        )
+    return tuple(str(name).strip() for name in names)
+
+
+def _are_names(labels: str) -> bool:
+    """Return whether `--labels` are names and no file of them; many names look like one very long path."""
+    try:
+        return "," in labels and not Path(labels).is_file()
+    except OSError:
+        return True
+
+
+def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
+    """Return a header with names of its classes.
+
+    Raises:
+        UsageError: If there are more or fewer than classes.
+    """
+    number = header.architecture.num_classes
+    if len(labels) != number:
+        raise UsageError(
+            f"`--labels`: {counted(len(labels), 'name')} for {counted(number, 'class', 'classes')}",
+            hint=f"give {counted(number, 'label')}, one a class",
+        )
+    return header.model_copy(update={"labels": labels})
+
+
 def _beside(config: ImportConfig) -> list[Path]:
     """Return the files that are read besides weights: an index, those that say the architecture, labels, a tokenizer."""
     folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
-    labels = [] if config.labels is None or are_names(config.labels) else [Path(config.labels)]
+    labels = [] if config.labels is None or _are_names(config.labels) else [Path(config.labels)]
     tokenizer = [] if config.tokenizer is None else [config.tokenizer]
     return [
         Path(config.source),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from hydractl.errors import ManifestError
+from hydractl.jsonfile import parse
 from hydractl.manifest import Removal
 from hydractl.publish import is_stream, publish_text
 from hydractl.scoring.job import NOTHING_LEARNT
@@ -27,53 +29,42 @@ MEMORY = "memory"
 _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])
 
 
-class _Found(NamedTuple):
-    """What a journal says."""
+@dataclass(kw_only=True)
+class Journal:
+    """Removals on disk, each there before the next begins.
 
-    fingerprint: str = ""
+    Attributes:
+        path: None where nothing is written: for a stream, and in a process that does not lead.
+        fingerprint: Of everything that shapes the output.
+        baseline: The objective before the first removal.
+        done: What an earlier run removed.
+        memory: What its search remembered then.
+    """
+
+    path: Path | None = None
+    fingerprint: str
     baseline: float | None = None
     done: tuple[Removal, ...] = ()
-    memory: Memory = NOTHING_LEARNT
-
-
-class Journal:
-    """Removals on disk, each there before the next begins."""
-
-    def __init__(self, path: Path | None, found: _Found) -> None:
-        self.path = path
-        self.fingerprint, self.baseline, self.done, self.memory = found
+    memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
 
     @classmethod
-    def open(cls, out: Path, fingerprint: str, *, anew: bool) -> Self:
-        """Open the journal of an output, `<out>.journal`; a stream has none.
-
-        Args:
-            out: The output that is being made.
-            fingerprint: Of everything that shapes it.
-            anew: Drop what an earlier run left.
+    def parsed(cls, text: str, path: Path | None = None) -> Self:
+        """Return what a journal says; a last line without its newline does not count.
 
         Raises:
-            ManifestError: If another run's journal is there.
+            ValueError: If it is none.
         """
-        if is_stream(out):
-            return cls(None, _Found(fingerprint))
-        path = out.with_name(f"{out.name}.journal")
-        if anew:
-            path.unlink(missing_ok=True)
-        if not path.exists():
-            return cls(path, _Found(fingerprint))
-        found = _read(path)
-        if found.fingerprint != fingerprint:
-            raise ManifestError(
-                f"{path}: belongs to a run with other inputs or options",
-                hint="add `--force` to drop it and start anew, or choose another name with `-o`",
-            )
-        return cls(path, found)
-
-    @classmethod
-    def following(cls, text: str) -> Self:
-        """Return what another process's journal holds, as its `text` says; it writes nothing."""
-        return cls(None, _parsed(text))
+        first, *documents = [parse(line) for line in text.split("\n")[:-1]] or [{}]
+        if not all(isinstance(document, dict) for document in (first, *documents)):
+            raise ValueError("a line is no object")
+        memories = [_MEMORY.validate_python(document.pop(MEMORY, {})) for document in documents]
+        return cls(
+            path=path,
+            fingerprint=str(first.get("fingerprint")),
+            baseline=first.get("baseline"),
+            done=tuple(Removal.model_validate(document) for document in documents),
+            memory=memories[-1] if memories else NOTHING_LEARNT,
+        )
 
     def text(self) -> str:
         """Return what the journal says, whole lines."""
@@ -109,35 +100,41 @@ def _line(removal: Removal, memory: Memory) -> str:
 
 
 def open_journal(out: Path, fingerprint: str, *, anew: bool, team: Team) -> Journal:
-    """Open an output's journal in the process that leads; the others are told what it holds, and write none.
+    """Open the journal of an output, `<out>.journal`; a stream has none.
 
-    Arguments and errors are those of `Journal.open`.
+    The process that leads opens it; the others are told what it holds, and write none.
+
+    Args:
+        out: The output that is being made.
+        fingerprint: Of everything that shapes it.
+        anew: Drop what an earlier run left.
+        team: The processes.
+
+    Raises:
+        ManifestError: If another run's journal is there, or a damaged one.
     """
     if not team.leads:
-        return Journal.following(team.told(""))
-    journal = Journal.open(out, fingerprint, anew=anew)
+        return Journal.parsed(team.told(""))
+    journal = _opened(out, fingerprint, anew=anew)
     team.told(journal.text())
     return journal
 
 
-def _read(path: Path) -> _Found:
-    """Return what a journal says."""
+def _opened(out: Path, fingerprint: str, *, anew: bool) -> Journal:
+    if is_stream(out):
+        return Journal(fingerprint=fingerprint)
+    path = out.with_name(f"{out.name}.journal")
+    if anew:
+        path.unlink(missing_ok=True)
+    if not path.exists():
+        return Journal(path=path, fingerprint=fingerprint)
     try:
-        return _parsed(path.read_text(encoding="utf-8"))
-    except (ValueError, ValidationError, AttributeError) as error:
+        found = Journal.parsed(path.read_text(encoding="utf-8"), path)
+    except ValueError as error:
         raise ManifestError(f"{path}: is damaged", hint="add `--force` to drop it and start anew") from error
-
-
-def _parsed(text: str) -> _Found:
-    """Return what a journal says; a last line without its newline does not count."""
-    lines = text.split("\n")[:-1]
-    first = json.loads(lines[0]) if lines else {}
-    documents = [json.loads(line) for line in lines[1:]]
-    memories = [_MEMORY.validate_python(d.pop(MEMORY, {})) for d in documents]
-    done = tuple(Removal.model_validate_json(json.dumps(d)) for d in documents)
-    return _Found(
-        str(first.get("fingerprint")),
-        first.get("baseline"),
-        done,
-        memories[-1] if memories else NOTHING_LEARNT,
-    )
+    if found.fingerprint != fingerprint:
+        raise ManifestError(
+            f"{path}: belongs to a run with other inputs or options",
+            hint="add `--force` to drop it and start anew, or choose another name with `-o`",
+        )
+    return found

@@ -149,8 +149,12 @@ def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
     assert len(report.scores.removals) == 4
 
 
-def test_a_damaged_journal_is_refused(model, tmp_path):
-    (tmp_path / "s.json.journal").write_text("[1\n2\n")
+@pytest.mark.parametrize(
+    "text", ["[1\n2\n", "3\n", "{}\n[1]\n", '{}\n{"tower": 3}\n', '{}\n{"memory": [1]}\n', "[" * 200_000 + "\n"],
+    ids=["no JSON", "a number", "a list", "no removal", "no memory", "deep"],
+)  # fmt: skip
+def test_a_damaged_journal_is_refused(model, tmp_path, text):
+    (tmp_path / "s.json.journal").write_text(text)
 
     with pytest.raises(ManifestError, match="damaged"):
         run_score(circuit(model, tmp_path / "s.json"))
