@@ -243,10 +243,12 @@ class HeadGroup(nn.Module):
     def _can_fold(self, asked: torch.Tensor, queries: slice | None, side: Side) -> bool:
         """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own.
 
-        In training a key bias of its own would be left without a gradient.
+        In training a key bias of its own would be left without a gradient, and weights that dropout thins out no longer
+        sum to 1, as the values' bias needs.
         """
         return (
             queries is not None
+            and not (self.training and self.dropout)
             and asked.shape[1] <= self.head_dim // 4
             and isinstance(self.k_norm, nn.Identity)
             and self.bias is None

@@ -1,0 +1,111 @@
+"""Every family, every variant: in training mode, too, the model is the library's: all that drops, drops there as much.
+
+What a training pass draws at random hangs on the order of its draws, which is not the library's. So each draw is made a fixed
+pattern of the same place and rate: dropout with rate p weighs elements by 1 - p (1 + cos i) / 2 along the last axis, attention
+dropout its weights likewise, and a path that is dropped with rate p counts 1 - p. A layer that is missing, stands elsewhere
+or has another rate then changes the logits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 - as everyone calls it
+
+from hydractl.families.probe import largest_difference
+from support.builders import base
+from support.variants import VARIANTS, Variant
+
+RATES = {
+    "timm": ("pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "drop_rate"),
+    "transformers": (
+        "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "drop_path_rate", "dropout",
+        "attention_dropout", "seq_classif_dropout", "embedding_dropout", "mlp_dropout", "summary_last_dropout",
+        "pooler_dropout", "cls_dropout", "hidden_dropout", "embed_dropout",
+    ),
+    "openclip": (),
+}  # fmt: skip
+"""The options that each library has for it; each gets a rate of its own. OpenCLIP's classifiers drop nothing."""
+
+
+def dropping(variant: Variant) -> Variant:
+    """Return the variant with every option that it has for dropping things set, each to another rate."""
+    library = base(variant).header.architecture.library
+    known = base(variant).header.architecture.config
+    options = dict(variant.options)
+    for number, name in enumerate(RATES[library]):
+        rate = 0.1 + 0.03 * number
+        if name in known or (
+            library == "timm" and (variant.family, name) != ("timm-relpos", "pos_drop_rate")
+        ):
+            options[name] = rate
+        for part in ("text", "vision"):
+            if name in (known.get(f"{part}_config") or {}):
+                options[f"{part}.{name}"] = rate + 0.01
+    return Variant(variant.family, f"{variant.name}-dropping", variant.arch, options)
+
+
+def weighed(x: torch.Tensor, p: float) -> torch.Tensor:
+    place = torch.arange(x.shape[-1], dtype=x.dtype)
+    return x * (1 - p * (1 + place.cos()) / 2)
+
+
+def dropout(x, p=0.5, training=True, inplace=False):
+    return weighed(x, p) if training else x
+
+
+def attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    scores = query @ key.transpose(-2, -1) * (scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None:
+        scores = (
+            scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        )
+    weights = scores.softmax(-1).nan_to_num(0.0)  # of a padded token that may look at nothing, as torch has it
+    return weighed(weights, dropout_p) @ value
+
+
+@pytest.fixture
+def fixed(monkeypatch):
+    """Make what drops at random drop by a pattern, in a model's own classes too."""
+    monkeypatch.setattr(F, "dropout", dropout)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+
+    def paths(model):
+        for module in model.modules():
+            if type(module).__name__.endswith("DropPath"):
+                monkeypatch.setattr(
+                    type(module), "forward",
+                    lambda self, x: x * (1 - (self.drop_prob or 0.0)) if self.training else x,
+                )  # fmt: skip
+
+    return paths
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@torch.no_grad()
+def test_training_mode_is_the_library_s(variant, fixed):
+    sample = base(dropping(variant))
+    ours, theirs = sample.model(torch.float64).train(), sample.library(torch.float64).train()
+    fixed(ours)
+    fixed(theirs)
+    inputs = sample.inputs(batch=3, dtype=torch.float64)
+
+    assert largest_difference(ours(inputs), theirs(inputs)) <= 1e-10
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.family.startswith("openclip")], ids=str)
+@torch.no_grad()
+def test_the_rates_are_felt(variant, fixed):
+    """Or the law above would compare two models that drop nothing."""
+    sample = base(dropping(variant))
+    model = sample.model(torch.float64)
+    fixed(model)
+    inputs = sample.inputs(batch=3, dtype=torch.float64)
+
+    assert largest_difference(model.eval()(inputs), model.train()(inputs)) > 1e-4
