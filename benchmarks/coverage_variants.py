@@ -42,6 +42,16 @@ _V3: Options = {
 TINY: Mapping[str, Options] = MappingProxyType(
     {
         **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "deberta-v2"), TEXT),
+        **dict.fromkeys(
+            ("ernie", "data2vec-text", "megatron-bert", "xlm-roberta-xl", "roberta-prelayernorm", "roformer"),
+            TEXT,
+        ),
+        **dict.fromkeys(("gte", "nomic_bert", "jina_embeddings_v3"), TEXT),
+        **dict.fromkeys(
+            ("eurobert", "ultrabert"), TEXT | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        ),
+        "rembert": TEXT | {"input_embedding_size": 16},
+        "esm": TEXT | {"pad_token_id": 0, "mask_token_id": 4, "position_embedding_type": "rotary"},
         "electra": TEXT | {"embedding_size": 16},
         "distilbert": _DISTILBERT,
         "modernbert": _MODERNBERT,
@@ -70,11 +80,17 @@ _BERT: tuple[Options, ...] = (
     *_each("pad_token_id", 5),
     *_each("max_position_embeddings", 16),
     *_each("chunk_size_feed_forward", 4),
-    *_each("classifier_dropout", 0.5),
     *_each("layer_norm_eps", 1e-3),
     {"is_decoder": True},
     {"is_decoder": True, "add_cross_attention": True},
 )
+_ROBERTA = (*_BERT, *_each("classifier_dropout", 0.5))
+_ROTARY: tuple[Options, ...] = (
+    *_ACTIVATIONS,
+    *_each("rope_parameters", {"rope_type": "default", "rope_theta": 3e4}, *(
+        {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0} for rope in ("linear", "yarn", "dynamic")
+    )),
+)  # fmt: skip
 _VIT: tuple[Options, ...] = (
     *_ACTIVATIONS,
     {"qkv_bias": False},
@@ -118,11 +134,36 @@ _V3_CHANGES: tuple[Options, ...] = (
 
 VARIANTS: Mapping[str, tuple[Options, ...]] = MappingProxyType(
     {
-        "bert": _BERT,
-        "roberta": _BERT,
-        "xlm-roberta": _BERT,
-        "camembert": _BERT,
-        "electra": (*_BERT, *_each("embedding_size", 32)),
+        **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), _ROBERTA),
+        "electra": (*_ROBERTA, *_each("embedding_size", 32)),
+        **dict.fromkeys(("data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"), _ROBERTA),
+        **dict.fromkeys(("megatron-bert", "rembert"), _BERT),
+        "ernie": (*_ROBERTA, {"use_task_id": True}),
+        "roformer": (*_BERT, *_each("embedding_size", 16), {"rotary_value": True}),
+        "esm": (
+            {"position_embedding_type": "absolute"},
+            {"token_dropout": True},
+            {"emb_layer_norm_before": True},
+            *_each("pad_token_id", 5),
+            {"is_decoder": True},
+        ),
+        "eurobert": (
+            *_ROTARY,
+            *_each("classifier_pooling", "bos", "mean"),
+            *_each("head_dim", 16),
+            *_each("num_key_value_heads", 2),
+            {"attention_bias": True, "mlp_bias": True},
+        ),
+        "ultrabert": (
+            *_ACTIVATIONS,
+            *_each("classifier_pooling", "mean"),
+            *_each("sliding_window", 3),
+            *_each("layer_types", ["full_attention"] * 2, ["sliding_attention"] * 2),
+            *_each("num_key_value_heads", 2),
+        ),
+        "gte": (*_ROTARY, *_each("type_vocab_size", 0, 2)),
+        "nomic_bert": (*_ROTARY, *_each("head_dim", 16)),
+        "jina_embeddings_v3": (*_ROTARY, *_each("type_vocab_size", 2)),
         "distilbert": (
             *_each("activation", "relu", "silu"),
             {"sinusoidal_pos_embds": True},

@@ -19,7 +19,8 @@ SUPPORTED = {
         "vit_srelpos_small_patch16_224",
     ),
     "transformers": (
-        "bert/BertForSequenceClassification", "deberta-v2/DebertaV2ForSequenceClassification/type_vocab_size=2",
+        "bert/BertForSequenceClassification", "esm/EsmForSequenceClassification",
+        "jina_embeddings_v3/JinaEmbeddingsV3ForSequenceClassification", "deberta-v2/DebertaV2ForSequenceClassification/type_vocab_size=2",
         "vit/ViTForImageClassification/qkv_bias=False", "dinov2/Dinov2ForImageClassification", "clip/CLIPModel",
         "siglip/SiglipForImageClassification/vision.vision_use_head=False", "metaclip_2/MetaClip2Model",
         "chinese_clip/ChineseCLIPModel", "altclip/AltCLIPModel", "ijepa/IJepaForImageClassification",
@@ -41,6 +42,8 @@ REFUSED = {
     "transformers": {
         "albert/AlbertForSequenceClassification": "models of type `albert` are not supported: its layers share one set",
         "deberta/DebertaForSequenceClassification": "models of type `deberta` are not supported: its queries, keys and",
+        "esmc/EsmcForSequenceClassification": "models of type `esmc` are not supported: its queries and keys are normed",
+        "eurobert/EuroBertForSequenceClassification/num_key_value_heads=2": "grouped-query attention: several query heads",
         "gpt2/GPT2ForSequenceClassification": "models of type `gpt2` are not supported",
         "siglip2/Siglip2Model": "models of type `siglip2` are not supported",
         "bert/BertForSequenceClassification/is_decoder=True": "it is a decoder",

@@ -29,9 +29,7 @@ READS = {
 } | {
     str(v): 1
     for v in VARIANTS
-    if v.family.removeprefix("transformers-")
-    in {"bert", "roberta", "electra", "distilbert", "modernbert", "deberta", "mpnet"}
-    and v.name != "mean-pool"
+    if set(FAMILIES[v.family].towers) == {"text"} and v.name not in {"mean-pool", "late"}
 } | {
     "transformers-deit-plain": 1, "transformers-deit-distilled": 2, "transformers-beit-class-token": 1,
     "transformers-data2vec-vision-class-token": 1,

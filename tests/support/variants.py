@@ -144,6 +144,43 @@ DEBERTA: dict[str, tuple[str, dict[str, object]]] = {
     "absolute": ("deberta-v2", {"type_vocab_size": 2, "embedding_size": 16}),
 }
 MPNET: dict[str, tuple[str, dict[str, object]]] = {"plain": ("mpnet", {})}
+ERNIE: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("ernie", {}),
+    "task": ("ernie", {"use_task_id": True}),
+}
+REMBERT: dict[str, tuple[str, dict[str, object]]] = {"plain": ("rembert", {"input_embedding_size": 16})}
+ROFORMER: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("roformer", {"max_position_embeddings": 20}),
+    "projected": ("roformer", {"max_position_embeddings": 20, "embedding_size": 16}),
+}
+DATA2VEC_TEXT: dict[str, tuple[str, dict[str, object]]] = {"plain": ("data2vec-text", {})}
+MEGATRON_BERT: dict[str, tuple[str, dict[str, object]]] = {"plain": ("megatron-bert", {})}
+XLM_ROBERTA_XL: dict[str, tuple[str, dict[str, object]]] = {"plain": ("xlm-roberta-xl", {})}
+ROBERTA_PRELAYERNORM: dict[str, tuple[str, dict[str, object]]] = {"plain": ("roberta-prelayernorm", {})}
+_ESM: dict[str, object] = {"pad_token_id": 0, "mask_token_id": 4, "token_dropout": True}
+ESM: dict[str, tuple[str, dict[str, object]]] = {
+    "rotary": ("esm", _ESM | {"position_embedding_type": "rotary"}),
+    "absolute": ("esm", _ESM | {"emb_layer_norm_before": True, "token_dropout": False}),
+}
+_ROPE: dict[str, object] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EUROBERT: dict[str, tuple[str, dict[str, object]]] = {
+    "late": ("eurobert", _ROPE),
+    "mean-pool": (
+        "eurobert",
+        _ROPE | {"classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True},
+    ),
+    "first-token": ("eurobert", _ROPE | {"classifier_pooling": "bos"}),
+}
+ULTRABERT: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("ultrabert", _ROPE | {"sliding_window": 3}),
+    "mean-pool": ("ultrabert", _ROPE | {"sliding_window": 3, "classifier_pooling": "mean"}),
+}
+GTE: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("gte", {}),
+    "no-segments": ("gte", {"type_vocab_size": 0}),
+}
+NOMIC_BERT: dict[str, tuple[str, dict[str, object]]] = {"plain": ("nomic_bert", {})}
+JINA: dict[str, tuple[str, dict[str, object]]] = {"plain": ("jina_embeddings_v3", {})}
 _TOWER = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 TINY_PAIR: dict[str, object] = {
     **{f"{tower}.{key}": value for tower in ("text", "vision") for key, value in _TOWER.items()},
@@ -252,6 +289,19 @@ VARIANTS: tuple[Variant, ...] = (
     *_table("transformers-modernbert", TINY_TEXT, MODERNBERT),
     *_table("transformers-deberta", TINY_TEXT, DEBERTA),
     *_table("transformers-mpnet", TINY_TEXT, MPNET),
+    *_table("transformers-ernie", TINY_TEXT, ERNIE),
+    *_table("transformers-rembert", TINY_TEXT, REMBERT),
+    *_table("transformers-roformer", TINY_TEXT, ROFORMER),
+    *_table("transformers-data2vec-text", TINY_TEXT, DATA2VEC_TEXT),
+    *_table("transformers-megatron-bert", TINY_TEXT, MEGATRON_BERT),
+    *_table("transformers-xlm-roberta-xl", TINY_TEXT, XLM_ROBERTA_XL),
+    *_table("transformers-roberta-prelayernorm", TINY_TEXT, ROBERTA_PRELAYERNORM),
+    *_table("transformers-esm", TINY_TEXT, ESM),
+    *_table("transformers-eurobert", TINY_TEXT, EUROBERT),
+    *_table("transformers-ultrabert", TINY_TEXT, ULTRABERT),
+    *_table("transformers-gte", TINY_TEXT, GTE),
+    *_table("transformers-nomic-bert", TINY_TEXT, NOMIC_BERT),
+    *_table("transformers-jina-v3", TINY_TEXT, JINA),
     *_table("transformers-clip", TINY_PAIR, CLIP),
     *_table("transformers-chinese-clip", TINY_PAIR, CHINESE_CLIP),
     *_table("transformers-altclip", TINY_PAIR, ALTCLIP),

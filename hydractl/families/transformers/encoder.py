@@ -31,6 +31,7 @@ class Encoder:
         embed: Modules before the blocks, run in turn, relative to `model`; one that a model lacks is left out.
         rotary: What makes the angles of rotary embeddings, relative to `model`; empty where there are none.
         beside: What else belongs to the embedding, relative to `model`.
+        unread: What no answer depends on, relative to `model`; counted to the embedding.
         final: What stands after the blocks, run in turn, relative to `model`.
         projection: What follows that, run in turn, outside of `model`.
         head: The classifier, outside of `model`.
@@ -52,6 +53,7 @@ class Encoder:
     embed: tuple[str, ...] = ("embeddings",)
     rotary: str = ""
     beside: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
     projection: tuple[str, ...] = ()
     head: tuple[str, ...] = ("classifier",)
@@ -75,7 +77,9 @@ class Encoder:
     @property
     def before(self) -> tuple[str, ...]:
         """Prefixes of the embedding's tensors."""
-        return tuple(f"{self.model}.{name}." for name in (*self.embed, self.rotary, *self.beside) if name)
+        return tuple(
+            f"{self.model}.{name}." for name in (*self.embed, self.rotary, *self.beside, *self.unread) if name
+        )
 
     @property
     def after(self) -> tuple[str, ...]:
@@ -133,13 +137,16 @@ class TextEncoder(Encoder):
     Attributes:
         takes: What the embedding takes beside the tokens.
         pooling: What follows the encoder picks the first token by itself (`own`), or gets it alone (`first`), or gets what
-            the option `classifier_pooling` says (`option`): `cls` the first token, `mean` the mean of all.
+            the option `classifier_pooling` says (`option`): `cls` or `bos` the first token, `mean` the mean of all, `late`
+            each token, of whose logits the mean is the answer.
         code: What of it is code, in `text_modules`; empty for nothing.
     """
 
     takes: tuple[str, ...] = ()
     pooling: Literal["own", "first", "option"] = "own"
-    code: Literal["", "shared bias", "disentangled", "rotated in single precision"] = ""
+    code: Literal[
+        "", "shared bias", "disentangled", "rotated in single precision", "scaled before", "pairs"
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,18 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "albert": "its layers share one set of weights, so no layer has heads of its own",
         "deberta": "its queries, keys and values are interleaved head by head in one matrix; DeBERTa-v2 and v3 are "
         "supported",
+        **dict.fromkeys(
+            ("big_bird", "longformer"), "its attention is sparse: a token looks at a few others, not at all"
+        ),
+        "esmc": "its queries and keys are normed over all heads together",
+        **dict.fromkeys(
+            ("flaubert", "xlm"),
+            "it lists the attentions, norms and MLPs of its layers apart, not layer by layer",
+        ),
+        "mobilebert": "its layers narrow the stream before their attention reads it",
+        "roc_bert": "it reads the shapes and the sounds of characters beside their tokens",
+        "squeezebert": "its projections are grouped convolutions",
+        "xmod": "its layers hold an adapter for each language, which an input beside the text picks",
         "dinov3_vit": "the library has no classifier for it; timm's DINOv3 models are supported",
     }
 )

@@ -37,6 +37,7 @@ class Row:
         refusal: See `Kind`.
         refuses: See `Family`.
         pads_left: See `Kind`.
+        on_disk: See `Family`.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Row:
     refusal: Callable[[Any], str | None] = lambda _: None
     refuses: str = ""
     pads_left: bool = True
+    on_disk: tuple[tuple[str, str], ...] = ()
 
 
 def _family(row: Row) -> Family:
@@ -70,6 +72,7 @@ def _family(row: Row) -> Family:
             preprocess=preprocess,
             refusal=row.refusal,
             pads_left=row.pads_left,
+            on_disk=row.on_disk,
         )
     )
 
@@ -94,8 +97,9 @@ def _other_width(config: Any) -> str | None:  # noqa: ANN401 - as above
 
 
 def _changing_angles(config: Any) -> str | None:  # noqa: ANN401 - as above
-    for kind in sorted(set(config.layer_types)):
-        parameters = config.rope_parameters.get(kind)
+    given = config.rope_parameters
+    for kind in sorted(set(getattr(config, "layer_types", None) or ())) or [None]:
+        parameters = given if kind is None else given.get(kind)
         if parameters is None:
             return f"it has layers of the type `{kind}`"
         if parameters["rope_type"] not in ROTATIONS:
@@ -104,6 +108,27 @@ def _changing_angles(config: Any) -> str | None:  # noqa: ANN401 - as above
                 "of the batch"
             )
     return None
+
+
+def _shared_keys(config: Any) -> str | None:  # noqa: ANN401 - as above
+    if config.num_key_value_heads != config.num_attention_heads:
+        return "grouped-query attention: several query heads share one key and value head"
+    return _changing_angles(config)
+
+
+def _unpadded(config: Any) -> str | None:  # noqa: ANN401 - as above
+    if config.pad_token_id is None or (config.token_dropout and config.mask_token_id is None):
+        return "it does not say which token pads (`pad_token_id`), or which is masked (`mask_token_id`)"
+    return _causal(config)
+
+
+def _rotated_values(config: Any) -> str | None:  # noqa: ANN401 - as above
+    return "it rotates values, too (`rotary_value`)" if config.rotary_value else _causal(config)
+
+
+def _behind_padding(config: Any) -> int:  # noqa: ANN401 - as above
+    """Return how many positions no token takes where they are counted from behind the padding token."""
+    return int(config.pad_token_id) + 1
 
 
 _BERT = TextEncoder(
@@ -126,25 +151,55 @@ _BERT_ROW = Row(
     refusal=_causal,
     refuses="decoders: their attention is causal",
 )
+_NO_POOLER = replace(_BERT, final=(), projection=())
+_PRE_NORM = replace(_NO_POOLER, post_norm=False)
+_LLAMA = TextEncoder(
+    model="model",
+    layers="layers",
+    embed=("embed_tokens",),
+    rotary="rotary_emb",
+    final=("norm",),
+    pooling="option",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    output="self_attn.o_proj",
+    norms=("input_layernorm", "post_attention_layernorm"),
+    attention_dropout="attention_dropout",
+)
+_ROTATED = replace(
+    _LLAMA,
+    embed=("embeddings",),
+    takes=("token_type_ids",),
+    pooling="own",
+    post_norm=True,
+    norms=("post_attention_layernorm", "post_mlp_layernorm"),
+    drops=("post_attention_dropout", "post_mlp_dropout"),
+    attention_dropout="attention_probs_dropout_prob",
+)
+_ROTATED_ON_DISK = (
+    (r"^new\.", "gte."),
+    (r"\.encoder\.layers?\.", ".layers."),
+    (r"\.emb_ln\.", ".embeddings.LayerNorm."),
+    (r"\.(?:attn|mixer|attention)\.o(?:ut)?_proj\.", ".self_attn.o_proj."),
+    (r"\.(?:attn|mixer|attention)\.(?:Wqkv|qkv_proj)\.", ".self_attn.q_proj."),
+)
+_CHANGING = "rotary angles that change with the length of the batch"
 _ROWS = (
     _BERT_ROW,
     replace(
         _BERT_ROW,
         title="roberta",
-        encoder=replace(_BERT, model="roberta", final=(), projection=()),
+        encoder=replace(_NO_POOLER, model="roberta"),
         classes={
             "roberta": "RobertaForSequenceClassification",
             "xlm-roberta": "XLMRobertaForSequenceClassification",
             "camembert": "CamembertForSequenceClassification",
         },
-        unused=lambda config: config.pad_token_id + 1,  # positions are counted from behind the padding token
+        unused=_behind_padding,
     ),
     replace(
         _BERT_ROW,
         title="electra",
-        encoder=replace(
-            _BERT, model="electra", embed=("embeddings", "embeddings_project"), final=(), projection=()
-        ),
+        encoder=replace(_NO_POOLER, model="electra", embed=("embeddings", "embeddings_project")),
         classes={"electra": "ElectraForSequenceClassification"},
     ),
     Row(
@@ -182,7 +237,7 @@ _ROWS = (
         ),
         classes={"modernbert": "ModernBertForSequenceClassification"},
         refusal=_changing_angles,
-        refuses="rotary angles that change with the length of the batch",
+        refuses=_CHANGING,
         pads_left=False,
     ),
     Row(
@@ -207,13 +262,11 @@ _ROWS = (
     Row(
         title="mpnet",
         encoder=replace(
-            _BERT,
+            _NO_POOLER,
             model="mpnet",
             takes=(),
             code="shared bias",
             beside=("encoder.relative_attention_bias",),
-            final=(),
-            projection=(),
             qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
             output="attention.attn.o",
             norms=("attention.LayerNorm", "output.LayerNorm"),
@@ -223,6 +276,133 @@ _ROWS = (
         unused=lambda _: MPNET_PADDING + 1,
         refusal=_few_buckets,
         refuses=f"fewer relative positions than the {MPNET_BUCKETS} that the library looks up",
+    ),
+    replace(
+        _BERT_ROW,
+        title="ernie",
+        encoder=replace(_BERT, model="ernie"),
+        classes={"ernie": "ErnieForSequenceClassification"},
+    ),
+    replace(
+        _BERT_ROW,
+        title="rembert",
+        encoder=replace(_BERT, model="rembert", embed=("embeddings", "encoder.embedding_hidden_mapping_in")),
+        classes={"rembert": "RemBertForSequenceClassification"},
+    ),
+    replace(
+        _BERT_ROW,
+        title="roformer",
+        encoder=replace(
+            _NO_POOLER,
+            model="roformer",
+            embed=("embeddings", "embeddings_project"),
+            unread=("encoder.embed_positions",),
+            code="pairs",
+        ),
+        classes={"roformer": "RoFormerForSequenceClassification"},
+        refusal=_rotated_values,
+        refuses="decoders; `rotary_value`",
+    ),
+    replace(
+        _BERT_ROW,
+        title="data2vec-text",
+        encoder=replace(_NO_POOLER, model="data2vec_text"),
+        classes={"data2vec-text": "Data2VecTextForSequenceClassification"},
+        unused=_behind_padding,
+    ),
+    replace(
+        _BERT_ROW,
+        title="megatron-bert",
+        encoder=replace(
+            _BERT,
+            post_norm=False,
+            norms=("attention.ln", "ln"),
+            final=("encoder.ln", "pooler"),
+        ),
+        classes={"megatron-bert": "MegatronBertForSequenceClassification"},
+    ),
+    replace(
+        _BERT_ROW,
+        title="xlm-roberta-xl",
+        encoder=replace(
+            _PRE_NORM,
+            model="roberta",
+            final=("encoder.LayerNorm",),
+            norms=("attention.self_attn_layer_norm", "LayerNorm"),
+            drops=("attention.output.dropout", ""),
+        ),
+        classes={"xlm-roberta-xl": "XLMRobertaXLForSequenceClassification"},
+        unused=_behind_padding,
+    ),
+    replace(
+        _BERT_ROW,
+        title="roberta-prelayernorm",
+        encoder=replace(
+            _PRE_NORM,
+            model="roberta_prelayernorm",
+            final=("LayerNorm",),
+            norms=("attention.LayerNorm", "intermediate.LayerNorm"),
+            mlp=("intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"),
+        ),
+        classes={"roberta-prelayernorm": "RobertaPreLayerNormForSequenceClassification"},
+        unused=_behind_padding,
+    ),
+    replace(
+        _BERT_ROW,
+        title="esm",
+        encoder=replace(
+            _PRE_NORM,
+            model="esm",
+            takes=("attention_mask",),
+            rotary="rotary_embeddings",
+            final=("encoder.emb_layer_norm_after",),
+            norms=("attention.LayerNorm", "LayerNorm"),
+            unread=("contact_head",),
+            code="scaled before",
+        ),
+        classes={"esm": "EsmForSequenceClassification"},
+        unused=_behind_padding,
+        refusal=_unpadded,
+    ),
+    Row(
+        title="eurobert",
+        encoder=replace(_LLAMA, projection=("dense", "activation")),
+        classes={"eurobert": "EuroBertForSequenceClassification"},
+        refusal=_shared_keys,
+        refuses=f"keys that several heads share; {_CHANGING}",
+    ),
+    Row(
+        title="ultrabert",
+        encoder=replace(_LLAMA, projection=("drop",)),
+        classes={"ultrabert": "UltrabertForSequenceClassification"},
+        refusal=_shared_keys,
+        refuses=f"keys that several heads share; {_CHANGING}",
+        pads_left=False,
+        on_disk=((r"^ultrabert\.", "model."),),
+    ),
+    Row(
+        title="gte",
+        encoder=replace(_ROTATED, model="gte", final=("pooler",), projection=("dropout",)),
+        classes={"gte": "GteForSequenceClassification"},
+        refusal=_changing_angles,
+        refuses=_CHANGING,
+        on_disk=_ROTATED_ON_DISK,
+    ),
+    Row(
+        title="nomic-bert",
+        encoder=replace(_ROTATED, model="nomic_bert", final=("pooler",), projection=("dropout",)),
+        classes={"nomic_bert": "NomicBertForSequenceClassification"},
+        refusal=_changing_angles,
+        refuses=_CHANGING,
+        on_disk=_ROTATED_ON_DISK,
+    ),
+    Row(
+        title="jina-v3",
+        encoder=replace(_ROTATED, model="roberta", final=()),
+        classes={"jina_embeddings_v3": "JinaEmbeddingsV3ForSequenceClassification"},
+        refusal=_changing_angles,
+        refuses=_CHANGING,
+        on_disk=_ROTATED_ON_DISK,
     ),
 )
 TEXTS = tuple(_family(row) for row in _ROWS)

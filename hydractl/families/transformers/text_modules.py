@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,12 @@ from hydractl.families.attention import HeadGroup, HeadParts, Side
 from hydractl.families.tower import Model, Stream
 from hydractl.families.transformers import deberta_modules as deberta
 from hydractl.families.transformers.encoder_modules import (
+    FULL,
     LOCAL,
     EncoderBlock,
     Ends,
     key_mask,
+    set_aside,
     tower,
 )
 
@@ -43,6 +45,20 @@ class RotatedGroup(HeadGroup):
         return found[0].to(q.dtype), found[1].to(q.dtype)
 
 
+class ScaledGroup(RotatedGroup):
+    """Heads whose queries are scaled before they are rotated."""
+
+    def __init__(self, parts: HeadParts) -> None:
+        super().__init__(replace(parts, scale=1.0))
+        self.before = parts.scale
+
+    @override
+    def positioned(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().positioned(q * self.before, k, queries, side)
+
+
 def _embed(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
     """Return the stream of texts (B, T), their padding mask, and what else blocks need of positions.
 
@@ -51,23 +67,24 @@ def _embed(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
     """
     model: Any = host.get_submodule(encoder.model)
     first, *rest = encoder.embed
-    tokens = model.get_submodule(first)(
-        texts["input_ids"], **{name: texts.get(name) for name in encoder.takes}
-    )
+    beside = {name: texts.get(name) for name in encoder.takes}
+    tokens = model.get_submodule(first)(texts["input_ids"], **beside)
     for name in rest:
-        if hasattr(model, name):  # a projection is there where the widths differ
-            tokens = model.get_submodule(name)(tokens)
-    return Stream(
-        tokens, {"mask": key_mask(texts)}, _angles(model, tokens, encoder) if encoder.rotary else {}
-    )
+        tokens = model.get_submodule(name)(tokens)
+    angles = _angles(model, tokens, encoder) if encoder.rotary else {}
+    return Stream(tokens, {"mask": key_mask(texts)}, angles)
 
 
 def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoder) -> dict[str, torch.Tensor]:  # noqa: ANN401 - transformers is untyped
-    rotary = model.get_submodule(encoder.rotary)
-    at = torch.arange(tokens.shape[1], device=tokens.device)
-    constants = {
-        kind: torch.stack(rotary(tokens, at[None], kind), dim=1).unsqueeze(2) for kind in rotary.layer_types
-    }
+    """Return what `_embed` has of constants."""
+    rotary, at = model.get_submodule(encoder.rotary), torch.arange(tokens.shape[1], device=tokens.device)
+    kinds = getattr(model.config, "layer_types", None)
+    angles = (
+        {kind: rotary(tokens, at[None], kind) for kind in set(kinds)}
+        if kinds
+        else {FULL: rotary(tokens, at[None])}
+    )
+    constants = {kind: torch.stack(pair, dim=1).unsqueeze(2) for kind, pair in angles.items()}
     if LOCAL in constants:
         apart = (at[:, None] - at).abs()[None, None]
         constants |= {"near": apart <= model.config.sliding_window, "itself": apart == 0}
@@ -82,19 +99,40 @@ def _embed_biased(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream
     return Stream(stream.tokens, stream.context, {"bias": model.encoder.compute_position_bias(one)})
 
 
+def _embed_paired(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
+    """Return the stream of `_embed` with the angles of neighbouring features, which the library has as sines and cosines."""
+    stream = _embed(host, texts, encoder)
+    model: Any = host.get_submodule(encoder.model)
+    sines, cosines = model.encoder.embed_positions(stream.tokens.shape[:2]).chunk(2, dim=-1)
+    angles = torch.stack((cosines, sines))[None, :, None].repeat_interleave(2, dim=-1)
+    return Stream(stream.tokens, stream.context, {FULL: angles})
+
+
 def _read(host: nn.Module, stream: Stream, encoder: TextEncoder, pooling: str) -> torch.Tensor:
     """Return logits (N, C) of what stands after the blocks, run in turn."""
     x = stream.tokens
     for name in encoder.final:
         x = host.get_submodule(f"{encoder.model}.{name}")(x)
     if pooling == "mean":
-        kept = stream.context["mask"][:, 0, 0, :, None].to(x.dtype)
-        x = (x * kept).sum(dim=1) / kept.sum(dim=1)
-    elif pooling != "own":
+        x = _mean(x, stream)
+    elif pooling not in {"own", "late"}:
         x = x[:, 0]
     for name in (*encoder.projection, *encoder.head):
         x = x.relu() if name == "relu" else host.get_submodule(name)(x)
-    return x
+    return _mean(x, stream) if pooling == "late" else x
+
+
+def _mean(x: torch.Tensor, stream: Stream) -> torch.Tensor:
+    """Return the mean (N, ...) of x (N, T, ...) over the tokens that are no padding."""
+    kept = stream.context["mask"][:, 0, 0, :, None].to(x.dtype)
+    return (x * kept).sum(dim=1) / kept.sum(dim=1)
+
+
+def _scaled_before(parts: HeadParts, layer: Any) -> HeadGroup:  # noqa: ANN401 - as above
+    """Return heads that scale queries before they rotate them, if they do rotate them."""
+    return (
+        ScaledGroup(parts) if layer.attention.self.position_embedding_type == "rotary" else HeadGroup(parts)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +155,10 @@ CODE: Mapping[str, Code] = MappingProxyType(
         "": Code(),
         "shared bias": Code(embed=_embed_biased),
         "rotated in single precision": Code(group=lambda parts, _: RotatedGroup(parts)),
+        "scaled before": Code(group=_scaled_before),
+        "pairs": Code(
+            embed=_embed_paired, group=lambda parts, _: HeadGroup(replace(parts, rotation="pairs"))
+        ),
         "disentangled": Code(
             embed=deberta.embed, group=deberta.DisentangledGroup, block=deberta.DebertaBlock
         ),
@@ -127,16 +169,25 @@ CODE: Mapping[str, Code] = MappingProxyType(
 def wrap_text(library: nn.Module, kept: Kept, encoder: TextEncoder) -> Model:
     """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
     config: Any = library.config
+    set_aside(library, tuple(f"{encoder.model}.{name}." for name in encoder.unread))
+    encoder = _without_absent(library, encoder)
     pooling = config.classifier_pooling if encoder.pooling == "option" else encoder.pooling
     code = CODE[encoder.code]
     ends = Ends(
         embed=lambda host, texts: code.embed(host, texts, encoder),
         read=lambda host, stream: _read(host, stream, encoder, pooling),
-        reads=None if pooling == "mean" else slice(0, 1),
+        reads=None if pooling in {"mean", "late"} else slice(0, 1),
     )
     made = tower(library, encoder, kept, ends, group=code.group, block=code.block)
-    for block, kind in zip(made.layers(), getattr(config, "layer_types", ()) or (), strict=False):
+    for block, kind in zip(made.layers(), getattr(config, "layer_types", None) or (), strict=False):
         block.kind = kind
     if encoder.code == "disentangled":
         deberta.convolve(made, library)
     return Model({"text": made})
+
+
+def _without_absent(library: nn.Module, encoder: TextEncoder) -> TextEncoder:
+    """Return the encoder without what a configuration may leave out: a projection of embeddings, rotary angles."""
+    there = {name for name, _ in library.get_submodule(encoder.model).named_modules()}
+    embed = tuple(name for name in encoder.embed if name in there)
+    return replace(encoder, embed=embed, rotary=encoder.rotary if encoder.rotary in there else "")

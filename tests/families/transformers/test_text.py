@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import locate
+from hydractl.families.base import locate, name_in_memory
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import blank_inputs, largest_difference
 from hydractl.families.registry import FAMILIES, family_for_name
@@ -54,6 +55,18 @@ def test_a_saved_folder_is_the_model(tmp_path, variant, options):
 
 
 @every_family
+def test_names_on_disk_tell_the_parts(tmp_path, variant):
+    """Whatever older names the library writes: `inspect` tells the parts by them."""
+    sample = save_text_model(variant, tmp_path)
+    family = sample.family
+    found = {
+        locate(family, name_in_memory(family, name)) for name in load_file(tmp_path / "model.safetensors")
+    }
+    parts = {(place.part, place.layer) for place in found}
+    assert parts == {(place.part, place.layer) for place in (locate(family, name) for name in sample.state)}
+
+
+@every_family
 def test_what_does_not_classify_is_refused(tmp_path, variant):
     save_text_model(variant, tmp_path / "m")
     edit_config(tmp_path / "m", architectures=["SomethingForMaskedLM"])
@@ -94,6 +107,20 @@ def test_what_is_refused_belongs_to_no_family():
             },
             "its rotary embedding is of the type `dynamic`, whose angles change with the length of the batch",
         ),
+        ("esm", {"vocab_size": 9}, "it does not say which token pads (`pad_token_id`)"),
+        (
+            "esm",
+            {"vocab_size": 9, "pad_token_id": 0, "token_dropout": True},
+            "or which is masked (`mask_token_id`)",
+        ),
+        ("roformer", {"rotary_value": True}, "it rotates values, too (`rotary_value`)"),
+        ("megatron-bert", {"is_decoder": True}, "it is a decoder; its attention is causal"),
+        ("eurobert", {"num_key_value_heads": 4}, "several query heads share one key and value head"),
+        (
+            "gte",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 9.0}},
+            "its rotary embedding is of the type `dynamic`, whose angles change with the length of the batch",
+        ),
         ("distilbert", {"dim": 30, "n_heads": 4}, "`distilbert` with a width of 30 cannot have 4 heads"),
         ("distilbert", {"n_heads": 0}, "`distilbert` with a width of 768 cannot have 0 heads"),
     ],
@@ -112,7 +139,8 @@ def test_every_tensor_has_a_place(variant):
     places = {name: locate(sample.family, name) for name in sample.state}
     assert {p.part for p in places.values()} >= {"embed", "head", "attention", "mlp", "norm"}
     assert all((p.layer is None) == (p.part in {"embed", "readout", "head"}) for p in places.values())
-    norms = {name for name in places if "norm" in name.lower() and places[name].layer is not None}
+    inside = {name: name.partition(".")[2].lower() for name in places if places[name].layer is not None}
+    norms = {name for name, rest in inside.items() if "norm" in rest}
     assert all(places[name].part == "norm" for name in norms)
     assert len({p.layer for p in places.values()} - {None}) == 3
     assert all(

@@ -23,7 +23,7 @@ from support.variants import VARIANTS
 TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"}]
 PAIRS = [v for v in VARIANTS if v.family in {"transformers-clip", "transformers-siglip"}]
 ONE_EACH = list({v.family: v for v in reversed(TEXTS)}.values())
-REFUSED_LEFT = {"transformers-deberta", "transformers-modernbert"}
+REFUSED_LEFT = {"transformers-deberta", "transformers-modernbert", "transformers-ultrabert"}
 SENTENCES = ["the cat sat", "on the mat the cat sat on a mat on a cat", "mat"]
 
 
