@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from hydractl.cli.options import (
-    DATA_METAVAR,
-    DATA_SOURCES,
-    UNLABELLED_SOURCES,
-    ArchOpt,
-    BatchSizeOpt,
-    ClassesOpt,
-    DeviceOpt,
-    DtypeOpt,
-    ForceOpt,
-    JsonOpt,
-    MaxLengthOpt,
-    ModelArg,
-    QuietOpt,
-    SeedOpt,
-    TemplateOpt,
-)
+from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, count, line, table
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
 from hydractl.progress import counted
+from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
     from hydractl.manifest import Fingerprint, Report, Value
 
-TABLE, DATA = "Table", "Data"
 CELLS: dict[Unit, Callable[[float], str]] = {
     Unit.SHARE: lambda value: f"{100 * value:.1f}",
     Unit.COUNT: count,
@@ -44,83 +26,8 @@ CELLS: dict[Unit, Callable[[float], str]] = {
 }
 
 
-def evaluate(
-    model: ModelArg,
-    data: Annotated[
-        str,
-        typer.Option(
-            "--data", metavar=DATA_METAVAR, help=f"In-distribution data, with labels: {DATA_SOURCES}.",
-            show_default=False, rich_help_panel=DATA,
-        ),
-    ],
-    near: Annotated[
-        list[str] | None,
-        typer.Option("--near", metavar="NAME=DATA", help="OOD data close to it.", rich_help_panel=DATA),
-    ] = None,
-    far: Annotated[
-        list[str] | None,
-        typer.Option("--far", metavar="NAME=DATA", help=f"OOD data far from it; also {UNLABELLED_SOURCES}.", rich_help_panel=DATA),
-    ] = None,
-    compare: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--compare", metavar="NAME=MODEL[,MODEL...]", help="One more row: a model, or an ensemble of several.",
-            rich_help_panel=TABLE,
-        ),
-    ] = None,
-    temperature: Annotated[
-        str | None,
-        typer.Option(
-            "--temperature", metavar="DATA|NUMBER",
-            help="Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. "
-            "Or the number.",
-            rich_help_panel=DATA, show_default=False,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="What the first row is called.", rich_help_panel=TABLE)
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option("--metrics", metavar="NAME,...", help="Measure these only.", rich_help_panel=TABLE),
-    ] = None,
-    latency: Annotated[
-        bool, typer.Option("--latency/--no-latency", help="Measure time too.", rich_help_panel=TABLE)
-    ] = True,
-    bootstrap: Annotated[
-        int,
-        typer.Option(
-            "--bootstrap", min=0, metavar="N", help="Resamples for 95 % intervals; 0 makes none.",
-            rich_help_panel=TABLE,
-        ),
-    ] = 200,
-    fail_if: Annotated[
-        list[str] | None,
-        typer.Option("--fail-if", metavar="COND", help="Exit 5 if this is so of MODEL, for example `ece>0.02`."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="PATH", help="Report; `-` is standard output.", show_default=False),
-    ] = None,
-    save_predictions: Annotated[
-        Path | None,
-        typer.Option(
-            "--save-predictions", metavar="PATH",
-            help="Keep all log-probabilities (safetensors), scaled by `--temperature`.", show_default=False,
-        ),
-    ] = None,
-    max_length: MaxLengthOpt = None,
-    batch_size: BatchSizeOpt = 64,
-    classes: ClassesOpt = None,
-    template: TemplateOpt = None,
-    device: DeviceOpt = "auto",
-    dtype: DtypeOpt = None,
-    arch: ArchOpt = None,
-    seed: SeedOpt = 0,
-    force: ForceOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
-) -> None:  # fmt: skip
+@command(EvalConfig, streams=("out", "save_predictions"))
+def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.
 
     A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`.
@@ -135,23 +42,10 @@ def evaluate(
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
       hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'
     """
-    terminal = Terminal(as_json=json, quiet=quiet, out=save_predictions if str(out) != "-" else out)
-    from hydractl.data.reference import DataRef
-    from hydractl.stages.evaluate.condition import Condition
-    from hydractl.stages.evaluate.refs import NamedData, NamedModels, parse_temperature
-    from hydractl.stages.evaluate.run import EvalConfig, run_eval
-    from hydractl.stages.shared.classes import Naming
+    from hydractl.stages.evaluate.run import run_eval
 
-    config = EvalConfig(
-        model=model, data=DataRef.parse(data), near=tuple(map(NamedData.parse, near or ())),
-        far=tuple(map(NamedData.parse, far or ())), compare=tuple(map(NamedModels.parse, compare or ())),
-        name=name, arch=arch, metrics=None if metrics is None else tuple(metrics.split(",")),
-        fail_if=tuple(map(Condition.parse, fail_if or ())), out=out, save_predictions=save_predictions,
-        naming=Naming.parse(classes, template), max_length=max_length, batch_size=batch_size, device=device, dtype=dtype,
-        temperature=None if temperature is None else parse_temperature(temperature), latency=latency, bootstrap=bootstrap, seed=seed, force=force,
-    )  # fmt: skip
     report = run_eval(config, terminal.progress())
-    if json and terminal.speaks:
+    if terminal.as_json and terminal.speaks:
         terminal.document(as_json(report.document))
     else:
         terminal.result(report, lambda console: show(report.document, report.paths, console))

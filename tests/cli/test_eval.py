@@ -13,8 +13,8 @@ from hydractl.data.reference import DataRef
 from hydractl.manifest import Report
 from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
-from hydractl.stages.evaluate.run import EvalConfig
 from support.builders import base
 
 DATA = "digits::split=test,classes=0-6,limit=40"

@@ -14,6 +14,7 @@ from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, Composed, Declared, configured, declared, options_of, spelled
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
@@ -27,10 +28,11 @@ CONFIGS = {
     "prune": PruneConfig,
     "finetune": FinetuneConfig,
     "fuse": FuseConfig,
+    "eval": EvalConfig,
     "inspect": InspectConfig,
     "import": ImportConfig,
 }
-BY_HAND = {"schema", "demo", "eval"}
+BY_HAND = {"schema", "demo"}
 TERMINAL = ("json", "quiet")
 TEXTS = {
     "max_memory": "2KiB",
@@ -40,6 +42,12 @@ TEXTS = {
     "template": "a {label}",
     "keep": "3",
     "plot": "a.svg",
+    "near": "birds=noise",
+    "far": "static=noise",
+    "compare": "other=b.st",
+    "temperature": "2",
+    "metrics": "nll,ece",
+    "fail_if": "ece>0.25",
     "lr": "0.5,0.25",
     "warmup": "7",
     "augment": "flip,shift",

@@ -23,9 +23,10 @@ from hydractl.heads.budget import Budget
 from hydractl.manifest import Fate, Kind, Prompting, TowerKeep
 from hydractl.progress import Silent
 from hydractl.scoring.circuit import streams as circuit_streams
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.predictions import SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
-from hydractl.stages.evaluate.run import EvalConfig, run_eval
+from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Protocol, assert_never
 
 import typer
 
+from hydractl.cli.command import JSON, QUIET, typed
 from hydractl.cli.demo.findings import findings
-from hydractl.cli.options import ForceOpt, JsonOpt, QuietOpt, SeedOpt
 from hydractl.cli.output import Terminal, say, written_out
+from hydractl.stages.shared.settings import FORCE, SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,10 +64,10 @@ def demo(
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="DIR", help="Where every artefact is kept.")
     ] = Path("hydractl-demo"),
-    seed: SeedOpt = 0,
-    force: ForceOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    seed: Annotated[int, typed("seed", SEED)] = 0,
+    force: Annotated[bool, typed("force", FORCE)] = False,
+    json: Annotated[bool, typed("json", JSON)] = False,
+    quiet: Annotated[bool, typed("quiet", QUIET)] = False,
 ) -> None:
     """Run the whole method in a few minutes, without a download.
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Self
 
 from hydractl.data.reference import did_you_mean
 from hydractl.errors import UsageError
-from hydractl.manifest import Check
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, metric_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.manifest import Row
+    from hydractl.manifest import Check, Row
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GRAMMAR = re.compile(
@@ -116,6 +115,8 @@ class Condition:
 
     def check(self, row: Row) -> Check:
         """Return what came of the condition on a row that was measured."""
+        from hydractl.manifest import Check  # noqa: PLC0415 - `--help` loads no pydantic
+
         found = self._find(row)
         return Check(condition=str(self), failed=OPERATORS[self.comparison](found, self.bound), found=found)
 

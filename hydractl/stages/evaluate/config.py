@@ -1,83 +1,124 @@
-"""What `eval` is asked to do, checked before anything is read."""
+"""What `eval` is asked to do, checked before anything is read. Importing it loads no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
-from hydractl.stages.evaluate.refs import NamedModels, check_distinct, model_name
+from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.refs import (
+    NamedData,
+    NamedModels,
+    check_distinct,
+    model_name,
+    parse_temperature,
+)
+from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hydractl.stages.evaluate.condition import Condition
-    from hydractl.stages.evaluate.refs import NamedData
 
+TABLE, DATA = "Table", "Data"
 LEAST_GIVEN, MOST_GIVEN = 1e-3, 1e3  # beyond, float32 cannot hold what differs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """What to measure, on what, and what to do with it.
+    """What to measure, on what, and what to do with it."""
 
-    Attributes:
-        model: The first row, which conditions are about.
-        data: The ID set, with labels.
-        near: OOD sets that are close to the ID set.
-        far: OOD sets that are not.
-        compare: The other rows.
-        name: What the first row is called; default: its file's name.
-        arch: Architecture of a bare file, of `model` only.
-        metrics: Names of `METRICS`; None measures everything.
-        fail_if: Conditions that make the command fail.
-        out: The report; None writes none.
-        save_predictions: Where the predictions go; None keeps none.
-        batch_size: Samples in one forward pass.
-        naming: What zero-shot models tell apart; without it what they store, or the data's classes.
-        max_length: Tokens of a text at most, no more than every model reads; None for as many as each reads.
-        device: `auto`, `cpu`, `cuda[:N]` or `mps`.
-        dtype: bf16, fp16 or fp32; None runs each model as it is stored.
-        temperature: What logits are divided by: a number, or a labelled split to fit one on for each row; None for 1.
-        latency: Measure time too, which is never the same twice.
-        bootstrap: Resamples for intervals; 0 makes none.
-        seed: Of the resamples.
-        force: Replace existing outputs.
-    """
-
-    model: str
-    data: DataRef
-    near: tuple[NamedData, ...] = ()
-    far: tuple[NamedData, ...] = ()
-    compare: tuple[NamedModels, ...] = ()
-    name: str | None = None
-    arch: str | None = None
-    metrics: tuple[str, ...] | None = None
-    fail_if: tuple[Condition, ...] = ()
-    out: Path | None = None
-    save_predictions: Path | None = None
-    batch_size: int = 64
-    naming: Naming = NOTHING_NAMED
-    max_length: int | None = None
-    device: str = "auto"
-    dtype: str | None = None
-    temperature: DataRef | float | None = None
-    latency: bool = True
-    bootstrap: int = 200
-    seed: int = 0
-    force: bool = False
+    model: str = required(shared.MODEL)
+    """The first row, which conditions are about."""
+    data: DataRef = required(
+        Setting(
+            f"In-distribution data, with labels: {shared.DATA_SOURCES}.",
+            parse=DataRef.parse,
+            metavar=shared.DATA_METAVAR,
+            panel=DATA,
+            shows=False,
+        )
+    )
+    near: tuple[NamedData, ...] = setting(
+        (), "OOD data close to it.", parse=NamedData.parse, repeated=True, metavar="NAME=DATA", panel=DATA
+    )
+    far: tuple[NamedData, ...] = setting(
+        (),
+        f"OOD data far from it; also {shared.UNLABELLED_SOURCES}.",
+        parse=NamedData.parse,
+        repeated=True,
+        metavar="NAME=DATA",
+        panel=DATA,
+    )
+    compare: tuple[NamedModels, ...] = setting(
+        (),
+        "One more row: a model, or an ensemble of several.",
+        parse=NamedModels.parse,
+        repeated=True,
+        metavar="NAME=MODEL[,MODEL...]",
+        panel=TABLE,
+    )
+    temperature: DataRef | float | None = setting(
+        None,
+        "Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. "
+        "Or the number.",
+        parse=parse_temperature,
+        metavar="DATA|NUMBER",
+        panel=DATA,
+        shows=False,
+    )
+    name: str | None = setting(None, "What the first row is called.", panel=TABLE)
+    """None for its file's."""
+    metrics: tuple[str, ...] | None = setting(
+        None,
+        "Measure these only.",
+        parse=lambda text: tuple(text.split(",")),
+        metavar="NAME,...",
+        panel=TABLE,
+    )
+    latency: bool = flag(
+        Setting("Measure time too.", spelled=("--latency/--no-latency",), panel=TABLE), on=True
+    )
+    """It is never the same twice."""
+    bootstrap: int = setting(
+        200, "Resamples for 95 % intervals; 0 makes none.", low=0, metavar="N", panel=TABLE
+    )
+    fail_if: tuple[Condition, ...] = setting(
+        (),
+        "Exit 5 if this is so of MODEL, for example `ece>0.02`.",
+        parse=Condition.parse,
+        repeated=True,
+        metavar="COND",
+    )
+    out: Path | None = by_default(None, replace(shared.OUT, help="Report; `-` is standard output."))
+    save_predictions: Path | None = setting(
+        None,
+        "Keep all log-probabilities (safetensors), scaled by `--temperature`.",
+        metavar="PATH",
+        shows=False,
+    )
+    max_length: int | None = by_default(None, shared.MAX_LENGTH)
+    batch_size: int = by_default(64, shared.BATCH_SIZE)
+    naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
+    device: str = by_default("auto", shared.DEVICE)
+    dtype: str | None = by_default(None, shared.DTYPE)
+    arch: str | None = by_default(None, shared.ARCH)
+    """Of `model` only."""
+    seed: int = by_default(0, shared.SEED)
+    """Of the resamples."""
+    force: bool = flag(shared.FORCE)
 
     def __post_init__(self) -> None:
+        check(self)
         check_distinct([row.name for row in self.rows], what="rows", option="--compare")
         check_distinct([d.name for d in self.ood], what="OOD data sets", option="--near")
         if [m for row in self.rows for m in row.models].count("-") > 1:
             raise UsageError("only one model can come from standard input")
-        if self.batch_size < 1 or self.bootstrap < 0:
-            raise UsageError("`--batch-size` must be at least 1 and `--bootstrap` at least 0")
         if self.out is not None and self.out == self.save_predictions:
             raise UsageError("`-o` and `--save-predictions` name the same file")
         self._check_temperature()

@@ -21,7 +21,6 @@ from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish, publish_text
 from hydractl.runtime import pick_device, torch_dtype, versions
-from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.predictions import SavedPredictions, Scaling, predict
 from hydractl.stages.evaluate.refs import ID_NAME
@@ -38,10 +37,9 @@ if TYPE_CHECKING:
 
     from hydractl.families.opening import OpenModel
     from hydractl.manifest import Value
+    from hydractl.stages.evaluate.config import EvalConfig
     from hydractl.stages.evaluate.predictions import PreparedData
     from hydractl.stages.evaluate.refs import NamedModels
-
-__all__ = ["EvalConfig", "EvalReport", "run_eval"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,10 @@ from hydractl.metrics.measures import measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.predictions import SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
-from hydractl.stages.evaluate.run import EvalConfig, run_eval
+from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
@@ -313,7 +314,7 @@ def test_inputs_that_cannot_be_used(models, changes, error, message):
             {"model": "-", "compare": (NamedModels.parse("-"),), "name": "x"},
             "only one model can come from standard input",
         ),
-        ({"batch_size": 0}, "`--batch-size` must be at least 1"),
+        ({"batch_size": 0}, "`--batch-size 0`: must be at least 1"),
         ({"out": Path("x"), "save_predictions": Path("x")}, "name the same file"),
         ({"near": NEAR, "metrics": ("ece",)}, "no chosen metric looks at them"),
         ({"metrics": ("auroc",)}, "without an OOD data set"),

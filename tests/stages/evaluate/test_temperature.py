@@ -18,9 +18,10 @@ from hydractl.metrics.table import METRICS
 from hydractl.metrics.temperature import fit_temperature, scale_log_probs
 from hydractl.progress import Silent
 from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels, parse_temperature
-from hydractl.stages.evaluate.run import EvalConfig, run_eval
+from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.classes import Naming
