@@ -1,11 +1,142 @@
+"""Settings: what a declaration refuses, how options compose a configuration, and texts that are read."""
+
 from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, nan
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
-from hydractl.settings import bytes_of
+from hydractl.scoring.methods import METHODS
+from hydractl.settings import (
+    Composed,
+    Declared,
+    Setting,
+    by_default,
+    bytes_of,
+    check,
+    configured,
+    declared,
+    flag,
+    number,
+    options_of,
+    required,
+    setting,
+    words,
+)
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.importing.config import ImportConfig
+from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.prune.config import DiverseConfig, PruneConfig
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.training.recipes.recipe import Recipe
+
+SETTINGS = [m.settings for m in METHODS.values()]
+DECLARING = [ScoreConfig, PruneConfig, DiverseConfig, FinetuneConfig, Recipe, FuseConfig, EvalConfig, InspectConfig,
+             ImportConfig, *SETTINGS]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Some:
+    """A configuration."""
+
+    name: str = required(Setting("Its name.", positional=True))
+    rates: tuple[float, ...] = setting(
+        (), "Rates.", above=0.0, parse=lambda t: tuple(number("--rates", x) for x in words("--rates", t))
+    )
+    share: float | None = setting(None, "A share.", low=0.0, high=1.0)
+    kind: str = setting("a", "A kind.", choices=("a", "b"), after="loud")
+    both: int | None = by_default(
+        None,
+        Composed(
+            lambda given: sum(given.values()) or None,
+            (Declared("left", "int", Setting("Left.", low=0)), Declared("right", "int", Setting("Right."))),
+            also=("share",),
+        ),
+    )
+    loud: bool = flag(Setting("Loud."))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+ABSENT = dict.fromkeys(("rates", "share", "kind", "left", "right")) | {"loud": False}
+
+
+def test_options_stand_in_the_order_of_the_fields_unless_one_says_after_which_it_comes():
+    assert [o.name for o in options_of(Some)] == ["name", "rates", "share", "left", "right", "loud", "kind"]
+    assert [o.default for o in options_of(Some)] == [..., (), None, None, None, False, "a"]
+
+
+def test_what_is_not_typed_is_as_the_field_has_it():
+    assert configured(Some, {**ABSENT, "name": "n"}) == Some(name="n")
+
+
+def test_what_is_typed_is_read_checked_and_composed():
+    typed = {"name": "n", "rates": "0.5,2", "share": 1.0, "kind": "b", "left": 2, "right": 3, "loud": True}
+
+    assert configured(Some, typed) == Some(name="n", rates=(0.5, 2.0), share=1.0, kind="b", both=6, loud=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "c"}, "`--kind c`: unknown"),
+        ({"share": 1.5}, "`--share 1.5`: must be between 0 and 1"),
+        ({"share": nan}, "`--share nan`: must be between 0 and 1"),
+        ({"rates": (1.0, 0.0)}, "`--rates 0`: must be above 0"),
+        ({"rates": (inf,)}, "`--rates inf`: must be above 0"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused(values, message):
+    with pytest.raises(UsageError) as caught:
+        Some(name="n", **values)
+
+    assert caught.value.message == message
+
+
+RANGED = [
+    (config, name, told)
+    for config in DECLARING
+    for name, told in declared(config).items()
+    if (told.low, told.high, told.above, told.below) != (None,) * 4
+]
+NEEDED = {
+    "model": "a",
+    "models": ("a",),
+    "source": "a",
+    "arch": "vit",
+    "out": "a",
+    "data": "digits",
+    "val": "digits",
+    "files": ("a",),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "told"), RANGED, ids=[f"{config.__name__}-{name}" for config, name, _ in RANGED]
+)
+def test_every_declared_range_is_kept(config, name, told):
+    needed = {k: v for k, v in NEEDED.items() if k in declared(config) and declared(config)[k] is not told}
+    outside = [
+        bound
+        for bound in (
+            None if told.low is None else told.low - 1,
+            None if told.high is None else told.high + 1,
+            told.above,
+            told.below,
+        )
+        if bound is not None
+    ]
+    several = next(o.kind for o in Declared.of(config, name)).startswith("tuple")
+    for value in outside:
+        with pytest.raises(UsageError, match=rf"`--{name.replace('_', '-')} {value:g}`: must be "):
+            config(**{**needed, name: (value,) if several else value})
 
 
 @given(st.integers(1, 1 << 40))

@@ -54,6 +54,7 @@ class GateSettings(Settings):
 
     def _complete(self, *, epochs: int) -> None:
         """Check the values, and fill in those that hang on others: a pass over the data by default, a joint rate."""
+        check(self)
         if self.weights_lr is not None and not self.trains_weights:
             raise UsageError(
                 "`--weights-lr` has no effect with `--training pipelined`, which leaves the weights as they are",
@@ -62,7 +63,6 @@ class GateSettings(Settings):
         object.__setattr__(self, "epochs", epochs if self.epochs is None else self.epochs)
         if self.trains_weights and self.weights_lr is None:
             object.__setattr__(self, "weights_lr", 2e-5)
-        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

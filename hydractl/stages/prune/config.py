@@ -158,9 +158,8 @@ class PruneConfig:
     )
     strategy: Strategy | None = setting(
         None,
-        "best: the most important heads. sample: the pool's heads go by chance. objectives: one member a scores "
-        "file. clusters: one head of each cluster, the j-th best for member j. random: no scores, a control. diverse: "
-        "the draws of sample that disagree most on data. Default: what the other options imply.",
+        " ".join(f"{name}: {RULES[name].summary}." for name in Strategy)
+        + " Default: what the other options imply.",
         choices=tuple(Strategy),
         panel=MEMBERS,
     )

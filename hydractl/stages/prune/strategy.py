@@ -35,9 +35,10 @@ class Diversity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a strategy takes.
+    """What a strategy does, and what it takes.
 
     Attributes:
+        summary: What it does, for the help.
         scores: How many scores files, at least and at most; None for any number.
         pool: Whether a pool is needed; without need it has no effect.
         many: Whether `--members` says how many.
@@ -45,6 +46,7 @@ class Rules:
         budget: Whether a number of heads can be given.
     """
 
+    summary: str
     scores: tuple[int, int | None] = (1, 1)
     pool: bool = False
     many: bool = True
@@ -54,11 +56,15 @@ class Rules:
 
 RULES: Mapping[Strategy, Rules] = MappingProxyType(
     {
-        Strategy.BEST: Rules(many=False, per_layer=True),
-        Strategy.SAMPLE: Rules(pool=True),
-        Strategy.OBJECTIVES: Rules(scores=(2, None), many=False, per_layer=True),
-        Strategy.CLUSTERS: Rules(budget=False),
-        Strategy.RANDOM: Rules(scores=(0, 0), per_layer=True),
-        Strategy.DIVERSE: Rules(pool=True),
+        Strategy.BEST: Rules(summary="the most important heads", many=False, per_layer=True),
+        Strategy.SAMPLE: Rules(summary="the pool's heads go by chance", pool=True),
+        Strategy.OBJECTIVES: Rules(
+            summary="one member a scores file", scores=(2, None), many=False, per_layer=True
+        ),
+        Strategy.CLUSTERS: Rules(
+            summary="one head of each cluster, the j-th best for member j", budget=False
+        ),
+        Strategy.RANDOM: Rules(summary="no scores, a control", scores=(0, 0), per_layer=True),
+        Strategy.DIVERSE: Rules(summary="the draws of sample that disagree most on data", pool=True),
     }
 )

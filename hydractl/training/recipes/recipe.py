@@ -106,11 +106,7 @@ class Recipe:
     epochs: int | None = setting(None, "Passes over the data (default 10).", low=1, tells=False, panel=TIME)
     """None where steps are counted."""
     batch_size: int = setting(
-        64,
-        "Samples in one optimiser step, over all processes (default 64).",
-        low=1,
-        tells=False,
-        panel=TIME,
+        64, "Samples in one optimiser step, over all processes (default 64).", low=1, tells=False, panel=TIME
     )
     accumulate: int = setting(
         1,
@@ -136,12 +132,7 @@ class Recipe:
         Setting("Start from a classifier of zeros.", spelled=("--reset-head/--keep-head",), panel=WHAT)
     )
     eval_every: int | None = setting(
-        None,
-        "Validate so often (default: every epoch).",
-        low=1,
-        tells=False,
-        metavar="STEPS",
-        panel=STOP,
+        None, "Validate so often (default: every epoch).", low=1, tells=False, metavar="STEPS", panel=STOP
     )
     early_stop: int | None = setting(
         None,

@@ -1,0 +1,138 @@
+"""What it costs to add something: the files that change, in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hydractl
+
+ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
+METHOD = '''
+"""Scores that are all alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hydractl.scoring.settings import Settings
+from hydractl.settings import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelSettings(Settings):
+    """Of `level`."""
+
+    height: int = setting(1, "level: what every head scores.", low=1, metavar="N")
+
+
+def score_level(job, progress):
+    from hydractl.scoring.job import Ranking
+
+    height = float(job.set_for(LevelSettings).height)
+    return Ranking(scores={n: [[height] * t.num_heads] * t.layers for n, t in job.scored.items()})
+'''
+
+
+class Copy:
+    """A copy of the package that grows; `changed` are the files that did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.changed = folder, set()
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(hydractl.__file__).parent, folder / "hydractl", ignore=ignored)
+
+    def add(self, path: str, text: str) -> None:
+        (self.folder / path).write_text(text, encoding="utf-8")
+        self.changed.add(path)
+
+    def insert(self, path: str, text: str, *, before: str) -> None:
+        old = (self.folder / path).read_text(encoding="utf-8")
+        assert old.count(before) == 1, before
+        self.add(path, old.replace(before, text + before))
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hydractl", *argv],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return Copy(tmp_path)
+
+
+def test_a_scoring_method_with_a_setting_is_two_files(copy):
+    table = "hydractl/scoring/methods.py"
+    copy.add("hydractl/scoring/level.py", METHOD)
+    copy.insert(
+        table,
+        "from hydractl.scoring.level import LevelSettings\n",
+        before="from hydractl.scoring.settings import",
+    )
+    copy.insert(
+        table,
+        'Method(name="level", summary="all alike", run=_lazily("level", "score_level"), settings=LevelSettings, '
+        "needs_data=False),\n            ",
+        before='Method(\n                name="random"',
+    )
+
+    help_text = copy.run("score", "--help").stdout
+    made = copy.run("score", ARCH, "--method", "level", "--height", "3", "-o", "s.json")
+    refused = copy.run("score", ARCH, "--method", "random", "--height", "3", "-o", "t.json")
+
+    assert made.returncode == 0, made.stderr
+    scores = json.loads((copy.folder / "s.json").read_text())
+    assert (scores["method"], scores["options"]) == ("level", {"height": 3})
+    assert scores["towers"]["vision"]["scores"] == [[3.0] * 4] * 2
+    assert "level: all alike" in " ".join(help_text.split())
+    assert "--height N" in help_text
+    assert "`--height` has no effect with `--method random`" in refused.stderr
+    assert "it is for `--method level`" in refused.stderr
+    assert len(copy.changed) == 2
+
+
+def test_an_option_is_one_line(copy):
+    config = "hydractl/stages/fuse/config.py"
+    copy.insert(
+        config,
+        '    members: int = setting(2, "How many at least.", low=2, metavar="N")\n',
+        before="    naming: Naming",
+    )
+    lines = (copy.folder / config).read_text().splitlines()
+
+    assert "--members N" in copy.run("fuse", "--help").stdout
+    assert "greater than or equal to 2" in copy.run("fuse", "a.st", "-o", "b.st", "--members", "1").stderr
+    assert len(lines) == len((Path(hydractl.__file__).parents[1] / config).read_text().splitlines()) + 1
+
+
+def test_a_strategy_is_two_files(copy):
+    words, draws = "hydractl/stages/prune/strategy.py", "hydractl/stages/prune/draw.py"
+    copy.insert(words, '    LAST = "last"\n', before='    DIVERSE = "diverse"\n')
+    copy.insert(
+        words,
+        'Strategy.LAST: Rules(summary="as best", many=False),\n        ',
+        before="Strategy.DIVERSE: Rules(",
+    )
+    copy.insert(draws, "    Strategy.LAST: _best,\n", before="    Strategy.DIVERSE: _diverse,\n")
+
+    help_text = " ".join(copy.run("prune", "--help").stdout.split())
+    scored = copy.run("score", ARCH, "--method", "random", "-o", "s.json")
+    made = copy.run("prune", ARCH, "--strategy", "last", "--scores", "s.json", "--keep", "2", "-o", "m.st")
+
+    assert scored.returncode == made.returncode == 0, scored.stderr + made.stderr
+    mask = json.loads((copy.folder / "m.mask.json").read_text())
+    assert mask["origin"]["options"]["strategy"] == "last"
+    assert "last: as best." in help_text
+    assert len(copy.changed) == 2
