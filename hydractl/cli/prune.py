@@ -11,7 +11,8 @@ from hydractl.stages.prune.config import PruneConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.stages.prune.report import DiverseReport, PruneReport, Size
+    from hydractl.stages.prune.diverse import DiverseReport
+    from hydractl.stages.prune.run import PruneReport, Size
 
 
 @command(PruneConfig)

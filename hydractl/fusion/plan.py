@@ -10,13 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.families.base import Family, locate
-from hydractl.manifest import Fate, FusePlan, Header
+from hydractl.manifest import Fate, Header
 from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
+
+    from hydractl.manifest import Shape
 
 
 def group_axis(family: Family, name: str) -> int:
@@ -38,15 +40,15 @@ def fused_spec(family: Family, name: str, fate: Fate, members: Sequence[TensorSp
     return TensorSpec(first.dtype, tuple(shape))
 
 
-def trunk_length(family: Family, fates: Mapping[str, Fate], layers: Mapping[str, int]) -> int:
+def trunk_length(family: Family, fates: Mapping[str, Fate], towers: Shape) -> int:
     """Return how many blocks run once, over all towers: in each those before its first grouped tensor.
 
     Args:
         family: Says where tensors stand.
         fates: Of all tensors.
-        layers: How many blocks each tower has.
+        towers: How many blocks each has.
     """
-    trunks = dict(layers)
+    trunks = {name: tower.layers for name, tower in towers.items()}
     for name, fate in fates.items():
         place = locate(family, name)
         if fate == Fate.GROUPED and place.part == "embed":
@@ -83,10 +85,10 @@ def split_members(
     Raises:
         ValueError: If a tensor does not fit the plan or the masks.
     """
-    plan: FusePlan | None = header.plan
+    plan = header.plan
     members: list[dict[str, torch.Tensor]] = [{} for _ in header.masks]
     for name, tensor in state.items():
-        if plan is None or plan.fates.get(name, None) is None:
+        if plan is None or name not in plan.fates:
             raise ValueError(f"tensor {name} is not in the fuse plan")
         if plan.fates[name] != Fate.GROUPED:
             for member in members:

@@ -66,11 +66,11 @@ def test_shared_and_merged_keep_their_shape():
 )  # fmt: skip
 def test_trunk_ends_before_the_first_grouped_tensor(grouped, trunk):
     fates = dict.fromkeys(base().state, Fate.SHARED) | dict.fromkeys(grouped, Fate.GROUPED)
-    assert trunk_length(TIMM_VIT, fates, {"vision": 3}) == trunk
+    assert trunk_length(TIMM_VIT, fates, ARCHITECTURE.towers) == trunk
 
 
 def test_merged_tensors_do_not_end_the_trunk():
-    assert trunk_length(TIMM_VIT, {"blocks.0.mlp.fc1.weight": Fate.MERGED}, {"vision": 3}) == 3
+    assert trunk_length(TIMM_VIT, {"blocks.0.mlp.fc1.weight": Fate.MERGED}, ARCHITECTURE.towers) == 3
 
 
 def test_lengths_that_do_not_add_up_are_refused():

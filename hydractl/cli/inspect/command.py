@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.manifest import Architecture, Preprocess, Tokenization
-    from hydractl.stages.inspect.report import (
+    from hydractl.stages.inspect.run import (
         CheckpointReport,
         DocumentReport,
         Fused,
@@ -67,7 +67,7 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
     """Show a file of any kind."""
     from hydractl.manifest import HeadMask, HeadScores, Report
-    from hydractl.stages.inspect.report import CheckpointReport
+    from hydractl.stages.inspect.run import CheckpointReport
 
     if isinstance(report, CheckpointReport):
         return _checkpoint(report, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hydractl.cli.inspect.documents import maps
 from hydractl.cli.output import line, model_cell, table
 from hydractl.progress import counted
 from hydractl.reporting.names import told_apart
@@ -26,7 +27,11 @@ SOURCES = {
 def show_comparison(report: ComparisonReport, out: Console) -> None:
     """Show choices of heads side by side, and every pair in numbers."""
     choices = report.choices
-    rows = [(model_cell(c.name), _what(c), _budget(c), f"{c.removed} of {c.heads}") for c in choices]
+    rows = []
+    for c in choices:
+        what = f"scores by {c.method}" if c.method is not None else c.kind.replace("-", " ")
+        budget = "" if c.cut is None else SOURCES[c.cut.source].format(option=c.cut.option)
+        rows.append((model_cell(c.name), what, budget, f"{c.removed} of {c.heads}"))
     out.print(table(["choice", "what", "budget", "removed"], rows, left=3))
     for choice in choices:
         if choice.ranked is not None and choice.ranked < choice.heads:
@@ -44,38 +49,19 @@ def show_comparison(report: ComparisonReport, out: Console) -> None:
         line(out, f"Wrote {report.plot}")
 
 
-def _what(choice: Choice) -> str:
-    return f"scores by {choice.method}" if choice.method is not None else choice.kind.replace("-", " ")
-
-
-def _budget(choice: Choice) -> str:
-    return "" if choice.cut is None else SOURCES[choice.cut.source].format(option=choice.cut.option)
-
-
 def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) -> None:
-    from hydractl.cli.tables import CROSS, KEPT_DROPPED, SHADES, HeadMaps
+    from hydractl.cli.tables import CROSS, KEPT_DROPPED, SHADES
 
-    for name, first in choices[0].mask.items():
-        out.print()
-        if len(choices[0].mask) > 1:
-            line(out, f"tower {name}")
-        standing = tuple(None if c.standing is None else c.standing[name] for c in choices)
-        out.print(
-            HeadMaps(
-                names=labels,
-                keep=tuple(c.mask[name].keep for c in choices),
-                num_heads=first.num_heads,
-                standing=standing,
-            )
-        )
-    if any(choice.standing for choice in choices):
+    standing = [choice.standing for choice in choices]
+    maps([choice.mask for choice in choices], labels, out, standing=standing)
+    if any(standing):
         plain = out.options.ascii_only
         shades, (kept, gone) = SHADES[plain], KEPT_DROPPED[plain]
         line(
             out,
             f"scores: {CROSS[plain]} goes; {shades} stay, from the lowest quarter of all scores to the highest",
         )
-        masks = "" if all(c.standing for c in choices) else f"masks: {kept} stays, {gone} goes; "
+        masks = "" if all(standing) else f"masks: {kept} stays, {gone} goes; "
         line(out, f"{masks}numbers: heads kept")
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-    from hydractl.manifest import HeadMask, HeadScores, InputFile, Step, TowerKeep
+    from hydractl.manifest import HeadMask, HeadScores, InputFile, Mask, Step, Tables
 
 DIGEST_SHOWN = 12
 
@@ -21,9 +21,10 @@ DIGEST_SHOWN = 12
 def show_mask(file: str, mask: HeadMask, out: Console) -> None:
     """Show a head mask."""
     from hydractl.cli.tables import facts
+    from hydractl.heads.budget import total_heads
+    from hydractl.heads.masks import total_kept
 
-    kept = sum(len(layer) for tower in mask.towers.values() for layer in tower.keep)
-    total = sum(len(tower.keep) * tower.num_heads for tower in mask.towers.values())
+    kept, total = total_kept(mask.towers), total_heads(mask.towers)
     line(out, f"{file}: head mask, {kept} of {counted(total, 'head')} kept")
     rows = [("architecture", mask.architecture or "any of this shape")]
     if mask.base:
@@ -85,16 +86,24 @@ def _removals(scores: HeadScores, out: Console) -> None:
     out.print(Newspaper(lines=tuple(lines)))
 
 
-def maps(masks: Sequence[Mapping[str, TowerKeep]], names: Sequence[str], out: Console) -> None:
-    """Show which heads masks keep, tower by tower."""
+def maps(
+    masks: Sequence[Mask], names: Sequence[str], out: Console, *, standing: Sequence[Tables | None] = ()
+) -> None:
+    """Show which heads masks keep, tower by tower, and of those with scores how their heads stand."""
     from hydractl.cli.tables import HeadMaps
 
     for tower, first in masks[0].items() if masks else ():
-        keep = tuple(mask[tower].keep for mask in masks)
         out.print()
         if len(masks[0]) > 1:
             line(out, f"tower {tower}")
-        out.print(HeadMaps(names=tuple(names), keep=keep, num_heads=first.num_heads))
+        out.print(
+            HeadMaps(
+                names=tuple(names),
+                keep=tuple(mask[tower].keep for mask in masks),
+                num_heads=first.num_heads,
+                standing=tuple(None if shares is None else shares[tower] for shares in standing),
+            )
+        )
 
 
 def lineage_tree(file: str, step: Step) -> Tree:

@@ -19,7 +19,7 @@ FLAT = 1e-9
 """A curve that rises by less has no knee: what a polynomial adds by rounding would decide."""
 
 
-class Grouped(NamedTuple):
+class Clustering(NamedTuple):
     """k groups of N points.
 
     Attributes:
@@ -57,7 +57,7 @@ class Source(StrEnum):
     """There is none; the highest point above the line from the curve's first to its last."""
 
 
-def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Grouped:
+def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Clustering:
     """Group points by k-medoids, FasterPAM (Schubert and Rousseeuw 2021) from random medoids.
 
     On one thread, as the library's results depend on how many there are.
@@ -71,10 +71,10 @@ def group_points(distances: torch.Tensor, k: int, *, seed: int) -> Grouped:
     medoids = sorted(int(m) for m in result.medoids)
     group = distances[:, medoids].argmin(dim=1)
     group[medoids] = torch.arange(k)  # two medoids may lie on one spot
-    return Grouped(tuple(medoids), group)
+    return Clustering(tuple(medoids), group)
 
 
-def mean_simplified_silhouette(distances: torch.Tensor, grouped: Grouped) -> float:
+def mean_simplified_silhouette(distances: torch.Tensor, grouped: Clustering) -> float:
     """Return MSS (CAHP, step 5; GB-AFS): the mean of (b - a) / max(a, b) over points, in [-1, 1].
 
     a is a point's distance to its own medoid, b its mean distance to the other medoids: not to the nearest, as in the
@@ -96,9 +96,9 @@ def mean_simplified_silhouette(distances: torch.Tensor, grouped: Grouped) -> flo
 
 def silhouettes(
     distances: torch.Tensor, *, seed: int, track: Callable[[range], Iterable[int]]
-) -> tuple[list[Grouped], list[float]]:
+) -> tuple[list[Clustering], list[float]]:
     """Return groups and MSS for every k from 2 to N - 1; from the first MSS of 1 on all are 1 and groups are left out."""
-    groups: list[Grouped] = []
+    groups: list[Clustering] = []
     curve: list[float] = []
     for k in track(range(2, len(distances))):
         if curve and curve[-1] == 1.0:

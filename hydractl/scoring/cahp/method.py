@@ -9,7 +9,7 @@ import torch
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest import HeadName
 from hydractl.progress import counted
-from hydractl.scoring.cahp.clusters import Grouped, find_knee, group_points, silhouettes
+from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes
 from hydractl.scoring.cahp.embedding import embed, fitting_perplexity
 from hydractl.scoring.cahp.moments import class_moments
 from hydractl.scoring.cahp.profile import compare
@@ -129,7 +129,7 @@ def _placed(
 
 def _grouped(
     distances: torch.Tensor, job: ScoreJob, settings: CahpSettings, progress: Progress
-) -> tuple[Grouped, dict[str, Option]]:
+) -> tuple[Clustering, dict[str, Option]]:
     """Return the groups, and how their number was found."""
     if not job.free:
         k = len(distances) - job.budget
@@ -153,7 +153,7 @@ def _grouped(
 
 
 def _clusters(
-    tower: str, grouped: Grouped, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
+    tower: str, grouped: Clustering, salience: torch.Tensor, distances: torch.Tensor, settings: CahpSettings
 ) -> tuple[tuple[HeadName, ...], ...]:
     """Return the groups' heads by name, each group from its first head on."""
     orders = []

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import Option
     from hydractl.stages.fuse.config import FuseConfig
 
 UNKNOWN = f"sha256:{'0' * 64}"
@@ -229,14 +228,15 @@ def _header(
     config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, *, digest: str | None = None
 ) -> Header:
     first = members[0].header
-    layers = {name: tower.layers for name, tower in first.architecture.towers.items()}
-    plan = FusePlan(
-        fates=fusion.fates, trunk=trunk_length(fusion.family, fusion.fates, layers), mlp=config.mlp
-    )
+    trunk = trunk_length(fusion.family, fusion.fates, first.architecture.towers)
     step = make_step(
         "fuse",
         family=members[0].family,
-        options={"mlp": config.mlp, **_class_options(config)},
+        options={
+            "mlp": config.mlp,
+            "classes": config.naming.names or None,
+            "templates": config.naming.templates or None,
+        },
         inputs=[m.as_input(digest=digest) for m in members],
         seed=config.seed if config.verify else None,
         results={"verified": True} if config.verify else {},
@@ -245,16 +245,10 @@ def _header(
         update={
             "kind": Kind.HYDRA,
             "masks": tuple(m.header.masks[0] for m in members),
-            "plan": plan,
+            "plan": FusePlan(fates=fusion.fates, trunk=trunk, mlp=config.mlp),
             "made_by": step,
         }
     )
-
-
-def _class_options(config: FuseConfig) -> dict[str, Option]:
-    naming = config.naming
-    given = {"classes": naming.names, "templates": naming.templates}
-    return {name: value for name, value in given.items() if value}
 
 
 def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, header: Header) -> Gap:
@@ -285,7 +279,7 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
 
 
 def _report(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, gap: Gap | None) -> FuseReport:
-    layers = {name: tower.layers for name, tower in members[0].header.architecture.towers.items()}
+    towers = members[0].header.architecture.towers
 
     def of(fate: Fate) -> Iterator[str]:
         return (name for name, found in fusion.fates.items() if found == fate)
@@ -293,8 +287,8 @@ def _report(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, ga
     return FuseReport(
         path=config.out,
         members=len(members),
-        layers=sum(layers.values()),
-        trunk=trunk_length(fusion.family, fusion.fates, layers),
+        layers=sum(tower.layers for tower in towers.values()),
+        trunk=trunk_length(fusion.family, fusion.fates, towers),
         tensors={fate.value: sum(1 for _ in of(fate)) for fate in Fate},
         stored_bytes={fate.value: sum(fusion.specs[n].size_bytes for n in of(fate)) for fate in Fate},
         members_bytes=sum(m.checkpoint.size_bytes for m in members),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
@@ -16,14 +17,42 @@ from hydractl.heads.masks import total_kept
 from hydractl.jsonfile import parse
 from hydractl.manifest import Preprocess, Tokenization
 from hydractl.runtime import digest_text
-from hydractl.stages.inspect.report import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from hydractl.families.base import Described, Family
-    from hydractl.manifest import Header, Mask, Prompting
+    from hydractl.manifest import Architecture, Header, Mask, Prompting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which model this is, as far as the file says.
+
+    Attributes:
+        name: Architecture, or what a folder's `config.json` calls it.
+        num_classes: How many.
+        labels: Their names.
+        architecture: The whole description; None for a foreign file.
+        preprocess: How an image or a text becomes an input; of a tokenizer only the digest.
+        prompting: Of a zero-shot model, how its classes become texts; likewise.
+        tokenizer_size: How many tokens its tokenizer knows, added ones included; the model may know more.
+        masks: For each member the kept heads of each tower; empty for a foreign file.
+        heads_kept: For each member, over all towers.
+        heads_total: Heads of the base.
+    """
+
+    name: str | None = None
+    num_classes: int | None = None
+    labels: tuple[str, ...] = ()
+    architecture: Architecture | None = None
+    preprocess: Preprocess | Tokenization | None = None
+    prompting: Prompting | None = None
+    tokenizer_size: int | None = None
+    masks: tuple[Mask, ...] = ()
+    heads_kept: tuple[int, ...] = ()
+    heads_total: int = 0
 
 
 class Foreign(NamedTuple):
@@ -42,15 +71,15 @@ def identity_of(found: Header | Described, name: str | None = None, masks: tuple
         name: What to call the architecture; None for its own name.
         masks: Each member's; none for a model that keeps all of its heads.
     """
-    total = total_heads(found.architecture.towers)
+    total, asked = total_heads(found.architecture.towers), found.prompting
     return Identity(
         name=name or found.architecture.name,
         num_classes=found.architecture.num_classes or len(found.labels),
         labels=found.labels,
         architecture=found.architecture,
         preprocess=_shown(found.preprocess),
-        prompting=_shown_prompting(found.prompting),
-        tokenizer_size=_tokenizer_size(found.preprocess, found.prompting),
+        prompting=asked and asked.model_copy(update={"tokenization": _shown(asked.tokenization)}),
+        tokenizer_size=_tokenizer_size(found.preprocess, asked),
         masks=masks,
         heads_kept=tuple(map(total_kept, masks)) or (total,),
         heads_total=total,
@@ -78,15 +107,9 @@ def of_folder(file: str, config: Mapping[str, object], folder: Path) -> Foreign:
 
 def _shown(how: Preprocess | Tokenization) -> Preprocess | Tokenization:
     """Return how an item becomes an input, with a tokenizer's digest in the place of its text, which nobody wants to read."""
-    return _digested(how) if isinstance(how, Tokenization) else how
-
-
-def _shown_prompting(found: Prompting | None) -> Prompting | None:
-    return None if found is None else found.model_copy(update={"tokenization": _digested(found.tokenization)})
-
-
-def _digested(how: Tokenization) -> Tokenization:
-    return how if how.tokenizer is None else how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
+    if not isinstance(how, Tokenization) or how.tokenizer is None:
+        return how
+    return how.model_copy(update={"tokenizer": digest_text(how.tokenizer)})
 
 
 def _tokenizer_size(how: Preprocess | Tokenization, prompting: Prompting | None) -> int | None:

@@ -5,6 +5,7 @@ No tensors are read, and of files no model library is loaded; a folder is read b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,31 +16,138 @@ from hydractl.families.base import name_in_memory
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest import Fate
 from hydractl.progress import SILENT, Progress
-from hydractl.stages.inspect.identity import identity_of, of_folder
-from hydractl.stages.inspect.report import (
-    CheckpointReport,
-    DocumentReport,
-    Fused,
-    Identity,
-    Predicted,
-    Predictions,
-    Tally,
-    TensorLine,
-)
+from hydractl.stages.inspect.identity import Identity, identity_of, of_folder
 from hydractl.stages.inspect.sniff import member_names, open_local
 from hydractl.stages.shared.choosing import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from hydractl.families.base import Family
-    from hydractl.manifest import Header, HeadScores
+    from hydractl.manifest import Document, Header, HeadScores, Step
     from hydractl.source import Located
     from hydractl.stages.inspect.config import InspectConfig
     from hydractl.tensors import TensorSpec
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
 PART_ORDER = ("embed", "attention", "mlp", "norm", "readout", "head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How much some tensors are together: their number, their elements, their bytes."""
+
+    tensors: int
+    parameters: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLine:
+    """One tensor as the header states it; `part` is what it belongs to, `fate` what `fuse` did with it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    part: str
+    fate: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fused:
+    """What only a hydra has.
+
+    Attributes:
+        members: The members' file names, or `member 0`, ... where the lineage does not say.
+        trunk: How many leading blocks run once.
+        mlp: `merge` or `keep`.
+        amounts: By part, then by fate.
+        apart_bytes: What the members would take apart.
+    """
+
+    members: tuple[str, ...]
+    trunk: int
+    mlp: str
+    amounts: dict[str, dict[str, Tally]]
+    apart_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What one row of a report said about one data set, as `eval --save-predictions` keeps it."""
+
+    row: str
+    data: str
+    members: int
+    samples: int
+    classes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """What a file of predictions holds.
+
+    Attributes:
+        log_probs: One entry for each row and data set.
+        labels: For each labelled data set, how many labels.
+    """
+
+    log_probs: tuple[Predicted, ...]
+    labels: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReport:
+    """What a checkpoint's header says.
+
+    Attributes:
+        file: As the user named it.
+        kind: `base`, `member`, `hydra`, `predictions`, or `foreign` where hydractl did not write it.
+        model: Which model it is.
+        total: All tensors.
+        dtypes: By safetensors dtype.
+        parts: By what tensors belong to.
+        fused: Of a hydra.
+        predictions: Of a file that `eval --save-predictions` wrote.
+        lineage: The stages that led here.
+        metadata: What else the safetensors header says.
+        listing: Every tensor, if it was asked for.
+        hint: What to type next, for a foreign file.
+    """
+
+    file: str
+    kind: str
+    model: Identity
+    total: Tally
+    dtypes: dict[str, Tally]
+    parts: dict[str, Tally]
+    fused: Fused | None
+    predictions: Predictions | None
+    lineage: Step | None
+    metadata: dict[str, str]
+    listing: tuple[TensorLine, ...] | None
+    hint: str | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Nothing is written."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentReport:
+    """A JSON file of ours: `kind` is `scores`, `head-mask` or `report`."""
+
+    file: str
+    kind: str
+    document: Document
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Nothing is written."""
+        return ()
 
 
 def run_inspect(

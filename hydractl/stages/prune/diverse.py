@@ -6,6 +6,7 @@ Axes: N candidates, S samples, C classes, M members.
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,7 +23,6 @@ from hydractl.stages.prune.candidates import (
     validation_for,
     yardstick_for,
 )
-from hydractl.stages.prune.report import Candidate, DiverseReport, SetDiversity
 from hydractl.stages.prune.strategy import Diversity
 from hydractl.stages.shared.classes import ask
 from hydractl.stages.shared.reading import labels_of, open_sets
@@ -40,6 +40,48 @@ MEASURES: Mapping[Diversity, Callable[[torch.Tensor], float]] = {
     Diversity.DISAGREEMENT: disagreement,
     Diversity.NONE: lambda _: 0.0,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A drawn mask: its place among the draws, from 0, and its objective on the validation data."""
+
+    draw: int
+    objective: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetDiversity:
+    """How much the members of one set, or of several on average, differ on the ID validation data.
+
+    Attributes:
+        name: What the set is.
+        objective: Mean of the members'.
+        mi: Mutual information, in nats.
+        disagreement: Share of pairs that predict different classes, in [0, 1].
+    """
+
+    name: str
+    objective: float
+    mi: float
+    disagreement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiverseReport:
+    """What `diverse` chose out of what.
+
+    Attributes:
+        objective: What candidates were valued by.
+        median: Of all candidates; none below it was chosen, unless fewer than members are as good.
+        chosen: In the order of their choice.
+        sets: The chosen ones, what `sample` draws, and the mean over as many sets of `sample` as the candidates make.
+    """
+
+    objective: str
+    median: float
+    chosen: tuple[Candidate, ...]
+    sets: tuple[SetDiversity, ...]
 
 
 class Found(NamedTuple):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hydractl.manifest import HeadScores, InputFile, Mask, Option, Shape, TowerKeep
     from hydractl.progress import Progress
     from hydractl.stages.prune.config import PruneConfig
-    from hydractl.stages.prune.report import DiverseReport
+    from hydractl.stages.prune.diverse import DiverseReport
     from hydractl.stages.shared.choosing import Quota
 
 

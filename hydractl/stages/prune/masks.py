@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hydractl.manifest import Option, Shape, TowerShape
     from hydractl.progress import Progress
     from hydractl.stages.prune.config import PruneConfig
-    from hydractl.stages.prune.report import DiverseReport
+    from hydractl.stages.prune.diverse import DiverseReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

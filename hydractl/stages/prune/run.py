@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -23,7 +24,6 @@ from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.masks import choose_masks
-from hydractl.stages.prune.report import PrunedMember, PruneReport, Size
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.tensors import TensorSpec, tensor_bytes
@@ -34,7 +34,55 @@ if TYPE_CHECKING:
 
     from hydractl.manifest import InputFile, Mask
     from hydractl.stages.prune.config import PruneConfig
+    from hydractl.stages.prune.diverse import DiverseReport
     from hydractl.tensors import Chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What a model costs: parameters, multiply-accumulates for one sample, bytes of its tensors."""
+
+    parameters: int
+    macs: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedMember:
+    """One member as it was written."""
+
+    path: Path
+    mask_path: Path | None
+    heads_kept: int
+    heads_removed: int
+    size: Size
+    largest_difference: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneReport:
+    """What `prune` did.
+
+    Attributes:
+        model: The base.
+        heads: How many it has.
+        base: What it costs.
+        members: What was written.
+        found: What `--keep auto` chose, in words, one for each scores file; empty without it.
+        diverse: What `diverse` chose; None with another strategy.
+    """
+
+    model: str
+    heads: int
+    base: Size
+    members: tuple[PrunedMember, ...]
+    found: tuple[str, ...] = ()
+    diverse: DiverseReport | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files written."""
+        return tuple(p for m in self.members for p in (m.path, m.mask_path) if p is not None)
 
 
 def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:

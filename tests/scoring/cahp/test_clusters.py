@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import pairwise_distances
 
 from hydractl.scoring.cahp.clusters import (
-    Grouped,
+    Clustering,
     Source,
     find_knee,
     group_points,
@@ -102,7 +102,7 @@ def test_mss_of_two_groups_is_the_simplified_silhouette():
     """With one other medoid the mean is the nearest."""
     points = torch.tensor([[0.0], [1.0], [10.0], [12.0]], dtype=DOUBLE)
 
-    found = mean_simplified_silhouette(apart(points), Grouped((0, 2), torch.tensor([0, 0, 1, 1])))
+    found = mean_simplified_silhouette(apart(points), Clustering((0, 2), torch.tensor([0, 0, 1, 1])))
 
     assert found == pytest.approx(((9 - 1) / 9 + (12 - 2) / 12) / 2)
 
@@ -110,7 +110,7 @@ def test_mss_of_two_groups_is_the_simplified_silhouette():
 def test_mss_is_one_where_all_points_are_medoids_or_on_them():
     points = torch.tensor([[0.0], [0.0], [5.0]], dtype=DOUBLE)
 
-    assert mean_simplified_silhouette(apart(points), Grouped((0, 2), torch.tensor([0, 0, 1]))) == 1.0
+    assert mean_simplified_silhouette(apart(points), Clustering((0, 2), torch.tensor([0, 0, 1]))) == 1.0
 
 
 @given(scale=st.floats(0.01, 100), seed=st.integers(0, 20))

@@ -36,8 +36,15 @@ from hydractl.manifest import (
     TowerScores,
 )
 from hydractl.stages.inspect.config import InspectConfig
-from hydractl.stages.inspect.report import Predicted, Predictions, Tally
-from hydractl.stages.inspect.run import CheckpointReport, DocumentReport, ranks, run_inspect
+from hydractl.stages.inspect.run import (
+    CheckpointReport,
+    DocumentReport,
+    Predicted,
+    Predictions,
+    Tally,
+    ranks,
+    run_inspect,
+)
 from hydractl.tensors import TensorSpec
 
 SHA = "sha256:" + "ab" * 32
