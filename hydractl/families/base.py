@@ -152,7 +152,7 @@ def name_in_memory(family: Family, name: str) -> str:
     return name
 
 
-def locate(family: Family, name: str) -> Place:
+def place_of(family: Family, name: str) -> Place:
     """Return where the state-dict name `name` stands.
 
     `part` is `embed`, `readout`, `head`, `attention`, `mlp` or `norm` (anything else inside a block).

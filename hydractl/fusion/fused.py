@@ -7,7 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 from hydractl.fusion.plan import fused_spec, group_axis
 from hydractl.manifest import Fate
 from hydractl.runtime import one_thread
@@ -60,7 +60,7 @@ class Fusion:
         if all(s == specs[0] for s in specs) and self._identical(name):
             return Fate.SHARED
         return (
-            Fate.MERGED if self.mlp == "merge" and locate(self.family, name).part == "mlp" else Fate.GROUPED
+            Fate.MERGED if self.mlp == "merge" and place_of(self.family, name).part == "mlp" else Fate.GROUPED
         )
 
     def _identical(self, name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydractl.families.base import Family, locate
+from hydractl.families.base import Family, place_of
 from hydractl.manifest import Fate, Header
 from hydractl.tensors import TensorSpec
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def group_axis(family: Family, name: str) -> int:
     """Return the axis along which members' tensors lie in a grouped tensor."""
-    heads = locate(family, name).heads
+    heads = place_of(family, name).heads
     return heads.axis if heads else 0
 
 
@@ -50,7 +50,7 @@ def trunk_length(family: Family, fates: Mapping[str, Fate], towers: Shape) -> in
     """
     trunks = {name: tower.layers for name, tower in towers.items()}
     for name, fate in fates.items():
-        place = locate(family, name)
+        place = place_of(family, name)
         if fate == Fate.GROUPED and place.part == "embed":
             trunks[place.tower] = 0
         elif fate == Fate.GROUPED and place.layer is not None:
@@ -66,7 +66,7 @@ def member_widths(family: Family, header: Header, name: str, length: int) -> lis
     Raises:
         ValueError: If the lengths do not add up to `length`.
     """
-    place = locate(family, name)
+    place = place_of(family, name)
     if place.heads is not None and place.layer is not None:
         width = place.heads.width(header.architecture.towers[place.tower].head_dim)
         widths = [width * len(mask[place.tower].keep[place.layer]) for mask in header.masks]

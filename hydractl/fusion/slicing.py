@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydractl.families.base import Family, HeadTensor, Role, locate
+from hydractl.families.base import Family, HeadTensor, Role, place_of
 from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def pruned_spec(
     Raises:
         ValueError: If the tensor does not have the head axis that the architecture calls for.
     """
-    place = locate(family, name)
+    place = place_of(family, name)
     if place.heads is None or place.layer is None:
         return spec
     tower, heads = architecture.towers[place.tower], place.heads
@@ -55,7 +55,7 @@ def unpruned_shape(
     Raises:
         ValueError: If the tensor does not have the heads that the mask keeps.
     """
-    place = locate(family, name)
+    place = place_of(family, name)
     if place.heads is None or place.layer is None:
         return spec.shape
     tower, heads = architecture.towers[place.tower], place.heads
@@ -73,7 +73,7 @@ def prune_tensor(
     family: Family, architecture: Architecture, mask: Mask, name: str, tensor: torch.Tensor
 ) -> torch.Tensor:
     """Return a tensor without its dropped heads; one without a head axis comes back as it is."""
-    place = locate(family, name)
+    place = place_of(family, name)
     if place.heads is None or place.layer is None:
         return tensor
     tower = architecture.towers[place.tower]
@@ -90,7 +90,7 @@ def zero_dropped(
     """Return a full state dict whose dropped heads have zeroed output-projection columns: what pruning must equal."""
     zeroed = dict(state)
     for name, tensor in state.items():
-        place = locate(family, name)
+        place = place_of(family, name)
         if place.heads is None or place.layer is None or place.heads.role != Role.OUTPUT:
             continue
         tower = architecture.towers[place.tower]

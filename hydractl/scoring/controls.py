@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.families.base import Role, locate
+from hydractl.families.base import Role, place_of
 from hydractl.scoring.gradients.settings import MagnitudeSettings
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
@@ -38,7 +38,7 @@ def score_magnitude(job: ScoreJob, progress: Progress) -> Ranking:
     scores = {name: torch.zeros(t.layers, t.num_heads, dtype=torch.float64) for name, t in job.scored.items()}
     weight = {name: torch.zeros(t.layers, 1, dtype=torch.float64) for name, t in job.scored.items()}
     for name, tensor in job.model.library_state().items():
-        place = locate(job.family, name)
+        place = place_of(job.family, name)
         if place.heads is None or place.layer is None or place.heads.role not in {Role.INPUT, Role.OUTPUT}:
             continue
         if place.tower not in scores:

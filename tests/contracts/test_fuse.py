@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hydractl
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.hydra import Hydra, load
 from hydractl.manifest import Fate
@@ -81,7 +81,7 @@ def test_fused_equals_members_in_float64(tmp_path, variant):
 @pytest.mark.parametrize("part", ["embed", "attention", "norm", "mlp", "readout", "head"])
 def test_fused_equals_members_that_differ_in_one_part(tmp_path, variant, part):
     family = base(variant).family
-    samples = [base(variant).tuned(i, only=lambda n: locate(family, n).part == part) for i in range(2)]
+    samples = [base(variant).tuned(i, only=lambda n: place_of(family, n).part == part) for i in range(2)]
     changed = {n for n in samples[0].state if not torch.equal(samples[0].state[n], samples[1].state[n])}
 
     report, _ = check(tmp_path, samples)
@@ -163,7 +163,7 @@ def test_merged_mlp_is_the_mean_in_float64(tmp_path, variant):
 
     opened = hydractl_header(tmp_path / "hydra.st")
     merged = [n for n, fate in opened.header.plan.fates.items() if fate == Fate.MERGED]
-    assert merged == sorted(n for n in samples[0].state if locate(family, n).part == "mlp")
+    assert merged == sorted(n for n in samples[0].state if place_of(family, n).part == "mlp")
     assert report.tensors["merged"] == len(merged) > 0
     for name in merged:
         mean = torch.stack([s.state[name].double() for s in samples]).mean(0)

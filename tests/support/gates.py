@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from hydractl.families.base import Role, locate
+from hydractl.families.base import Role, place_of
 from hydractl.inputs import map_inputs
 from hydractl.scoring.job import Samples, ScoreJob, Training
 from hydractl.training.feeding.feed import Piece
@@ -53,7 +53,7 @@ def planted():
     sample = base(variant("class-token"))
     state = dict(sample.state)
     for name, tensor in state.items():
-        place = locate(sample.family, name)
+        place = place_of(sample.family, name)
         if place.heads is not None and place.heads.role == Role.OUTPUT:
             by_head = 3 * tensor.unflatten(1, (4, -1))
             by_head[:, list(IDLE[place.layer])] = 0

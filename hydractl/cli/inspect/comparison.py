@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.stages.inspect.choices import Choice
-    from hydractl.stages.inspect.compare import Agreement, ComparisonReport, Pair
+    from hydractl.stages.inspect.compare import Agreement, Comparison, ComparisonReport
 
 SOURCES = {
     "asked": "{option}",
@@ -65,7 +65,7 @@ def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) ->
         line(out, f"{masks}numbers: heads kept")
 
 
-def _pairs(pairs: tuple[Pair, ...], labels: Mapping[str, str], out: Console) -> None:
+def _pairs(pairs: tuple[Comparison, ...], labels: Mapping[str, str], out: Console) -> None:
     several = len(pairs[0].towers) > 1
     ranked = any(
         value is not None for pair in pairs for value in (pair.overall.spearman, pair.overall.kendall)
@@ -78,7 +78,9 @@ def _pairs(pairs: tuple[Pair, ...], labels: Mapping[str, str], out: Console) -> 
     line(out, "JSD: divergence of the layers that heads are removed from, 0 to 0.693 nats")
 
 
-def _rows(pair: Pair, labels: Mapping[str, str], *, several: bool, ranked: bool) -> Iterator[tuple[str, ...]]:
+def _rows(
+    pair: Comparison, labels: Mapping[str, str], *, several: bool, ranked: bool
+) -> Iterator[tuple[str, ...]]:
     first, second = (labels[model_cell(name)] for name in (pair.first, pair.second))
     yield (first, second, *(["all"] if several else []), *_numbers(pair.overall, ranked=ranked))
     if several:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hydractl.errors import UsageError
+from hydractl.heads.budget import total_heads
 from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates.settings import DspSettings
 from hydractl.scoring.gates.training import joint_weights, train_gates, warn_of_lost_weights
@@ -33,7 +34,7 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
         UsageError: If no head or every head stays, so that there is nothing to choose.
     """
     settings = job.set_for(DspSettings)
-    total = sum(t.layers * t.num_heads for t in job.scored.values())
+    total = total_heads(job.scored)
     keep = total - job.budget
     if not 0 < keep < total:
         raise UsageError(

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError
-from hydractl.families.base import HeadTensor, Role, locate
+from hydractl.families.base import HeadTensor, Role, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ def input_blocks(job: ScoreJob, layers: Collection[Layer]) -> Blocks:
     """Return the weights of q, k and v of some layers; biases and the output projection are none of them."""
     found: Blocks = {layer: [] for layer in layers}
     for name, tensor in job.model.library_state().items():
-        place = locate(job.family, name)
+        place = place_of(job.family, name)
         if place.heads is None or place.layer is None or place.heads.role != Role.INPUT:
             continue
         if (key := (place.tower, place.layer)) in found:

@@ -10,6 +10,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.opening import base_header, expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
+from hydractl.heads.budget import total_heads
 from hydractl.jsonfile import parse
 from hydractl.manifest import Header, InputFile, Tokenization
 from hydractl.parallel import require_one_process
@@ -261,7 +262,7 @@ def _report(config: ImportConfig, header: Header, weights: Weights, fitted: Fitt
         path=config.out,
         architecture=architecture.name,
         num_classes=architecture.num_classes,
-        heads=sum(tower.layers * tower.num_heads for tower in architecture.towers.values()),
+        heads=total_heads(architecture.towers),
         tensors=len(fitted.tensors),
         parameters=sum(tensor.numel() for tensor in fitted.tensors.values()),
         size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in fitted.tensors.values()),

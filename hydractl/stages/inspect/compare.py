@@ -45,7 +45,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Comparison:
     """Two choices compared, over all heads and tower by tower."""
 
     first: str
@@ -59,7 +59,7 @@ class ComparisonReport:
     """Choices of heads and every pair of them; `plot` is the figure that was written."""
 
     choices: tuple[Choice, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Comparison, ...]
     plot: Path | None
 
     @property
@@ -107,9 +107,9 @@ def run_compare(config: InspectConfig, progress: Progress = SILENT) -> Compariso
     return report
 
 
-def _pair(first: tuple[Choice, Tables | None], second: tuple[Choice, Tables | None]) -> Pair:
+def _pair(first: tuple[Choice, Tables | None], second: tuple[Choice, Tables | None]) -> Comparison:
     (mine, my_scores), (other, other_scores) = first, second
-    return Pair(
+    return Comparison(
         first=mine.name,
         second=other.name,
         overall=_agreement((mine.mask, my_scores), (other.mask, other_scores)),

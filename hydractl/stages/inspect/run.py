@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import METADATA_KEY, Checkpoint
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.base import locate as locate_tensor
-from hydractl.families.base import name_in_memory
+from hydractl.families.base import name_in_memory, place_of
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest import Fate
 from hydractl.progress import SILENT, Progress
@@ -253,7 +252,7 @@ def _part(family: Family | None, name: str, *, ours: bool) -> str:
     """Return what a tensor belongs to; in files that are not ours it has the name that its library gives it on disk."""
     if family is None:
         return _stem(name)
-    return locate_tensor(family, name if ours else name_in_memory(family, name)).part
+    return place_of(family, name if ours else name_in_memory(family, name)).part
 
 
 def _stem(name: str) -> str:

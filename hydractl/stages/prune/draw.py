@@ -13,7 +13,7 @@ from hydractl.heads.members import Sampling, random_masks, random_masks_per_laye
 from hydractl.progress import counted
 from hydractl.stages.prune.diverse import choose
 from hydractl.stages.prune.strategy import Strategy
-from hydractl.stages.shared.choosing import check_order, clusters_of, mask_of, order_of
+from hydractl.stages.shared.choosing import check_long_enough, clusters_of, mask_of, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +122,7 @@ def _draws(material: Material, count: int) -> tuple[dict[str, TowerKeep], ...]:
     config, path, quota = material.config, material.config.scores[0], material.quotas[0]
     order, pool = order_of(path, material.scores[0], material.shape), config.pool or 0
     _check_pool(pool, quota, total=total_heads(material.shape))
-    check_order(order, path, wanted=pool, verb=f"`--pool {pool}` draws from")
+    check_long_enough(order, path, wanted=pool, verb=f"`--pool {pool}` draws from")
     try:
         return sample_masks(order, material.shape, removals=quota.removals, sampling=material.sampling(count))
     except ValueError as error:

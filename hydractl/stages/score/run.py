@@ -12,7 +12,6 @@ from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
-from hydractl.heads.masks import shape_of
 from hydractl.manifest import Fingerprint, HeadScores, InputFile, Kind, TowerScores
 from hydractl.parallel import own_device, start_team
 from hydractl.progress import SILENT, Progress, counted
@@ -22,6 +21,7 @@ from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import check_training, offered, open_state, publish_scores
+from hydractl.stages.shared.choosing import quota_of
 from hydractl.stages.shared.classes import ask
 from hydractl.stages.shared.interrupted import resumable
 from hydractl.stages.shared.lineage import TOOL
@@ -87,7 +87,7 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
         check_training(config, opened)
     architecture = opened.header.architecture
     scored = _scored(config, architecture)
-    heads = total_heads(shape_of(scored))
+    heads = total_heads(scored)
     keep, removals = _amounts(config, scored, progress)
     options = _options(config, keep=keep, removals=removals, total=heads)
     references = {"id": config.data if config.entry.needs_data else None, "ood": config.ood}
@@ -168,19 +168,15 @@ def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerH
 
 def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
-    shape, means = shape_of(towers), config.settings.budget_means
-    budget = config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
-    try:
-        removals, keep = budget.removals(shape), budget.kept_a_layer(shape)
-    except ValueError as error:
-        raise UsageError(f"`{budget.typed}`: {error}") from error
+    means, budget = config.settings.budget_means, config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
+    removals, keep = quota_of(budget, towers).removals, budget.kept_a_layer(towers)
     if config.budget is not None and means == BudgetMeaning.NOTHING:
         progress.warn(
             f"`{config.budget.typed}` has no effect: scores by `{config.method}` are the same for every budget, which "
             "`prune` takes"
         )
     layers = sum(t.layers for t in towers.values())
-    kept = total_heads(shape) - removals
+    kept = total_heads(towers) - removals
     if means == BudgetMeaning.KEEP and config.budget is not None and keep * layers != kept:
         progress.warn(
             f"`--method {config.method}` scores layers that keep equally many heads: {keep} each, "

@@ -146,7 +146,9 @@ def mask_of(
         return _cluster_mask(where, scores)
     order = order_of(where, scores, shape)
     if quota.keep is None:
-        check_order(order, where, wanted=quota.removals, verb=f"`{quota.typed}` removes", instead=instead)
+        check_long_enough(
+            order, where, wanted=quota.removals, verb=f"`{quota.typed}` removes", instead=instead
+        )
         return best_mask(order, shape, removals=quota.removals)
     try:
         return best_mask_per_layer(order, shape, keep=quota.keep)
@@ -155,7 +157,7 @@ def mask_of(
         raise UsageError(f"`--per-layer`: {error}", hint=hint) from error
 
 
-def check_order(
+def check_long_enough(
     order: Sequence[HeadId], where: Path | str, *, wanted: int, verb: str, instead: str = ""
 ) -> None:
     """Refuse scores that order too few heads: a greedy run may stop early.

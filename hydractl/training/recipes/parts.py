@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ def trainable(
         )
     chosen = []
     for name, tensor in state.items():
-        place = locate(family, name)
+        place = place_of(family, name)
         late = last is None or (
             place.part in {"readout", "head"}
             if place.layer is None
@@ -61,4 +61,4 @@ def trainable(
 
 def reset_head(family: Family, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a state dict whose classifier is zero: every class equally likely, as the CIFAR-100 recipe begins."""
-    return {n: t.new_zeros(t.shape) if locate(family, n).part == "head" else t for n, t in state.items()}
+    return {n: t.new_zeros(t.shape) if place_of(family, n).part == "head" else t for n, t in state.items()}

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 from hydractl.families.openclip.config import refusal, registered
 from hydractl.families.openclip.family import describe
 from hydractl.families.openclip.tokenizer import clip_tokenizer
@@ -29,7 +29,7 @@ from hydractl.families.probe import largest_difference
 from hydractl.families.zero_shot import settle_classes
 from hydractl.heads.masks import full_mask
 from hydractl.manifest import Header, Kind
-from hydractl.source import locate as locate_files
+from hydractl.source import place_of as locate_files
 from support.builders import Sample, base, perturbed
 from support.text_folders import save_tokenizer
 from support.variants import TINY_OPEN_CLIP, VARIANTS, Variant
@@ -314,7 +314,7 @@ def test_every_tensor_has_a_place(variant):
     sample = base(variant)
     pruned = sample.pruned((), (), ())
     for name, tensor in sample.state.items():
-        place = locate(sample.family, name)
+        place = place_of(sample.family, name)
         vision = name.startswith(("visual.", "logit_"))
         assert place.tower == ("vision" if vision else "text")
         assert (place.layer is not None) == (".resblocks." in name)

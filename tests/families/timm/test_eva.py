@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import family_for_config, family_for_name
@@ -92,7 +92,7 @@ def test_what_cannot_be_covered_is_refused_with_the_reason(name, options, reason
 
 
 def test_every_tensor_has_a_place():
-    places = {n: locate(TIMM_EVA, n) for n in base(EVA["dinov3-qkv-bias"]).state}
+    places = {n: place_of(TIMM_EVA, n) for n in base(EVA["dinov3-qkv-bias"]).state}
     assert {n for n, p in places.items() if p.heads is not None and p.layer == 2} == {
         f"blocks.2.attn.{n}" for n in ("qkv.weight", "q_bias", "v_bias", "proj.weight")
     }
@@ -100,8 +100,8 @@ def test_every_tensor_has_a_place():
     assert parts["patch_embed.proj.weight"] == parts["reg_token"] == parts["cls_token"] == "embed"
     assert parts["blocks.0.gamma_1"] == parts["blocks.0.norm1.weight"] == "norm"
     assert parts["head.weight"] == "head"
-    assert locate(TIMM_EVA, "rope.freqs").part == "embed"
-    apart = {n for n in base(EVA["qkv-apart"]).state if locate(TIMM_EVA, n).heads is not None}
+    assert place_of(TIMM_EVA, "rope.freqs").part == "embed"
+    apart = {n for n in base(EVA["qkv-apart"]).state if place_of(TIMM_EVA, n).heads is not None}
     assert {
         f"blocks.0.attn.{n}" for n in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "v_proj.bias")
     } < apart

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import family_for_config, family_for_name
@@ -66,7 +66,7 @@ def test_a_layer_s_own_biases_are_cut_with_their_heads(variant, name, axis):
     member = sample.pruned(*KEEP)
     for layer, kept in enumerate(KEEP):
         full = f"blocks.{layer}.{name}"
-        place = locate(sample.family, full)
+        place = place_of(sample.family, full)
         assert place.heads.one_entry
         assert (place.layer, place.part, place.heads.axis) == (layer, "attention", axis)
         assert torch.equal(

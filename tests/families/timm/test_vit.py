@@ -62,9 +62,9 @@ def test_a_near_name_is_offered():
 
 def test_every_tensor_has_a_place():
     """Each family says of each tensor what it belongs to; what is in a block has a layer."""
-    from hydractl.families.base import locate
+    from hydractl.families.base import place_of
 
-    places = {n: locate(TIMM_VIT, n) for n in base(variant("distilled")).state}
+    places = {n: place_of(TIMM_VIT, n) for n in base(variant("distilled")).state}
     assert places["blocks.2.attn.qkv.weight"].heads is not None
     assert (places["blocks.2.attn.qkv.weight"].layer, places["blocks.2.attn.qkv.weight"].part) == (
         2,
@@ -79,12 +79,12 @@ def test_every_tensor_has_a_place():
 
 
 def test_names_that_begin_alike_are_not_confused():
-    from hydractl.families.base import locate
+    from hydractl.families.base import place_of
 
-    assert locate(TIMM_VIT, "blocks.10.attn.qkv.weight").layer == 10
-    assert locate(TIMM_VIT, "blocks.x.attn.qkv.weight").part == "embed"
-    assert locate(TIMM_VIT, "norm_pre.weight").part == "embed"
-    assert locate(TIMM_VIT, "blocks.0.attn.qkv.weight_extra").heads is None
+    assert place_of(TIMM_VIT, "blocks.10.attn.qkv.weight").layer == 10
+    assert place_of(TIMM_VIT, "blocks.x.attn.qkv.weight").part == "embed"
+    assert place_of(TIMM_VIT, "norm_pre.weight").part == "embed"
+    assert place_of(TIMM_VIT, "blocks.0.attn.qkv.weight_extra").heads is None
 
 
 def test_families_are_found_by_name_and_by_config():

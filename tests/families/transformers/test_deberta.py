@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.progress import SILENT
@@ -72,7 +72,7 @@ def test_a_convolution_in_the_only_layer_reads_neighbours():
 def test_the_convolution_and_the_relative_positions_are_outside_the_blocks():
     names = [n for n in base(OURS["convolution"]).state if ".conv." in n or ".rel_embeddings." in n]
     assert len(names) == 5
-    assert {(locate(DEBERTA, n).part, locate(DEBERTA, n).layer) for n in names} == {("embed", None)}
+    assert {(place_of(DEBERTA, n).part, place_of(DEBERTA, n).layer) for n in names} == {("embed", None)}
 
 
 @pytest.mark.parametrize("name", ["v3", "own-projections", "absolute"])

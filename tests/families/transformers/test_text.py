@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import locate, name_in_memory
+from hydractl.families.base import name_in_memory, place_of
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import blank_inputs, largest_difference
 from hydractl.families.registry import FAMILIES, family_for_name
@@ -136,7 +136,7 @@ def test_a_refused_configuration_says_why(name, options, reason):
 def test_every_tensor_has_a_place(variant):
     """Of each layer its heads and MLP, and outside an embedding and a classifier; norms are in neither."""
     sample = base(variant)
-    places = {name: locate(sample.family, name) for name in sample.state}
+    places = {name: place_of(sample.family, name) for name in sample.state}
     assert {p.part for p in places.values()} >= {"embed", "head", "attention", "mlp", "norm"}
     assert all((p.layer is None) == (p.part in {"embed", "readout", "head"}) for p in places.values())
     inside = {name: name.partition(".")[2].lower() for name in places if places[name].layer is not None}
@@ -181,7 +181,9 @@ def test_a_hydra_of_members_that_differ_in_one_part(tmp_path, variant, part):
     """Heads that members share get what the embedding makes for each member: its relative positions, its bias."""
     sample = base(variant)
     samples = [
-        sample.pruned((0, 2, 3), (1,), (0, 1)).tuned(i, only=lambda n: locate(sample.family, n).part == part)
+        sample.pruned((0, 2, 3), (1,), (0, 1)).tuned(
+            i, only=lambda n: place_of(sample.family, n).part == part
+        )
         for i in range(3)
     ]
     paths = tuple(str(one.save(tmp_path / f"{i}.st")) for i, one in enumerate(samples))

@@ -19,7 +19,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, OutputError, OutputExists, UsageError
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 from hydractl.families.opening import load_model, open_model
 from hydractl.manifest import Kind
 from hydractl.stages.finetune import run as stage
@@ -113,7 +113,7 @@ def test_what_is_frozen_is_bit_identical(tmp_path, member, part):
     family = open_model(str(member)).family
     before = tensors(member)
     for name, tensor in before.items():
-        if locate(family, name).part != part:
+        if place_of(family, name).part != part:
             assert torch.equal(found[name], tensor), name
     assert any(not torch.equal(found[n], t) for n, t in before.items())
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydractl.errors import UsageError
-from hydractl.families.base import locate
+from hydractl.families.base import place_of
 from hydractl.training.recipes.parts import reset_head, trainable
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from support.builders import base
@@ -32,7 +32,7 @@ def test_parts_are_disjoint_and_complete():
 
 @pytest.mark.parametrize("last", [0, 1, 2, 3])
 def test_last_blocks_train_with_readout_and_head(last):
-    layers = [locate(base().family, name).layer for name in chosen(last_blocks=last)]
+    layers = [place_of(base().family, name).layer for name in chosen(last_blocks=last)]
 
     assert {layer for layer in layers if layer is not None} == set(range(3 - last, 3))
     assert {"head.weight", "norm.weight"} <= set(chosen(last_blocks=last))
