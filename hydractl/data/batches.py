@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from hydractl.data.images import ImageSet
+    from hydractl.data.items import ImageSet
 
     Transform = Callable[[Image.Image], Tensor] | EpochTransform
 

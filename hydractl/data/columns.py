@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from hydractl.data.images import ImageSet, ImageStore, decode
-from hydractl.data.items import Labels, read_bytes
+from hydractl.data.items import ImageSet, ImageStore, Labels, TextSet, decode, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import did_you_mean
-from hydractl.data.texts import TextSet
 from hydractl.errors import DataError
 from hydractl.progress import quoted
 
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
+    from hydractl.data.items import Text
     from hydractl.data.reference import DataRef
     from hydractl.data.tabular import Read, Table
-    from hydractl.data.texts import Text
     from hydractl.progress import Progress
 
 IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")

@@ -6,16 +6,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hydractl.data.columns import images_of, texts_of
-from hydractl.data.folder import open_folder
-from hydractl.data.hub import fetch_table
+from hydractl.data import columns, folder, tabular
 from hydractl.data.items import Content
 from hydractl.data.labels import select_classes
 from hydractl.data.reference import BUILT_IN_TEXTS, DataRef, SourceKind
-from hydractl.data.tabular import open_table
-from hydractl.data.toys.builtin import open_digits, open_noise, open_photos, spread
-from hydractl.data.toys.prose import open_letters, open_manual, open_reviews
-from hydractl.data.toys.shapes import open_shapes
+from hydractl.data.toys import builtin, prose, shapes
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
 
@@ -27,13 +22,13 @@ if TYPE_CHECKING:
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
     {
-        SourceKind.DIGITS: open_digits,
-        SourceKind.SHAPES: open_shapes,
-        SourceKind.PHOTOS: open_photos,
-        SourceKind.NOISE: open_noise,
-        SourceKind.REVIEWS: open_reviews,
-        SourceKind.MANUAL: open_manual,
-        SourceKind.LETTERS: open_letters,
+        SourceKind.DIGITS: builtin.open_digits,
+        SourceKind.SHAPES: shapes.open_shapes,
+        SourceKind.PHOTOS: builtin.open_photos,
+        SourceKind.NOISE: builtin.open_noise,
+        SourceKind.REVIEWS: prose.open_reviews,
+        SourceKind.MANUAL: prose.open_manual,
+        SourceKind.LETTERS: prose.open_letters,
     }
 )
 SOURCES: Mapping[Content, str] = MappingProxyType(
@@ -67,7 +62,7 @@ def open_data(ref: DataRef | str, *, wants: Content = Content.IMAGES, progress: 
     if ref.classes is not None:
         items = items.of_classes(select_classes(items.class_names, ref.classes))
     if ref.limit is not None and ref.limit < len(items):
-        items = items.taken(spread(len(items), ref.limit))
+        items = items.taken(builtin.spread(len(items), ref.limit))
     if len(items) == 0:
         raise DataError(f"{ref}: no {wants.one} is left")
     return items.taken(range(len(items)), name=_name(ref))
@@ -101,8 +96,10 @@ def _opened(ref: DataRef, wants: Content, progress: Progress) -> Items:
             raise DataError(f"{ref.kind.value} are {holds}, and the model reads {wants}", hint=SOURCES[wants])
         return TOYS[ref.kind](ref)
     if ref.kind is SourceKind.FOLDER:
-        return open_folder(ref, wants, progress)
-    table = fetch_table(ref, progress) if ref.kind is SourceKind.HUB else open_table(ref, wants)
+        return folder.open_folder(ref, wants, progress)
+    table = (
+        tabular.fetch_table(ref, progress) if ref.kind is SourceKind.HUB else tabular.open_table(ref, wants)
+    )
     if len(table) == 0:
         raise DataError(f"{table.where}: holds no row")
-    return (texts_of if wants is Content.TEXTS else images_of)(table, ref, progress)
+    return (columns.texts_of if wants is Content.TEXTS else columns.images_of)(table, ref, progress)

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from hydractl.data.images import ImageSet, ImageStore, check_header, decode
-from hydractl.data.items import Content, Labels, read_bytes
+from hydractl.data.items import (
+    Content,
+    ImageSet,
+    ImageStore,
+    Labels,
+    TextSet,
+    check_header,
+    decode,
+    read_bytes,
+)
 from hydractl.data.reference import BUILT_IN, SOURCES_HINT, did_you_mean
-from hydractl.data.texts import TextSet
 from hydractl.errors import DataError
 from hydractl.progress import quoted
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, checked_order, tensor_cache
 from hydractl.data.dataset import open_data
-from hydractl.data.images import ImageSet
-from hydractl.data.items import Content, Items
+from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
-from hydractl.data.texts import TextSet
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest import Tokenization

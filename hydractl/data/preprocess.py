@@ -14,7 +14,7 @@ from hydractl.data.reference import did_you_mean
 from hydractl.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from PIL import Image
     from torch import Tensor
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from hydractl.manifest import Preprocess
 
 MODES = MappingProxyType({1: "L", 3: "RGB"})
+AUGMENTATIONS = ("rrc", "flip", "shift", "randaugment")
+"""Random changes to training images, in the order they apply: a random resized crop of 8 to 100 % of the area;
+a horizontal flip of every other image; in one image of five a move by up to an eighth of the side, black moving
+in; two operations of RandAugment at magnitude 12 of 30 (Cubuk et al. 2020)."""
 
 SHIFT_PROBABILITY = 0.2
 SHIFT_FRACTION = 1 / 8
@@ -152,7 +156,7 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
             raise UsageError(f"augmentation `{name}` is given twice")
     steps = _timm_steps(preprocessing)
     resize = () if "rrc" in augment else steps[:-2]
-    random = tuple(build(preprocessing) for name, build in AUGMENTATIONS.items() if name in augment)
+    random = tuple(_augmentation(name, preprocessing) for name in AUGMENTATIONS if name in augment)
     return TrainTransform(
         channels=preprocessing.input_size[0], resize=resize, random=random, finish=steps[-2:]
     )
@@ -199,43 +203,21 @@ def _crop_before(image: Image.Image, *, size: tuple[int, int]) -> Image.Image:
     return image.crop((left, above, left + width, above + height))
 
 
-def _random_resized_crop(preprocessing: Preprocess) -> Callable[[Any], Any]:
+def _augmentation(name: str, preprocessing: Preprocess) -> Callable[[Any], Any]:
     from timm.data.transforms import str_to_interp_mode  # noqa: PLC0415 - as above
     from torchvision.transforms import v2  # noqa: PLC0415 - as above
 
-    crop: Callable[[Any], Any] = v2.RandomResizedCrop(
-        preprocessing.input_size[1:],
-        scale=(0.08, 1.0),
-        interpolation=str_to_interp_mode(preprocessing.interpolation),
-    )
-    return crop
-
-
-def _flip(_: Preprocess) -> Callable[[Any], Any]:
-    from torchvision.transforms import v2  # noqa: PLC0415 - as above
-
-    flip: Callable[[Any], Any] = v2.RandomHorizontalFlip()
-    return flip
-
-
-def _shift(_: Preprocess) -> Callable[[Any], Any]:
-    from torchvision.transforms import v2  # noqa: PLC0415 - as above
-
-    move = v2.RandomAffine(degrees=0, translate=(SHIFT_FRACTION, SHIFT_FRACTION), fill=0)
-    shift: Callable[[Any], Any] = v2.RandomApply([move], p=SHIFT_PROBABILITY)
-    return shift
-
-
-def _randaugment(_: Preprocess) -> Callable[[Any], Any]:
-    from torchvision.transforms import v2  # noqa: PLC0415 - as above
-
-    augment: Callable[[Any], Any] = v2.RandAugment(num_ops=2, magnitude=12)
-    return augment
-
-
-AUGMENTATIONS: Mapping[str, Callable[[Preprocess], Callable[[Any], Any]]] = MappingProxyType(
-    {"rrc": _random_resized_crop, "flip": _flip, "shift": _shift, "randaugment": _randaugment}
-)
-"""Random changes to training images, in the order they apply: a random resized crop of 8 to 100 % of the area;
-a horizontal flip of every other image; in one image of five a move by up to an eighth of the side, black moving
-in; two operations of RandAugment at magnitude 12 of 30 (Cubuk et al. 2020)."""
+    made: dict[str, Callable[[], Callable[[Any], Any]]] = {
+        "rrc": lambda: v2.RandomResizedCrop(
+            preprocessing.input_size[1:],
+            scale=(0.08, 1.0),
+            interpolation=str_to_interp_mode(preprocessing.interpolation),
+        ),
+        "flip": v2.RandomHorizontalFlip,
+        "shift": lambda: v2.RandomApply(
+            [v2.RandomAffine(degrees=0, translate=(SHIFT_FRACTION, SHIFT_FRACTION), fill=0)],
+            p=SHIFT_PROBABILITY,
+        ),
+        "randaugment": lambda: v2.RandAugment(num_ops=2, magnitude=12),
+    }
+    return made[name]()

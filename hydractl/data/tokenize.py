@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-    from hydractl.data.texts import Text
+    from hydractl.data.items import Text
     from hydractl.manifest import Tokenization
 
 CHUNK = 1024

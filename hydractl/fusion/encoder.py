@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from hydractl.data.texts import Text
+    from hydractl.data.items import Text
     from hydractl.inputs import Inputs
     from hydractl.manifest import Header, Preprocess
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hydractl.data.batches import Deal
-from hydractl.data.images import ImageSet
 from hydractl.data.inputs import (
     check_augment,
     check_reads,
@@ -16,8 +15,7 @@ from hydractl.data.inputs import (
     of_kind,
     open_items,
 )
-from hydractl.data.items import Content
-from hydractl.data.texts import TextSet
+from hydractl.data.items import Content, ImageSet, TextSet
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.manifest import Preprocess
 from support.reviews import MAX_LENGTH, reviews, tokenization

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.data.dataset import open_data
-from hydractl.data.items import Content
+from hydractl.data.items import Content, TextSet
 from hydractl.data.labels import align_labels, select_classes
-from hydractl.data.texts import TextSet
 from hydractl.errors import DataError, UsageError
 
 

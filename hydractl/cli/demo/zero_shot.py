@@ -38,8 +38,8 @@ def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
         say: Hears what is being done.
     """
     from hydractl.data.dataset import open_data
-    from hydractl.data.images import ImageSet
     from hydractl.data.inputs import of_kind
+    from hydractl.data.items import ImageSet
     from hydractl.runtime import one_thread
     from hydractl.training.contrastive import PairConfig, train_pair
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.images import ImageSet, ImageStore
+from hydractl.data.items import ImageSet, ImageStore
 from hydractl.errors import DataError, UsageError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from hydractl.data.items import TextSet
 from hydractl.data.reference import did_you_mean
-from hydractl.data.texts import TextSet
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
 

@@ -17,8 +17,8 @@ from hydractl.manifest import Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
-from hydractl.stages.shared.interrupted import resumable
 from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.outputs import resumable
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.candidate import Job
 from hydractl.training.engine import start_engine

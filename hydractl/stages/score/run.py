@@ -23,9 +23,8 @@ from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import check_training, offered, open_state, publish_scores
 from hydractl.stages.shared.choosing import quota_of
 from hydractl.stages.shared.classes import ask
-from hydractl.stages.shared.interrupted import resumable
 from hydractl.stages.shared.lineage import TOOL
-from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.outputs import check_outputs, resumable
 from hydractl.stages.shared.reading import Again, digests, labels_of, open_reader, open_sets
 
 if TYPE_CHECKING:

@@ -1,17 +1,20 @@
-"""Where a command's outputs may go: nowhere that it reads from itself, `--force` or not."""
+"""Where a command's outputs may go, nowhere that it reads from itself; and what an interrupted one leaves beside them."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.publish import check_output
+from hydractl.publish import check_output, is_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from hydractl.families.opening import OpenModel
+
+KEPT = (".journal", ".state")
 
 
 def check_outputs(
@@ -47,3 +50,25 @@ def check_outputs(
     folders = [Path(ref.source) for ref in refs if ref.kind is SourceKind.FOLDER]
     for path in outputs:
         check_output(path, force=force, inputs=inputs, folders=folders, option=option)
+
+
+@contextmanager
+def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
+    """Note on what interrupts the block what it leaves beside its output, and that the same command goes on.
+
+    Args:
+        out: The output; a run keeps what it has done in a `.journal` or a `.state` beside it.
+        force: Whether the command drops what an earlier run kept.
+
+    Raises:
+        KeyboardInterrupt: What came, with a note to print.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        kept = [] if is_stream(out) else [out.with_name(out.name + suffix) for suffix in KEPT]
+        left = [str(path) for path in kept if path.exists()]
+        if left:
+            again = "the same command without `--force`" if force else "the same command"
+            error.add_note(f"what was done is kept in {' and '.join(left)}; {again} goes on from there")
+        raise

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from hydractl.data.batches import CACHE_BYTES, batches
-from hydractl.data.images import ImageSet
 from hydractl.data.inputs import check_augment, of_kind
+from hydractl.data.items import ImageSet, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
-from hydractl.data.texts import TextSet
 from hydractl.data.tokenize import Tokens, tokenize
 from hydractl.manifest import Tokenization
 from hydractl.training.feeding.augment import TENSOR_AUGMENTATIONS, EpochDraws

@@ -9,7 +9,7 @@ import torch
 
 from hydractl.checkpoint import write_tensors
 from hydractl.data.dataset import open_data
-from hydractl.data.images import ImageSet
+from hydractl.data.items import ImageSet
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, InputError
 from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions, predict
