@@ -11,7 +11,6 @@ at random. Keys are sorted, tensors lie by element size and then by name, the he
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError, ManifestError
-from hydractl.jsonfile import MAX_BYTES, parse
+from hydractl.jsonfile import MAX_BYTES, compact, parse
 from hydractl.manifest import Header
 from hydractl.publish import is_stream
 from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
@@ -228,7 +227,7 @@ def _head(names: Sequence[str], specs: Mapping[str, TensorSpec], header: Header 
             "data_offsets": [offset, end],
         }
         offset = end
-    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
+    text = compact(table).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 

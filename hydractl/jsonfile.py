@@ -1,4 +1,4 @@
-"""The one reader of JSON: how much is read, what counts as JSON, and how it is said what is wrong.
+"""The one reader of JSON: how much is read, what counts as JSON, and how it is said what is wrong; and its two plain forms.
 
 No file of JSON is read beyond `MAX_BYTES`, so that a checkpoint given by mistake does not fill the memory. Text is UTF-8
 without a byte order mark; it may be nested, and its whole numbers may be long, as far as Python's parser goes. `NaN` and
@@ -11,9 +11,12 @@ import codecs
 import json
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hydractl.errors import CheckpointError, ManifestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_BYTES = 100_000_000
 
@@ -51,6 +54,17 @@ def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401
         raise NotJSONError(_words(error), error.lineno, error.colno) from error
     except (ValueError, RecursionError) as error:  # bad UTF-8 and numbers of too many digits are ValueErrors
         raise NotJSONError(str(error)) from error
+
+
+def plain(value: Mapping[str, object]) -> dict[str, Any]:
+    """Return an object of its own as JSON has it: keys sorted, lists for tuples."""
+    copied: dict[str, Any] = parse(json.dumps(dict(value), sort_keys=True))
+    return copied
+
+
+def compact(value: object, *, sort_keys: bool = False) -> str:
+    """Return JSON on one line, without spaces."""
+    return json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, separators=(",", ":"))
 
 
 def read_exactly(file: BinaryIO, size: int) -> bytes:

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from hydractl.errors import ManifestError
-from hydractl.jsonfile import NotJSONError, parse, read_text
+from hydractl.jsonfile import NotJSONError, compact, parse, read_text
 from hydractl.runtime import digest_text
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -521,12 +521,7 @@ class Header(Document):
 
     def to_metadata(self) -> str:
         """Return the compact text that goes into the header."""
-        return json.dumps(
-            self.model_dump(mode="json", by_alias=True),
-            sort_keys=True,
-            ensure_ascii=False,
-            separators=(",", ":"),
-        )
+        return compact(self.model_dump(mode="json", by_alias=True), sort_keys=True)
 
 
 def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hydractl import jsonfile
 from hydractl.errors import CheckpointError, ManifestError
-from hydractl.jsonfile import NotJSONError, parse, read_object, read_text
+from hydractl.jsonfile import NotJSONError, compact, parse, plain, read_object, read_text
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -75,3 +75,15 @@ def test_a_file_is_not_read_beyond_the_limit(tmp_path, monkeypatch, data, proble
         read_object(tmp_path / "a.json")
     if problem.startswith("has"):
         assert parse(read_text(tmp_path / "b.json")) == "012345"
+
+
+def test_the_two_plain_forms():
+    value = {"b": (1, {"d": 2.5, "c": "é"}), "a": None}
+
+    copied = plain(value)
+
+    assert list(copied) == ["a", "b"]
+    assert copied == {"a": None, "b": [1, {"c": "é", "d": 2.5}]}
+    assert list(copied["b"][1]) == ["c", "d"]
+    assert compact(value) == '{"b":[1,{"d":2.5,"c":"é"}],"a":null}'
+    assert compact(value, sort_keys=True) == '{"a":null,"b":[1,{"c":"é","d":2.5}]}'

@@ -6,7 +6,6 @@ Names in memory are those of the whole model, for both towers at once: of `CLIP`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
 from hydractl.families.openclip import config as configs
 from hydractl.families.options import check_known
+from hydractl.jsonfile import plain
 from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads, first_problem
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _described(
             library=LIBRARY,
             name=name,
             family=CUSTOM_FAMILY if configs.is_custom(config) else FAMILY,
-            config=json.loads(json.dumps(config, sort_keys=True)),
+            config=plain(config),
             towers=towers,
             num_classes=0,
         ),

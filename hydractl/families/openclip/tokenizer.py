@@ -8,7 +8,6 @@ text that was decoded wrongly (mojibake), full-width letters, and entities witho
 from __future__ import annotations
 
 import gzip
-import json
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.openclip.config import CLIP_TOKENS, library
 from hydractl.families.transformers.tokenizers import read_tokenizer
+from hydractl.jsonfile import compact, parse
 from hydractl.manifest import Tokenization, first_problem
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _without_separator(text: str) -> str:
     Raises:
         UnsupportedModelError: If it had none.
     """
-    raw = json.loads(text)
+    raw = parse(text)
     ends = raw.get("post_processor") or {}
     if ends.get("type") == "TemplateProcessing" and "[SEP]" in ends["special_tokens"]:
         ends["special_tokens"]["[SEP]"]["ids"] = [0]
@@ -161,8 +161,8 @@ def _without_separator(text: str) -> str:
         ends["sep"][1] = 0
     else:
         raise UnsupportedModelError("its tokenizer has no `[SEP]` to strip (strip_sep_token)")
-    return json.dumps(raw, ensure_ascii=False)
+    return compact(raw)
 
 
 def _compact(tokenizer: Tokenizer) -> str:
-    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
+    return compact(parse(tokenizer.to_str()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.options import check_known
+from hydractl.jsonfile import plain
 from hydractl.manifest import Architecture, Preprocess, TowerHeads, first_problem
 
 if TYPE_CHECKING:
@@ -186,12 +186,6 @@ def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]
         torch.manual_seed(seed)
         library = timm.create_model(architecture.name, pretrained=False, **plain(architecture.config))
     return dict(library.state_dict())
-
-
-def plain(options: Mapping[str, object]) -> dict[str, Any]:
-    """Return options of their own, as JSON has them."""
-    copied: dict[str, Any] = json.loads(json.dumps(dict(options), sort_keys=True))
-    return copied
 
 
 def refusal(row: Row, library: Any) -> str | None:  # noqa: ANN401 - timm is untyped

@@ -5,7 +5,6 @@ Names in memory are those of the whole model (`CLIPModel`, `SiglipModel`), for b
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ from hydractl.families.transformers.library import adopted_state, blank, checked
 from hydractl.families.transformers.models import LIBRARY, NOT_ARCHITECTURE
 from hydractl.families.transformers.tokenizers import read_tokenizer, text_preprocess
 from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
+from hydractl.jsonfile import plain, read_object
 from hydractl.manifest import Architecture, Prompting
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _described(
             library=LIBRARY,
             name=config.model_type,
             family=pair.name,
-            config=json.loads(json.dumps(kept, sort_keys=True)),
+            config=plain(kept),
             towers={"text": heads_of(text), "vision": heads_of(vision)},
             num_classes=0,
         ),
@@ -199,7 +199,7 @@ def _padded(how: Tokenization, padding: str, folder: Path | None) -> Tokenizatio
 
 def _tells_padding(folder: Path) -> bool:
     path = folder / "tokenizer_config.json"
-    says = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    says = read_object(path) if path.is_file() else {}
     return "attention_mask" in says.get("model_input_names", ("attention_mask",))
 
 

@@ -5,7 +5,6 @@ A family of this library states its model types, their classes, where heads lie,
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from hydractl.families.transformers.library import (
     random_state,
 )
 from hydractl.families.transformers.tokenizers import read_tokenizer
+from hydractl.jsonfile import plain
 from hydractl.manifest import Architecture, Tokenization, TowerHeads
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _described(kind: Kind, name: str, config: Any, folder: Path | None) -> Descr
         library=LIBRARY,
         name=name,
         family=kind.name,
-        config=json.loads(json.dumps(_kept(kind, config), sort_keys=True)),
+        config=plain(_kept(kind, config)),
         towers={
             kind.tower: TowerHeads(
                 layers=own.num_hidden_layers,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError
 from hydractl.families.transformers.library import quiet
+from hydractl.jsonfile import compact, parse
 from hydractl.manifest import Tokenization
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read_tokenizer(source: Path, config: Any, *, max_length: int) -> Tokenizatio
     pad = config.pad_token_id if tokenizer is None else tokenizer.pad_token_id
     segments = getattr(config, "type_vocab_size", 0) > 1
     return Tokenization(
-        tokenizer=json.dumps(json.loads(backend.to_str()), ensure_ascii=False, separators=(",", ":")),
+        tokenizer=compact(parse(backend.to_str())),
         names=("attention_mask", "token_type_ids") if segments else ("attention_mask",),
         max_length=int(limit),
         pad_id=int(pad or 0),
