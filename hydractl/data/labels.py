@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hydractl.data.items import Items
     from hydractl.progress import Progress
 
-__all__ = ["LABELS_HINT", "align_labels", "are_numerals", "class_table", "required_labels", "select_classes"]
-
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _SHOWN = 5
@@ -77,7 +75,7 @@ def required_labels(items: Items, option: str, *, hint: str = LABELS_HINT) -> tu
     return items.labels
 
 
-def align_labels(
+def match_classes(
     items: Items,
     model_labels: Sequence[str],
     *,
@@ -85,7 +83,7 @@ def align_labels(
     by_text: bool = False,
     progress: Progress = SILENT,
 ) -> tuple[int, ...]:
-    """Translate the data's labels into the model's.
+    """Return for each class of the data the model's.
 
     By name if the model knows every class of the data, or knows it but for capitals; else class names that are numbers are
     taken for the model's class indices; else classes are taken in order, which needs equal counts, or a model whose
@@ -102,24 +100,11 @@ def align_labels(
         progress: Hears the warnings.
 
     Returns:
-        For each label the model's class, in 0..num_classes-1; none for data without labels.
+        Each in 0..num_classes-1; none for data without labels.
 
     Raises:
         DataError: If the classes do not fit.
     """
-    table = class_table(items, model_labels, num_classes=num_classes, by_text=by_text, progress=progress)
-    return tuple(table[label] for label in items.labels or ())
-
-
-def class_table(
-    items: Items,
-    model_labels: Sequence[str],
-    *,
-    num_classes: int,
-    by_text: bool = False,
-    progress: Progress = SILENT,
-) -> tuple[int, ...]:
-    """Return for each class of the data the model's; see `align_labels`."""
     class_names = items.class_names
     for known, asked in (
         (model_labels, class_names),

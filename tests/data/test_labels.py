@@ -6,8 +6,14 @@ from hypothesis import strategies as st
 
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content, TextSet
-from hydractl.data.labels import align_labels, select_classes
+from hydractl.data.labels import match_classes, select_classes
 from hydractl.errors import DataError, UsageError
+
+
+def align_labels(items, model_labels, **options):
+    """Return the data's labels as the model's."""
+    table = match_classes(items, model_labels, **options)
+    return tuple(table[label] for label in items.labels)
 
 
 def data(names, labels, *, numbered=False):

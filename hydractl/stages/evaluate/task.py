@@ -9,7 +9,7 @@ import torch
 
 from hydractl.data.batches import CACHE_BYTES
 from hydractl.data.inputs import open_items
-from hydractl.data.labels import align_labels, are_numerals, class_table, required_labels
+from hydractl.data.labels import are_numerals, match_classes, required_labels
 from hydractl.errors import DataError
 from hydractl.manifest import Fingerprint
 from hydractl.metrics.table import TEMPERATURE
@@ -105,7 +105,7 @@ def _labels(
     count = len(names) if asked else models[0].header.num_classes
     labels = required_labels(tested, "--data", hint="unlabelled data can be an OOD set: `--near NAME=DATA`")
     by_text = asked is not None
-    classes = class_table(tested, names, num_classes=count, by_text=by_text, progress=progress)
+    classes = match_classes(tested, names, num_classes=count, by_text=by_text, progress=progress)
     aligned = torch.tensor([classes[label] for label in labels])
     if heldout is None:
         return aligned, None
@@ -122,7 +122,7 @@ def _labels(
             hint="choose the classes of `--data` with `::classes=`, or name them alike",
         )
     try:
-        found = align_labels(heldout, names, num_classes=count, by_text=by_text, progress=progress)
+        classes = match_classes(heldout, names, num_classes=count, by_text=by_text, progress=progress)
     except DataError as error:
         raise DataError(f"`--temperature {heldout.name}`: {error.message}", hint=error.hint) from error
-    return aligned, torch.tensor(found)
+    return aligned, torch.tensor([classes[label] for label in labels])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydractl import __version__
 from hydractl.data.inputs import check_augment, check_reads, limited, open_items
-from hydractl.data.labels import align_labels, required_labels
+from hydractl.data.labels import match_classes, required_labels
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.opening import check_tensors, expected_specs, open_model
 from hydractl.manifest import InputFile, Kind
@@ -103,11 +103,9 @@ def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
 
 def _labelled(reference: DataRef, option: str, header: Header, progress: Progress) -> Labelled:
     items = open_items(reference, header.preprocess, progress=progress)
-    required_labels(items, option)
-    labels = align_labels(
-        items, header.labels, num_classes=header.architecture.num_classes, progress=progress
-    )
-    return Labelled(items=items, labels=labels)
+    own, classes = required_labels(items, option), header.architecture.num_classes
+    table = match_classes(items, header.labels, num_classes=classes, progress=progress)
+    return Labelled(items=items, labels=tuple(table[label] for label in own))
 
 
 def _with_class_names(header: Header, items: Items, labels: tuple[int, ...]) -> Header:

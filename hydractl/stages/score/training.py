@@ -6,11 +6,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from typing_extensions import override
+
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import UsageError
 from hydractl.families.opening import open_model
 from hydractl.manifest import Fingerprint, InputFile
-from hydractl.publish import is_stream, publish, publish_text
+from hydractl.publish import Sink, is_stream, publish, publish_text
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import Training
 from hydractl.stages.shared.lineage import make_step
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel
     from hydractl.manifest import Header, HeadScores
     from hydractl.progress import Progress
-    from hydractl.publish import Sink
     from hydractl.scoring.job import Ranking
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.training.state import Snapshot
@@ -175,24 +176,24 @@ def publish_scores(
     return scores
 
 
-class _Digested:
+class _Digested(Sink):
     """A sink that digests what it passes on."""
 
     def __init__(self, file: Sink) -> None:
         self._file = file
         self.sha = hashlib.sha256()
 
+    @override
     def write(self, data: bytes | memoryview, /) -> int:
-        """See `Sink.write`."""
         self.sha.update(data)
         return self._file.write(data)
 
+    @override
     def flush(self) -> None:
-        """See `Sink.flush`."""
         self._file.flush()
 
+    @override
     def fileno(self) -> int:
-        """See `Sink.fileno`."""
         return self._file.fileno()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.data.inputs import check_reads, limited, open_items
-from hydractl.data.labels import align_labels, required_labels
+from hydractl.data.labels import match_classes, required_labels
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.inputs import inputs_like
 from hydractl.scoring.job import Samples
@@ -84,12 +84,12 @@ def labels_of(
     Raises:
         DataError: If there are none, or they do not fit the model.
     """
-    required_labels(items, "--data")
+    own = required_labels(items, "--data")
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None
-    labels = align_labels(items, names, num_classes=count, by_text=by_text, progress=progress)
-    return torch.tensor(labels), count
+    table = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
+    return torch.tensor([table[label] for label in own]), count
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+from typing_extensions import override
 
 from hydractl.data.batches import CACHE_BYTES, batches
 from hydractl.data.inputs import check_augment, of_kind
@@ -67,13 +68,13 @@ def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextSource:
+class TextSource(Source):
     """Tokenised texts. All pieces of a batch are as long as its longest text, so that cutting a batch changes nothing."""
 
     tokens: Tokens
 
-    def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:  # noqa: ARG002 - see `Source`
-        """See `Source.steps`."""
+    @override
+    def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
         lengths = self.tokens.lengths
         for step in plan:
             longest = int(lengths[step.batch].max())
@@ -81,7 +82,7 @@ class TextSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSource:
+class ImageSource(Source):
     """Augmented images.
 
     Attributes:
@@ -117,8 +118,8 @@ class ImageSource:
             held=_decoded(dataset, preprocessing) if holds else None,
         )
 
+    @override
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
-        """See `Source.steps`."""
         indices = torch.cat([piece for step in plan for piece in step.pieces])
         inputs = self._inputs(indices, epoch, sizes=[len(piece) for step in plan for piece in step.pieces])
         for step in plan:
