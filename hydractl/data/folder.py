@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from hydractl.data.items import (
-    Content,
-    ImageSet,
-    ImageStore,
-    Labels,
-    TextSet,
-    check_header,
-    decode,
-    read_bytes,
-)
+from hydractl.data import items
+from hydractl.data.items import Content
 from hydractl.data.reference import BUILT_IN, SOURCES_HINT, did_you_mean
 from hydractl.errors import DataError
 from hydractl.progress import quoted
@@ -30,7 +22,6 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
     from hydractl.progress import Progress
 
@@ -46,7 +37,7 @@ SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class FileStore(ImageStore):
+class FileStore(items.ImageStore):
     """Image files below `root`, by paths with forward slashes."""
 
     root: Path
@@ -55,7 +46,7 @@ class FileStore(ImageStore):
     @override
     def image(self, index: int) -> Image.Image:
         path = self.root / self.files[index]
-        return decode(read_bytes(path), where=str(path))
+        return items.decode(items.read_bytes(path), where=str(path))
 
     @override
     def item_digest(self, index: int) -> bytes:
@@ -65,12 +56,12 @@ class FileStore(ImageStore):
             DataError: If the file cannot be read or is no image.
         """
         path = self.root / self.files[index]
-        data = read_bytes(path)
-        check_header(data, where=str(path))
+        data = items.read_bytes(path)
+        items.check_header(data, where=str(path))
         return hashlib.sha256(os.fsencode(self.files[index]) + b"\0" + data).digest()
 
 
-def open_folder(ref: DataRef, content: Content, progress: Progress) -> Items:
+def open_folder(ref: DataRef, content: Content, progress: Progress) -> items.Items:
     """Return the images or texts under a folder, class by class, sorted; of texts each file is one.
 
     Hidden files are left alone; others that are not of the kind are skipped with a warning.
@@ -83,13 +74,15 @@ def open_folder(ref: DataRef, content: Content, progress: Progress) -> Items:
     files, found = _files(root, content, progress)
     name = root.resolve().name
     if content is Content.TEXTS:
-        return TextSet(texts=tuple(_text(root / file) for file in files), name=name, **found._asdict())
-    return ImageSet(store=FileStore(root, files), places=range(len(files)), name=name, **found._asdict())
+        return items.TextSet(texts=tuple(_text(root / file) for file in files), name=name, **found._asdict())
+    return items.ImageSet(
+        store=FileStore(root, files), places=range(len(files)), name=name, **found._asdict()
+    )
 
 
 def _text(path: Path) -> str:
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        text = items.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not text.strip():
@@ -97,7 +90,7 @@ def _text(path: Path) -> str:
     return text
 
 
-def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ...], Labels]:
+def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ...], items.Labels]:
     """Return the paths of files of one kind below a folder, and their classes: the names of sub-folders, if there are any."""
     folders, loose, skipped = _listing(root, what)
     if folders and loose:
@@ -120,7 +113,7 @@ def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ..
         skipped += [f"{folder}/{name}" for name in others]
     if skipped:
         progress.warn(f"{root}: skipped {len(skipped)} file(s) that are no {what}, first `{skipped[0]}`")
-    return tuple(files), Labels(tuple(folders), tuple(labels) if folders else None)
+    return tuple(files), items.Labels(tuple(folders), tuple(labels) if folders else None)
 
 
 def _root(ref: DataRef) -> Path:
