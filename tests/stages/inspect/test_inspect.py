@@ -364,13 +364,14 @@ def broken_files(folder: Path) -> dict[str, tuple[bytes, type[HydraError], str]]
         "a key twice": (b'{"schema": 1, "schema": 2}', ManifestError, "stands twice"),
         "unknown JSON key": (json.dumps(mask | {"extra": 1}).encode(), ManifestError, "extra is not a key"),
         "not UTF-8": (b'{"schema": "\xff"}', ManifestError, "is not UTF-8"),
+        "JSON too deep": (b'{"schema": ' + b"[" * 100_000, ManifestError, "is not JSON: maximum recursion depth"),
     }  # fmt: skip
 
 
 CASES = (
     "empty", "noise", "pickle", "archive", "cut", "cut in the header", "five bytes", "no JSON in the header",
     "unknown kind", "unknown key", "JSON cut", "JSON of others", "JSON without schema", "another version", "a key twice",
-    "unknown JSON key", "not UTF-8",
+    "unknown JSON key", "not UTF-8", "JSON too deep",
 )  # fmt: skip
 
 
