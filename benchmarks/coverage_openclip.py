@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import coverage_timm
 import open_clip
+import timm
+import torch
 from coverage_check import DEPTH, Case
 
 from hydractl.families.registry import family_for_name
@@ -16,6 +19,13 @@ if TYPE_CHECKING:
 HEADS, HEAD_WIDTH = 4, 8
 WIDTH = HEADS * HEAD_WIDTH
 WORDS, LENGTH = 61, 12
+SMALL_TEXT: dict[str, object] = {
+    "text.width": WIDTH,
+    "text.heads": HEADS,
+    "text.layers": DEPTH,
+    "text.vocab_size": WORDS,
+    "text.context_length": LENGTH,
+}
 
 
 def cases() -> list[Case]:
@@ -34,16 +44,39 @@ def described(name: str) -> Described:
 def shrunk(name: str) -> Described:
     """Return a model with its own options, but small."""
     config = open_clip.get_model_config(name)
+    vision = config["vision_cfg"]
+    if timm_name := vision.get("timm_model_name"):
+        return _shrunk_trunk(name, timm_name, vision.get("timm_proj"))
     options: dict[str, object] = {
         "embed_dim": WIDTH,
         "vision.width": WIDTH,
         "vision.head_width": HEAD_WIDTH,
         "vision.layers": DEPTH,
-        "vision.image_size": 2 * config["vision_cfg"]["patch_size"],
-        "text.width": WIDTH,
-        "text.heads": HEADS,
-        "text.layers": DEPTH,
-        "text.vocab_size": WORDS,
-        "text.context_length": LENGTH,
+        "vision.image_size": 2 * vision["patch_size"],
+        **SMALL_TEXT,
+    }
+    return family_for_name(f"openclip:{name}").describe(f"openclip:{name}", options)
+
+
+def _shrunk_trunk(name: str, timm_name: str, projection: str | None) -> Described:
+    """Return a model whose image tower is timm's, shrunk as timm's own are: in its registry, as open_clip gives no sizes."""
+    config = coverage_timm.shrunk(timm_name).architecture.config
+    sizes: dict[str, Any] = {key: value for key, value in config.items() if key != "num_classes"}
+    small = f"{timm_name}_shrunk"
+
+    def make(*, pretrained: bool = False, **options: object) -> Any:  # noqa: ANN401 - timm is untyped
+        return timm.create_model(timm_name, pretrained=pretrained, **sizes | options)
+
+    make.__name__ = small
+    if not timm.is_model(small):
+        timm.models.register_model(make)
+    with torch.device("meta"):
+        width = make(num_classes=0).num_features
+    options: dict[str, object] = {
+        # without a projection, embeddings are what the tower pools
+        "embed_dim": width if projection == "none" else WIDTH,
+        "vision.timm_model_name": small,
+        "vision.image_size": sizes["img_size"],
+        **SMALL_TEXT,
     }
     return family_for_name(f"openclip:{name}").describe(f"openclip:{name}", options)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.openclip.family import OPENCLIP, OPENCLIP_CUSTOM_TEXT
+from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
 from hydractl.families.transformers.clip import ALTCLIP, CHINESE_CLIP, CLIP, SIGLIP
 from hydractl.families.transformers.refused import REFUSED
@@ -47,8 +47,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             DINOV2,
             DINOV2_REGISTERS,
             TOWER,
-            OPENCLIP,
-            OPENCLIP_CUSTOM_TEXT,
+            *OPENCLIP,
             TIMM_BEIT,
             TIMM_EVA,
             TIMM_RELPOS,

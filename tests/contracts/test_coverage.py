@@ -26,7 +26,10 @@ SUPPORTED = {
         "chinese_clip/ChineseCLIPModel", "altclip/AltCLIPModel", "ijepa/IJepaForImageClassification",
         "vit_msn/ViTMSNForImageClassification", "data2vec-vision/Data2VecVisionForImageClassification",
     ),
-    "openclip": ("ViT-B-32-quickgelu", "ViT-S-16-alt", "ViT-H-14-CLIPA", "ViT-L-14-worldwide"),
+    "openclip": (
+        "ViT-B-32-quickgelu", "ViT-S-16-alt", "ViT-H-14-CLIPA", "ViT-L-14-worldwide", "ViT-B-16-SigLIP2", "PE-Core-S-16-384",
+        "vit_medium_patch16_gap_256", "EVA02-E-14-plus", "ViTamin-S",
+    ),
 }  # fmt: skip
 REFUSED = {
     "timm": {
@@ -57,7 +60,8 @@ REFUSED = {
     "openclip": {
         "RN50": "its image tower is a ResNet (ModifiedResNet), which has no heads",
         "coca_ViT-B-32": "a CoCa model, which writes captions",
-        "ViT-B-16-SigLIP": "its image tower is timm's `vit_base_patch16_siglip_224`",
+        "convnext_base": "its image tower is timm's `convnext_base`: class ConvNeXt: not a plain vision transformer",
+        "EVA02-L-14": "its image tower is timm's `eva02_large_patch14_clip_224`: sub-LN attention",
         "roberta-ViT-B-32": "its text tower is transformers' `roberta-base`",
     },
 }

@@ -14,6 +14,7 @@ READS = {
     "timm-vit-distilled": 2, "timm-vit-distilled-dynamic": 2, "transformers-siglip-plain-text": 1,
     "openclip-plain-vision": 1, "openclip-scaled-text": 1, "openclip-custom-text-plain-vision": 1,
     "openclip-custom-text-normed-text": 1, "timm-beit-class-token": 1, "timm-relpos-networks-class-token": 1,
+    "openclip-timm-relative-positions-vision": 1, "openclip-timm-custom-text-class-token-vision": 1,
 } | {
     f"timm-vit-{name}": 1
     for name in (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+import support.trunks  # noqa: F401 - registers architectures
 from hydractl.checkpoint import write_tensors
 from hydractl.families.opening import build_checked
 from hydractl.families.probe import probe_inputs

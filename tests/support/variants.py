@@ -267,6 +267,24 @@ OPEN_CLIP_CUSTOM: dict[str, tuple[str, dict[str, object]]] = {
 }  # fmt: skip
 
 
+def _trunk(name: str, pool: str, projection: str, **options: object) -> tuple[str, dict[str, object]]:
+    """Return a row of open_clip's models with an image tower out of `support.trunks`."""
+    timm = {"timm_model_name": f"tiny_trunk_{name}", "timm_pool": pool, "timm_proj": projection}
+    return (_OPEN_CLIP, {f"vision.{key}": value for key, value in timm.items()} | options)
+
+
+OPEN_CLIP_TIMM: dict[str, tuple[str, dict[str, object]]] = {
+    "relative-positions": _trunk("relpos", "", "linear", **{"vision.timm_proj_bias": True}),
+    "map-pool": _trunk("map", "map", "none", embed_dim=32),
+}
+OPEN_CLIP_TIMM_CUSTOM: dict[str, tuple[str, dict[str, object]]] = {
+    "map-pool": _trunk("map", "map", "none", custom_text=True, embed_dim=32, init_logit_bias=-10),
+    "rope": _trunk("rope", "map", "", custom_text=True),
+    "class-token": _trunk("post_norm", "token", "", custom_text=True),
+    "mean-mlp": _trunk("map", "avg", "mlp", custom_text=True),
+}
+
+
 def _table(
     family: str, tiny: dict[str, object], rows: dict[str, tuple[str, dict[str, object]]]
 ) -> list[Variant]:
@@ -316,6 +334,8 @@ VARIANTS: tuple[Variant, ...] = (
     *_table("transformers-vision-tower", TINY_VISION_TOWER, VISION_TOWER),
     *_table("openclip", TINY_OPEN_CLIP, OPEN_CLIP),
     *_table("openclip-custom-text", TINY_OPEN_CLIP, OPEN_CLIP_CUSTOM),
+    *_table("openclip-timm", TINY_OPEN_CLIP, OPEN_CLIP_TIMM),
+    *_table("openclip-timm-custom-text", TINY_OPEN_CLIP, OPEN_CLIP_TIMM_CUSTOM),
 )
 PLAIN = VARIANTS[0]
 

@@ -82,8 +82,6 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     vision, text = config["vision_cfg"], config["text_cfg"]
     if "multimodal_cfg" in config:
         return "a CoCa model, which writes captions with a third stack of blocks"
-    if timm := vision.get("timm_model_name"):
-        return f"its image tower is timm's `{timm}`; open_clip's own vision transformers are supported"
     if isinstance(vision.get("layers"), list | tuple):
         return "its image tower is a ResNet (ModifiedResNet), which has no heads"
     if hugging_face := text.get("hf_model_name"):
@@ -117,6 +115,21 @@ def _refusal_of_attention(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def refusal_of_timm(visual: Any) -> str | None:  # noqa: ANN401 - open_clip is untyped
+    """Return why heads cannot be cut in an image tower of timm's, or None; open_clip's own are not asked."""
+    from hydractl.families.timm.families import refusal_of_tower
+
+    reason = refusal_of_tower(visual.trunk)
+    if reason is None and tuple(visual.image_size) != tuple(visual.trunk.patch_embed.img_size):
+        return f"it takes images of {visual.trunk.patch_embed.img_size}, not of {visual.image_size}"
+    return reason
+
+
+def timm_name(config: Mapping[str, Any]) -> str:
+    """Return the name of timm's model that is the image tower, empty where it is open_clip's own."""
+    return str(config["vision_cfg"].get("timm_model_name") or "")
+
+
 def is_custom(config: Mapping[str, object]) -> bool:
     """Return whether the text tower is a module of its own (`CustomTextCLIP`), whose names have the prefix `text.`."""
     return bool(config.get("custom_text", False))
@@ -131,9 +144,12 @@ def created(config: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as above
 
 def blank(config: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as above
     """Return the library's model with parameters on the meta device."""
+    import torch
+
     from hydractl.families.dismantling import without_weights
 
-    with without_weights():
+    # timm's constructors may run a part of the model, and know how to compute their buffers again
+    with torch.device("meta") if timm_name(config) else without_weights():
         return created(config)
 
 

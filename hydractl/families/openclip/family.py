@@ -1,12 +1,14 @@
-"""OpenCLIP's models with open_clip's own vision and text transformers, classified zero-shot.
+"""OpenCLIP's models with open_clip's own text transformers, and vision transformers of its own or timm's, classified zero-shot.
 
 Names in memory are those of the whole model, for both towers at once: of `CLIP`, whose text tower has no prefix, or of
-`CustomTextCLIP`, whose text tower is called `text`. Their configurations look alike, so each family may describe both.
+`CustomTextCLIP`, whose text tower is called `text`; an image tower of timm's is called `visual.trunk`. Their configurations
+look alike, so each family may describe all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
 from hydractl.families.openclip import config as configs
 from hydractl.families.options import check_known
+from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.jsonfile import plain
 from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads, first_problem
 
@@ -25,9 +28,12 @@ if TYPE_CHECKING:
     from hydractl.families.tower import Model
     from hydractl.manifest import TowerKeep
 
-LIBRARY = "openclip"
-FAMILY, CUSTOM_FAMILY = "openclip", "openclip-custom-text"
-SUPPORTED = "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14"
+LIBRARY = FAMILY = "openclip"
+TIMM, CUSTOM_TEXT = "-timm", "-custom-text"
+SUPPORTED = (
+    "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14, and vision transformers "
+    "of timm, as in ViT-B-16-SigLIP"
+)
 ANSWER = ("logit_scale", "logit_bias", "class_embeddings")
 HEADS = (
     HeadTensor(name="attn.in_proj_weight", axis=0, copies=3, role=Role.INPUT),
@@ -38,7 +44,15 @@ OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26
 CROPS = {"shortest": "center", "squash": "squash"}
 
 
-def _layouts(text: str) -> dict[str, TowerLayout]:
+def _layouts(text: str, *, timm: bool) -> dict[str, TowerLayout]:
+    trunk = "visual.trunk."
+    visual = replace(
+        LAYOUT,
+        block=trunk + LAYOUT.block,
+        embed=(trunk,),
+        readout=(*(trunk + name for name in (*LAYOUT.readout, *LAYOUT.head)), "visual.head."),
+        head=ANSWER,
+    )
     return {
         "text": _layout(
             f"{text}transformer",
@@ -46,7 +60,9 @@ def _layouts(text: str) -> dict[str, TowerLayout]:
             readout=(f"{text}ln_final.", f"{text}text_projection"),
             head=(),
         ),
-        "vision": _layout(
+        "vision": visual
+        if timm
+        else _layout(
             "visual.transformer",
             embed=(
                 "visual.conv1.",
@@ -74,27 +90,31 @@ def _layout(
     )
 
 
-def _family(name: str, *, text: str, claims: bool, covers: str, refuses: str) -> Family:
-    layouts, custom = _layouts(text), bool(text)
+def _family(name: str, *, covers: str, refuses: str) -> Family:
+    layouts = _layouts("text." if name.endswith(CUSTOM_TEXT) else "", timm=TIMM in name)
 
     def matches(config: Mapping[str, object]) -> bool:
-        model = config.get("model_cfg")
-        return "model_cfg" in config and custom == (isinstance(model, Mapping) and configs.is_custom(model))
+        return "model_cfg" in config and name == _family_name(config["model_cfg"])
 
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
         from hydractl.families.dismantling import cut_heads, fill
         from hydractl.families.openclip.modules import wrap
+        from hydractl.families.timm.modules import compute_buffers
 
-        library = configs.blank(architecture.config)
+        config: dict[str, Any] = dict(architecture.config)
+        library = configs.blank(config)
         cut_heads(library, layouts, architecture, mask)
         own = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
         fill(library, own)
-        if _vision(architecture.config).get("pos_embed_type") == "sin_cos_2d":
+        if configs.timm_name(config):
+            compute_buffers(library.visual.trunk)
+        if config["vision_cfg"].get("pos_embed_type") == "sin_cos_2d":
             library.visual.positional_embedding.requires_grad_(requires_grad=False)
         classes = None if state is None else state.get("class_embeddings")
-        return wrap(library, {tower: keep.keep for tower, keep in mask.items()}, classes).eval()
+        kept = {tower: keep.keep for tower, keep in mask.items()}
+        return wrap(library, kept, classes, width=config["embed_dim"]).eval()
 
     return Family(
         name=name,
@@ -103,7 +123,8 @@ def _family(name: str, *, text: str, claims: bool, covers: str, refuses: str) ->
         refuses=refuses,
         towers=layouts,
         matches=matches,
-        claims=lambda asked: claims and (asked == configs.ANY or asked.startswith(configs.PREFIX)),
+        # one of the four, which describes all
+        claims=lambda asked: name == FAMILY and (asked == configs.ANY or asked.startswith(configs.PREFIX)),
         read_config=read_config,
         describe=describe,
         build=build,
@@ -155,7 +176,7 @@ def adopt(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
 
     state = Checkpoint.open(folder, shards=locate(str(folder)).weights).tensors()
     if configs.is_custom(architecture.config):
-        own = _layouts("")["text"]
+        own = _layouts("", timm=False)["text"]
         prefixes = (own.block.partition(".")[0] + ".", *own.embed, *own.readout)
         state = {f"text.{k}" if k.startswith(prefixes) else k: v for k, v in state.items()}
     return dict(state)
@@ -172,7 +193,7 @@ def _described(
     try:
         library = configs.blank(config)
         text = library.text if configs.is_custom(config) else library
-        towers = {"text": _heads(text.transformer), "vision": _heads(library.visual.transformer)}
+        towers = {"text": _heads(text.transformer.resblocks), "vision": _image_heads(name, config, library)}
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever the library's constructors raise, these options make no model
@@ -183,7 +204,7 @@ def _described(
         architecture=Architecture(
             library=LIBRARY,
             name=name,
-            family=CUSTOM_FAMILY if configs.is_custom(config) else FAMILY,
+            family=_family_name(config),
             config=plain(config),
             towers=towers,
             num_classes=0,
@@ -195,16 +216,34 @@ def _described(
     )
 
 
-def _heads(transformer: Any) -> TowerHeads:  # noqa: ANN401 - open_clip is untyped
-    attention = transformer.resblocks[0].attn
-    return TowerHeads(
-        layers=len(transformer.resblocks), num_heads=attention.num_heads, head_dim=attention.head_dim
-    )
+def _heads(blocks: Any) -> TowerHeads:  # noqa: ANN401 - open_clip is untyped
+    attention = blocks[0].attn
+    return TowerHeads(layers=len(blocks), num_heads=attention.num_heads, head_dim=attention.head_dim)
 
 
-def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = config["vision_cfg"]
-    return found
+def _image_heads(name: str, config: Mapping[str, Any], library: Any) -> TowerHeads:  # noqa: ANN401 - as above
+    """Return the heads of an image tower.
+
+    Raises:
+        UnsupportedModelError: If it is timm's, and they cannot be cut in it.
+    """
+    timm = configs.timm_name(config)
+    if not timm:
+        return _heads(library.visual.transformer.resblocks)
+    if reason := configs.refusal_of_timm(library.visual):
+        raise UnsupportedModelError(
+            f"`{name}` is not supported: its image tower is timm's `{timm}`: {reason}", hint=SUPPORTED
+        )
+    return tower_heads(library.visual.trunk)
+
+
+def _family_name(config: object) -> str:
+    """Return the name of the family that reads a model's configuration."""
+    if not isinstance(config, Mapping):
+        return FAMILY
+    vision = config.get("vision_cfg")
+    timm = isinstance(vision, Mapping) and configs.timm_name(config)
+    return f"{FAMILY}{TIMM if timm else ''}{CUSTOM_TEXT if configs.is_custom(config) else ''}"
 
 
 def _images(size: tuple[int, int], given: Mapping[str, Any]) -> Preprocess:
@@ -235,18 +274,30 @@ def _images(size: tuple[int, int], given: Mapping[str, Any]) -> Preprocess:
         raise UnsupportedModelError(f"its preprocessing has no usable mean and std: {error}") from error
 
 
-OPENCLIP = _family(
-    FAMILY,
-    text="",
-    claims=True,
-    covers="`CLIP` with open_clip's own towers, zero-shot: ViT-B-32, ViT-L-14, CLIPA, ...",
-    refuses="CoCa: a third stack of blocks; ResNets: no heads; towers of timm or transformers; scales and norms that "
-    "span the heads; text towers with a class token; poolings with several answers",
+REFUSES = (
+    "CoCa: a third stack of blocks; ResNets: no heads; towers of transformers; scales and norms that span the heads; "
+    "text towers with a class token; poolings with several answers"
 )
-OPENCLIP_CUSTOM_TEXT = _family(
-    CUSTOM_FAMILY,
-    text="text.",
-    claims=False,
-    covers="`CustomTextCLIP` with open_clip's own towers, zero-shot",
-    refuses=f"as `{FAMILY}`",
+OPENCLIP = (
+    _family(
+        FAMILY,
+        covers="`CLIP` with open_clip's own towers, zero-shot: ViT-B-32, ViT-L-14, CLIPA, ...",
+        refuses=REFUSES,
+    ),
+    _family(
+        f"{FAMILY}{CUSTOM_TEXT}",
+        covers="`CustomTextCLIP` with open_clip's own towers, zero-shot",
+        refuses=f"as `{FAMILY}`",
+    ),
+    _family(
+        f"{FAMILY}{TIMM}",
+        covers="`CLIP` with an image tower of timm's families, zero-shot",
+        refuses=f"as `{FAMILY}` and timm's families; ConvNeXt, Swin: no vision transformers",
+    ),
+    _family(
+        f"{FAMILY}{TIMM}{CUSTOM_TEXT}",
+        covers="`CustomTextCLIP` with an image tower of timm's families, zero-shot: SigLIP, perception encoder, EVA, "
+        "ViTamin, MobileCLIP",
+        refuses=f"as `{FAMILY}{TIMM}`",
+    ),
 )

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
 from hydractl.families.dismantling import part
+from hydractl.families.timm import modules as timm
 from hydractl.families.tower import Block, Hosted, Model, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    Kept = Sequence[tuple[int, ...]]
+    from hydractl.families.dismantling import Kept
 
 NAMES = {
     "attn.members.0.qkv.": "attn.in_proj_",
@@ -102,6 +104,32 @@ class VisionReadout(Hosted):
         return unit(pooled if visual.proj is None else pooled @ visual.proj)
 
 
+class TrunkEmbed(timm.Embed):
+    """The embedding of an image tower of timm's."""
+
+    @property
+    @override
+    def library(self) -> Any:
+        host: Any = self.host
+        return host.visual.trunk
+
+
+class TrunkReadout(timm.Readout):
+    """The readout of an image tower of timm's, projected or not."""
+
+    @property
+    @override
+    def library(self) -> Any:
+        host: Any = self.host
+        return host.visual.trunk
+
+    @override
+    def forward(self, stream: Stream) -> torch.Tensor:
+        """Return embeddings (N, F) of length one."""
+        host: Any = self.host
+        return unit(host.visual.head(super().forward(stream)))
+
+
 class TextPart(Hosted):
     """Part of the text tower, whose modules the whole model holds itself, or under `text`."""
 
@@ -157,8 +185,21 @@ class TextReadout(TextPart):
         return unit(projection(read) if isinstance(projection, nn.Module) else read @ projection)
 
 
-def wrap(library: Any, kept: Mapping[str, Kept], class_embeddings: torch.Tensor | None) -> Model:  # noqa: ANN401
-    """Return the model whose parts are the library model's own modules; `kept` are each tower's and layer's heads."""
+def wrap(
+    library: Any,  # noqa: ANN401 - as above
+    kept: Mapping[str, Kept],
+    class_embeddings: torch.Tensor | None,
+    *,
+    width: int,
+) -> Model:
+    """Return the model whose parts are the library model's own modules.
+
+    Args:
+        library: With its heads already cut.
+        kept: Each tower's.
+        class_embeddings: (C, F), or None.
+        width: F.
+    """
     prefix = "text." if hasattr(library, "text") else ""
 
     def some(*prefixes: str) -> Any:  # noqa: ANN401 - as above
@@ -166,12 +207,14 @@ def wrap(library: Any, kept: Mapping[str, Kept], class_embeddings: torch.Tensor 
 
     towers = {
         "text": _text_tower(library, kept["text"], prefix, some),
-        "vision": _vision_tower(library.visual, kept["vision"], some),
+        "vision": _trunk_tower(library, kept["vision"])
+        if "trunk" in library.visual._modules
+        else _vision_tower(library.visual, kept["vision"], some),
     }
     answer = Contrast(
         logit_scale=library.logit_scale,
         logit_bias=library.logit_bias,
-        width=library.visual.output_dim,
+        width=width,
         class_embeddings=class_embeddings,
     )
     return Model(towers, answer)
@@ -199,6 +242,24 @@ def _vision_tower(visual: Any, kept: Kept, some: Any) -> Tower:  # noqa: ANN401 
         readout=VisionReadout(some("visual.attn_pool", "visual.ln_post", "visual.proj")),
         reads=slice(0, 1) if one else None,
         names=_names("visual.transformer"),
+    )
+
+
+def _trunk_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
+    trunk, prefix = library.visual.trunk, "visual.trunk."
+
+    def in_readout(name: str) -> bool:
+        return name.startswith("visual.head") or name.removeprefix(prefix).split(".")[0] in timm.READOUT
+
+    embed = part(
+        library, lambda n: n.startswith(prefix) and not n.startswith(f"{prefix}blocks.") and not in_readout(n)
+    )
+    return Tower(
+        embed=TrunkEmbed(embed),
+        blocks=timm.blocks(trunk, kept),
+        readout=TrunkReadout(part(library, lambda n: n.startswith("visual.") and in_readout(n))),
+        reads=timm.tokens_read(trunk),
+        names=timm.block_names(trunk, prefix),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from hydractl.families.timm.models import Row, family_of
+from hydractl.families.timm.models import Row, family_of, refusal_of_trunk
 
 # timm fills even meta tensors with random numbers, for most of the time that building takes
 SKIP_INIT = MappingProxyType({"weight_init": "skip"})
@@ -37,63 +37,63 @@ def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
     return None
 
 
-TIMM_EVA = family_of(
-    Row(
-        name="timm-eva",
-        covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
-        refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
-        module="eva",
-        classes=("Eva",),
-        blocks=("EvaBlock", "EvaBlockPostNorm"),
-        attentions=("EvaAttention", "AttentionRope"),
-        otherwise="not timm's Eva",
-        refusal=_refusal_of_eva,
-        adopts=True,
-        on_disk=(  # OpenCLIP's, the perception encoder's and Sapiens' own names
-            (r"^visual\.(?:trunk\.)?", ""),
-            (r"^transformer\.resblocks\.", "blocks."),
-            (r"^ln_post\.", "norm."),
-            (r"\.ffn\.", ".mlp."),
-        ),
-    )
+EVA = Row(
+    name="timm-eva",
+    covers="`Eva`: EVA, EVA-02, DINOv3, perception encoder, ViTs with rotary embeddings",
+    refuses="sub-LN: one norm over all heads; grouped queries: heads share keys; patches dropped in training",
+    module="eva",
+    classes=("Eva",),
+    blocks=("EvaBlock", "EvaBlockPostNorm"),
+    attentions=("EvaAttention", "AttentionRope"),
+    otherwise="not timm's Eva",
+    refusal=_refusal_of_eva,
+    adopts=True,
+    on_disk=(  # OpenCLIP's, the perception encoder's and Sapiens' own names
+        (r"^visual\.(?:trunk\.)?", ""),
+        (r"^transformer\.resblocks\.", "blocks."),
+        (r"^ln_post\.", "norm."),
+        (r"\.ffn\.", ".mlp."),
+    ),
 )
-TIMM_BEIT = family_of(
-    Row(
-        name="timm-beit",
-        covers="`Beit`: BEiT, BEiT v2",
-        refuses="",
-        module="beit",
-        classes=("Beit",),
-        blocks=("Block",),
-        attentions=("Attention",),
-        otherwise="not timm's Beit",
-        refusal=_odd_width,
-        adopts=True,
-    )
+BEIT = Row(
+    name="timm-beit",
+    covers="`Beit`: BEiT, BEiT v2",
+    refuses="",
+    module="beit",
+    classes=("Beit",),
+    blocks=("Block",),
+    attentions=("Attention",),
+    otherwise="not timm's Beit",
+    refusal=_odd_width,
+    adopts=True,
 )
-TIMM_RELPOS = family_of(
-    Row(
-        name="timm-relpos",
-        covers="`VisionTransformerRelPos`: ViTs with a table or a network of relative positions, one a layer or one for all",
-        refuses="",
-        module="vision_transformer_relpos",
-        classes=("VisionTransformerRelPos",),
-        blocks=("RelPosBlock", "ResPostRelPosBlock"),
-        attentions=("RelPosAttention",),
-        otherwise="not timm's VisionTransformerRelPos",
-        build_options=SKIP_INIT,
-    )
+RELPOS = Row(
+    name="timm-relpos",
+    covers="`VisionTransformerRelPos`: ViTs with a table or a network of relative positions, one a layer or one for all",
+    refuses="",
+    module="vision_transformer_relpos",
+    classes=("VisionTransformerRelPos",),
+    blocks=("RelPosBlock", "ResPostRelPosBlock"),
+    attentions=("RelPosAttention",),
+    otherwise="not timm's VisionTransformerRelPos",
+    build_options=SKIP_INIT,
 )
-TIMM_VIT = family_of(
-    Row(
-        name="timm-vit",
-        covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
-        refuses="talking heads; parallel blocks; differential attention; sub-LN: one norm over all heads",
-        module="",
-        classes=("VisionTransformer", "VisionTransformerDistilled"),
-        blocks=("Block", "ResPostBlock"),
-        attentions=("Attention",),
-        otherwise="not a plain vision transformer",
-        build_options=SKIP_INIT,
-    )
+VIT = Row(
+    name="timm-vit",
+    covers="`VisionTransformer`, `VisionTransformerDistilled`: ViT, DeiT, DINOv2, SigLIP, CLIP, AIMv2, hybrids",
+    refuses="talking heads; parallel blocks; differential attention; sub-LN: one norm over all heads",
+    module="",
+    classes=("VisionTransformer", "VisionTransformerDistilled"),
+    blocks=("Block", "ResPostBlock"),
+    attentions=("Attention",),
+    otherwise="not a plain vision transformer",
+    build_options=SKIP_INIT,
 )
+ROWS = (BEIT, EVA, RELPOS, VIT)
+TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT = map(family_of, ROWS)
+
+
+def refusal_of_tower(library: Any) -> str | None:  # noqa: ANN401 - as above
+    """Return why heads cannot be cut out of a model of any class, whatever it answers with, or None if they can."""
+    row = next((row for row in ROWS if type(library).__name__ in row.classes), VIT)
+    return refusal_of_trunk(row, library)

@@ -213,6 +213,16 @@ def refusal_of_trunk(row: Row, library: Any) -> str | None:  # noqa: ANN401 - as
     return row.refusal(library) if len(library.blocks) else "it has no blocks"
 
 
+def tower_heads(library: Any) -> TowerHeads:  # noqa: ANN401 - as above
+    """Return how many heads there are, and how wide."""
+    from hydractl.families.timm.modules import head_width
+
+    attention = library.blocks[0].attn
+    return TowerHeads(
+        layers=len(library.blocks), num_heads=attention.num_heads, head_dim=head_width(attention)
+    )
+
+
 def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
     """Return what timm's filter for pretrained weights of the model's module makes of tensors, None where it fails."""
     library = create(architecture.name, architecture.config)
@@ -251,23 +261,16 @@ def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
     """
     import timm
 
-    from hydractl.families.timm.modules import head_width
-
     library = create(name, options)
     reason = refusal(row, library)
     if reason is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
-    attention = library.blocks[0].attn
     architecture = Architecture(
         library=LIBRARY,
         name=name,
         family=row.name,
         config=plain(options),
-        towers={
-            TOWER: TowerHeads(
-                layers=len(library.blocks), num_heads=attention.num_heads, head_dim=head_width(attention)
-            )
-        },
+        towers={TOWER: tower_heads(library)},
         num_classes=library.num_classes,
     )
     data = timm.data.resolve_data_config(model=library)

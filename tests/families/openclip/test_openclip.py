@@ -21,11 +21,12 @@ from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import place_of
-from hydractl.families.openclip.config import refusal, registered
+from hydractl.families.openclip.config import refusal, registered, timm_name
 from hydractl.families.openclip.family import describe
 from hydractl.families.openclip.tokenizer import clip_tokenizer
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
+from hydractl.families.registry import family_for_config
 from hydractl.families.zero_shot import settle_classes
 from hydractl.heads.masks import full_mask
 from hydractl.manifest import Header, Kind
@@ -219,11 +220,36 @@ def test_each_model_of_the_registry_is_described_or_refused_with_a_reason():
         reason = refusal(registered(f"openclip:{name}", {}))
         supported += [name] if reason is None else []
         assert reason is None or len(reason) > 20
-    assert len(supported) == 45
+    own = [name for name in supported if not timm_name(open_clip.get_model_config(name))]
+    assert (len(own), len(supported)) == (45, 45 + 76)  # the others depend on what timm's model is
     assert {"ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-bigG-14", "ViT-B-16-quickgelu"} <= {*supported}
-    for name in supported[::6]:
+    for name in own[::6]:
         described = describe(f"openclip:{name}", {})
         assert describe(described.architecture.name, described.architecture.config) == described
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "heads"),
+    [
+        ("vit_medium_patch16_gap_256", "openclip-timm", (12, 8, 64)),
+        ("vit_relpos_medium_patch16_cls_224", "openclip-timm", (12, 8, 64)),
+        ("ViT-B-16-SigLIP2", "openclip-timm-custom-text", (12, 12, 64)),
+        ("PE-Core-T-16-384", "openclip-timm-custom-text", (12, 3, 64)),
+        ("EVA02-E-14", "openclip-timm-custom-text", (64, 16, 112)),
+        ("ViTamin-S", "openclip-timm-custom-text", (14, 6, 64)),
+        ("MobileCLIP-B", "openclip-timm-custom-text", (12, 12, 64)),
+    ],
+)
+def test_an_image_tower_of_timm_s_is_read_with_timm_s_families(name, family, heads):
+    described = describe(f"openclip:{name}", {})
+    architecture = described.architecture
+    tower = architecture.towers["vision"]
+    assert (architecture.family, architecture.name) == (family, f"openclip:{name}")
+    assert (tower.layers, tower.num_heads, tower.head_dim) == heads
+    assert described.preprocess.input_size[1] == open_clip.get_model_config(name)["vision_cfg"]["image_size"]
+    assert describe(architecture.name, architecture.config) == described
+    folder_config = {"model_cfg": dict(architecture.config)}
+    assert family_for_config(folder_config, where="m").name == family
 
 
 @pytest.mark.parametrize("variant", [PLAIN, CUSTOM], ids=str)
@@ -240,7 +266,10 @@ def test_a_name_with_options_opens_with_random_weights(variant):
     ("name", "options", "reason"),
     [
         ("coca_ViT-B-32", {}, "a CoCa model, which writes captions"),
-        ("ViT-B-16-SigLIP", {}, "its image tower is timm's `vit_base_patch16_siglip_224`"),
+        ("convnext_base", {}, "its image tower is timm's `convnext_base`: class ConvNeXt: not a plain vision tra"),
+        ("EVA02-B-16", {}, "its image tower is timm's `eva02_base_patch16_clip_224`: sub-LN attention: a norm over"),
+        ("ViT-B-16-SigLIP", {"vision.image_size": 96}, "it takes images of (224, 224), not of (96, 96)"),
+        ("ViT-B-16-SigLIP", {"vision.timm_model_name": "no_such"}, "open_clip cannot build `openclip:ViT-B-16-SigLIP`"),
         ("RN50", {}, "its image tower is a ResNet"),
         ("xlm-roberta-base-ViT-B-32", {}, "its text tower is transformers' `xlm-roberta-base`"),
         ("ViT-B-32", {"text.embed_cls": True}, "its text tower has a class token"),
@@ -317,10 +346,13 @@ def test_every_tensor_has_a_place(variant):
         place = place_of(sample.family, name)
         vision = name.startswith(("visual.", "logit_"))
         assert place.tower == ("vision" if vision else "text")
-        assert (place.layer is not None) == (".resblocks." in name)
+        assert (place.layer is not None) == (".resblocks." in name or ".blocks." in name)
         assert (place.heads is not None) == (tensor.shape != pruned.state[name].shape)
         if place.layer is None:
-            late = ("ln_post", "ln_final", "proj", "attn_pool.")
+            late = (
+                "ln_post", "ln_final", "text_projection", "visual.proj", "attn_pool.",
+                "visual.head.", "trunk.head.", "trunk.norm.", "trunk.fc_norm.",
+            )  # fmt: skip
             part = (
                 "head"
                 if name.startswith("logit_")

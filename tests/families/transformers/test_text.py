@@ -60,10 +60,10 @@ def test_names_on_disk_tell_the_parts(tmp_path, variant):
     sample = save_text_model(variant, tmp_path)
     family = sample.family
     found = {
-        locate(family, name_in_memory(family, name)) for name in load_file(tmp_path / "model.safetensors")
+        place_of(family, name_in_memory(family, name)) for name in load_file(tmp_path / "model.safetensors")
     }
     parts = {(place.part, place.layer) for place in found}
-    assert parts == {(place.part, place.layer) for place in (locate(family, name) for name in sample.state)}
+    assert parts == {(place.part, place.layer) for place in (place_of(family, name) for name in sample.state)}
 
 
 @every_family

@@ -1,0 +1,38 @@
+"""Small architectures of timm's registry: open_clip gives the models that it takes from there no sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import timm
+from timm.models import register_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SIZES = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4}
+
+
+@register_model
+def tiny_trunk_map(*, pretrained: bool = False, **options: object) -> nn.Module:
+    return _tiny("vit_base_patch16_siglip_224", pretrained, options)
+
+
+@register_model
+def tiny_trunk_rope(*, pretrained: bool = False, **options: object) -> nn.Module:
+    return _tiny("vit_pe_core_tiny_patch16_384", pretrained, options)
+
+
+@register_model
+def tiny_trunk_post_norm(*, pretrained: bool = False, **options: object) -> nn.Module:
+    return _tiny("eva02_enormous_patch14_clip_224", pretrained, options)
+
+
+@register_model
+def tiny_trunk_relpos(*, pretrained: bool = False, **options: object) -> nn.Module:
+    return _tiny("vit_relpos_medium_patch16_cls_224", pretrained, options)
+
+
+def _tiny(name: str, pretrained: bool, options: dict[str, object]) -> nn.Module:
+    made: nn.Module = timm.create_model(name, pretrained=pretrained, **SIZES | options)
+    return made
