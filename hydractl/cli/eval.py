@@ -12,12 +12,15 @@ from hydractl.progress import counted
 from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+    from typing import TypeAlias
 
     from rich.console import Console
 
-    from hydractl.manifest import Fingerprint, Report, Value
+    from hydractl.manifest import Fingerprint, Report, Row
+
+    Column: TypeAlias = tuple[str | None, Metric]
 
 CELLS: dict[Unit, Callable[[float], str]] = {
     Unit.SHARE: lambda value: f"{100 * value:.1f}",
@@ -64,42 +67,78 @@ def show(document: Report, paths: Sequence[Path], out: Console) -> None:
 
 def render(document: Report, out: Console) -> None:
     """Show a report: a table over all rows, one for each OOD set, and one of the members' diversity."""
-    out.print(_main_table(document))
-    sets = len(document.near) + len(document.far)
+    kinds = dict.fromkeys(document.near, "near") | dict.fromkeys(document.far, "far")
+    main = _columns(document, None, Needs.TEMPERATURE, Needs.LABELS)
+    main += _columns(document, "all", Needs.OOD) + _columns(document, None, Needs.WEIGHTS, Needs.TIME)
+    foreign = {name: _columns(document, name, Needs.OOD, Needs.MEMBERS) for name in kinds}
+    members = [c for scope in (None, "all") for c in _columns(document, scope, Needs.MEMBERS)]
+    if all(row.members == 1 for row in document.rows):
+        members = []
+    batch = str(document.options.get("batch_size"))
+    out.print(_table(document, main, [str(m.column).replace("{batch_size}", batch) for _, m in main]))
     tested = document.data.get("id")
     if tested is not None:
-        line(out, f"{_samples(tested, ': ')}{_notes(document, sets)}")
+        line(out, f"{_samples(tested, ': ')}{_notes(main, [*foreign.values(), members])}")
     if any(TEMPERATURE in row.values for row in document.rows):
         line(out, _scaling(document))
-    for kind, names in (("near", document.near), ("far", document.far)):
-        for name in names:
-            out.print(_ood_table(document, name, kind))
-    if _has_members(document):
-        out.print(_member_table(document))
+    for name, columns in foreign.items():
+        title = f"{name} ({kinds[name]} OOD: {_samples(document.data[name], ', ')})"
+        out.print(_table(document, columns, [str(m.column) for _, m in columns], title=title))
+    if members:
+        heads = ["members", *(f"{m.column} {'ID' if scope is None else 'OOD'}" for scope, m in members)]
+        out.print(_table(document, members, heads, title="Diversity of the members"))
 
 
-def _notes(document: Report, sets: int) -> str:
+def _columns(document: Report, scope: str | None, *needs: Needs) -> list[Column]:
+    """Return what tables show of a scope, in the order of what it needs, as far as any row has it.
+
+    Args:
+        document: The report.
+        scope: None for the ID set and costs, else an OOD set or `all` for the mean over them.
+        needs: Of the metrics.
+    """
+    metrics = [METRICS[name] for each in needs for name in needing(METRICS, each)]
+    return [(scope, m) for m in metrics if m.column and any(_found(row, scope, m) for row in document.rows)]
+
+
+def _found(row: Row, scope: str | None, metric: Metric) -> tuple[float | None, ...]:
+    """Return a number and, on an OOD set, its interval; nothing where the row has none."""
+    if scope == "all":
+        return (row.means[scope][metric.name],) if metric.name in row.means.get(scope, {}) else ()
+    found = (row.values if scope is None else row.ood[scope]).get(metric.name)
+    return () if found is None else (found.value,) if scope is None else (found.value, found.low, found.high)
+
+
+def _table(
+    document: Report, columns: Sequence[Column], heads: Sequence[str], *, title: str | None = None
+) -> object:
+    """Return a table of all rows; the head `members` stands for their number."""
+    rows = [
+        [
+            row.name,
+            *([str(row.members)] if len(heads) > len(columns) else []),
+            *(_cell(m, *_found(row, scope, m)) for scope, m in columns),
+        ]
+        for row in document.rows
+    ]
+    return table(["model", *heads], rows, title=title)
+
+
+def _cell(metric: Metric, *found: float | None) -> str:
+    """Return a number, and its interval if it has one, as a person reads them."""
+    value, *interval = [CELLS.get(metric.unit, "{:.3f}".format)(x) for x in found if x is not None] or [""]
+    return f"{value} [{', '.join(interval)}]" if interval else value
+
+
+def _notes(main: Sequence[Column], others: Sequence[Sequence[Column]]) -> str:
     """Return what must be known of the columns that are shown: which are means, and which are in %."""
-    ranked = [
-        str(m.column)
-        for m in _columns(Needs.OOD)
-        if any(m.name in row.means.get("all", {}) for row in document.rows)
-    ]
-    means = f"; {_listed(ranked)} {'are means' if len(ranked) > 1 else 'is a mean'} over {sets} OOD sets"
-    hidden = set() if _has_members(document) else {m.name for m in _columns(Needs.MEMBERS)}
-    shown = {name for row in document.rows for name in row.values.keys() - hidden}
-    shown |= {name for row in document.rows for values in row.ood.values() for name in values}
-    shares = [
-        str(m.column)
-        for m in _columns(Needs.LABELS, Needs.OOD, Needs.MEMBERS)
-        if m.unit is Unit.SHARE and m.name in shown
-    ]
-    return (means if ranked and sets > 1 else "") + (f". {_listed(shares)} in %" if shares else "")
-
-
-def _columns(*needs: Needs) -> list[Metric]:
-    """Return the metrics that tables show, in the order of what they need."""
-    return [METRICS[name] for each in needs for name in needing(METRICS, each) if METRICS[name].column]
+    means = [str(m.column) for scope, m in main if scope is not None]
+    shown = {m.name for columns in (main, *others) for _, m in columns if m.unit is Unit.SHARE}
+    order = needing(METRICS, Needs.LABELS) + needing(METRICS, Needs.OOD) + needing(METRICS, Needs.MEMBERS)
+    shares = [str(METRICS[name].column) for name in order if name in shown]
+    sets = len(others) - 1
+    over = f"; {_listed(means)} {'are means' if len(means) > 1 else 'is a mean'} over {sets} OOD sets"
+    return (over if means and sets > 1 else "") + (f". {_listed(shares)} in %" if shares else "")
 
 
 def _scaling(document: Report) -> str:
@@ -115,64 +154,6 @@ def _samples(data: Fingerprint, between: str) -> str:
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
-
-
-def _has_members(document: Report) -> bool:
-    diverse = {m.name for m in _columns(Needs.MEMBERS)}
-    return any(row.members > 1 and row.values.keys() & diverse for row in document.rows)
-
-
-def _main_table(document: Report) -> object:
-    """Return a row's values on the ID set, costs, and means over all OOD sets."""
-    found = [
-        {m: v.value for m, v in row.values.items()} | dict(row.means.get("all", {})) for row in document.rows
-    ]
-    every = _columns(Needs.TEMPERATURE, Needs.LABELS, Needs.OOD, Needs.WEIGHTS, Needs.TIME)
-    shown = [m for m in every if any(m.name in numbers for numbers in found)]
-    heads = [str(m.column).format(batch_size=document.options.get("batch_size")) for m in shown]
-    rows = [[row.name, *_cells(shown, numbers)] for row, numbers in zip(document.rows, found, strict=True)]
-    return table(["model", *heads], rows)
-
-
-def _ood_table(document: Report, name: str, kind: str) -> object:
-    shown = [
-        m for m in _columns(Needs.OOD, Needs.MEMBERS) if all(m.name in row.ood[name] for row in document.rows)
-    ]
-    rows = [[row.name, *(_with_interval(m, row.ood[name][m.name]) for m in shown)] for row in document.rows]
-    title = f"{name} ({kind} OOD: {_samples(document.data[name], ', ')})"
-    return table(["model", *(str(m.column) for m in shown)], rows, title=title)
-
-
-def _with_interval(metric: Metric, found: Value) -> str:
-    text = cell(metric, found.value)
-    if found.low is None or found.high is None:
-        return text
-    return f"{text} [{cell(metric, found.low)}, {cell(metric, found.high)}]"
-
-
-def _member_table(document: Report) -> object:
-    known = [m for m in _columns(Needs.MEMBERS) if all(m.name in row.values for row in document.rows)]
-    ood = all(row.means.get("all", {}).keys() >= {m.name for m in known} for row in document.rows)
-    heads = [f"{m.column} {where}" for where in ("ID", "OOD")[: 1 + ood] for m in known]
-    rows = [
-        [
-            row.name,
-            str(row.members),
-            *_cells(known, {m: v.value for m, v in row.values.items()}),
-            *(_cells(known, row.means["all"]) if ood else ()),
-        ]
-        for row in document.rows
-    ]
-    return table(["model", "members", *heads], rows, title="Diversity of the members")
-
-
-def _cells(metrics: Sequence[Metric], numbers: Mapping[str, float]) -> list[str]:
-    return [cell(m, numbers[m.name]) if m.name in numbers else "" for m in metrics]
-
-
-def cell(metric: Metric, value: float) -> str:
-    """Return a number as a person reads it."""
-    return CELLS.get(metric.unit, "{:.3f}".format)(value)
 
 
 def _known_metrics() -> str:

@@ -51,19 +51,3 @@ def check_labels(labels: Tensor, *, samples: int, classes: int) -> None:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise ValueError(f"labels must lie in 0..{classes - 1}, got {low}..{high}")
-
-
-def check_scores(scores: Tensor, *, name: str) -> None:
-    """Refuse scores that cannot be ranked.
-
-    Args:
-        scores: Shape (..., N).
-        name: What the message calls them.
-
-    Raises:
-        ValueError: If there is none, or one is not finite.
-    """
-    if scores.ndim == 0 or scores.numel() == 0:
-        raise ValueError(f"{name} scores must have non-empty axes, got shape {tuple(scores.shape)}")
-    if not bool(scores.isfinite().all()):
-        raise ValueError(f"{name} scores must be finite")

@@ -1,8 +1,7 @@
-"""What does a model cost? Parameters, multiply-accumulates, time."""
+"""What does a model cost? Parameters, multiply-accumulates."""
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,20 +39,3 @@ def count_macs(fn: Callable[..., object], *args: object) -> int:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return int(counter.get_total_flops()) // 2
-
-
-def seconds_of(fn: Callable[[], object]) -> float:
-    """Return the seconds of one call, until its last kernel is done."""
-    _wait_for_gpu()
-    start = perf_counter()
-    fn()
-    _wait_for_gpu()
-    return perf_counter() - start
-
-
-def _wait_for_gpu() -> None:
-    """Wait for queued kernels, without waking a GPU that is not in use."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    if torch.backends.mps.is_available():
-        torch.mps.synchronize()

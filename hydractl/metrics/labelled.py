@@ -59,8 +59,11 @@ def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tenso
     """
     _check(confidence, hits, bins)
     order = confidence.argsort(stable=True, dim=-1)
-    gaps = (hits.double() - confidence.double()).gather(-1, order).tensor_split(bins, -1)
-    return sum((gap.sum(-1).abs() for gap in gaps), confidence.double().new_zeros(())) / confidence.shape[-1]
+    gaps = (hits.double() - confidence.double()).gather(-1, order)
+    total = gaps.new_zeros(*gaps.shape[:-1], bins)
+    for index, part in enumerate(gaps.tensor_split(bins, -1)):
+        total[..., index] = part.sum(-1).abs()
+    return total.sum(-1) / confidence.shape[-1]
 
 
 def _check(confidence: Tensor, hits: Tensor, bins: int) -> None:

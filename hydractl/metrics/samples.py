@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.metrics.checks import check_labels, check_probs, check_scores
+from hydractl.metrics.checks import check_labels, check_probs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,8 +70,11 @@ def places(id_scores: Tensor, ood_scores: Tensor) -> dict[str, Tensor]:
     Raises:
         ValueError: If either is empty or not finite, or they are not those of the same candidates.
     """
-    check_scores(id_scores, name="ID")
-    check_scores(ood_scores, name="OOD")
+    for name, scores in (("ID", id_scores), ("OOD", ood_scores)):
+        if not scores.numel():
+            raise ValueError(f"{name} scores must have non-empty axes, got shape {tuple(scores.shape)}")
+        if not bool(scores.isfinite().all()):
+            raise ValueError(f"{name} scores must be finite")
     if id_scores.shape[:-1] != ood_scores.shape[:-1]:
         raise ValueError(
             f"ID scores have shape {tuple(id_scores.shape)}, but OOD scores have shape {tuple(ood_scores.shape)}"

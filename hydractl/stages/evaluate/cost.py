@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from hydractl.families.probe import blank_inputs
 from hydractl.manifest import Value
-from hydractl.metrics.cost import count_macs, count_parameters, seconds_of
+from hydractl.metrics.cost import count_macs, count_parameters
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
 
@@ -107,15 +107,32 @@ def _in_turn(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
     for call in calls:
         end = perf_counter() + WARMUP_S
         for _ in range(WARMUP):
-            seconds_of(call)
+            _seconds_of(call)
             if perf_counter() > end:
                 break
     times: list[list[float]] = [[] for _ in calls]
     end = perf_counter() + BUDGET_S * len(calls)
     while len(times[0]) < LEAST or (len(times[0]) < MOST and perf_counter() < end):
         for call, own in zip(calls, times, strict=True):
-            own.append(seconds_of(call))
+            own.append(_seconds_of(call))
     return times
+
+
+def _seconds_of(fn: Callable[[], object]) -> float:
+    """Return the seconds of one call, until its last kernel is done."""
+    _wait_for_gpu()
+    start = perf_counter()
+    fn()
+    _wait_for_gpu()
+    return perf_counter() - start
+
+
+def _wait_for_gpu() -> None:
+    """Wait for queued kernels, without waking a GPU that is not in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
 
 
 def _median(times: Tensor, seed: int) -> Value:

@@ -158,8 +158,9 @@ def _measure_rows(
             settle(model, opened_as, task.classes)
         scaling = Scaling(temperature=config.given_temperature)
         if task.heldout is not None:
-            held = _predict_row(row, models, task.heldout.inputs, progress)
-            scaling = Scaling.fit(held, task.heldout.labels, row=named.name, progress=progress)
+            data, labels = task.heldout
+            held = _predict_row(row, models, data, progress)
+            scaling = Scaling.fit(held, labels, row=named.name, progress=progress)
             del held
         found = {
             name: scaling(_predict_row(row, models, inputs, progress)) for name, inputs in task.inputs.items()

@@ -29,28 +29,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heldout:
-    """The split that temperatures are fitted on; labels (N,) are the models' classes."""
-
-    inputs: PreparedData
-    labels: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """The data, ready for any row.
 
     Attributes:
         inputs: The ID set and the OOD sets.
         labels: Of the ID set, (N,), the models' classes.
-        heldout: What temperatures are fitted on; None if none are.
+        heldout: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
         classes: What zero-shot models tell apart.
         fingerprints: Of every set, the held-out one under `temperature`.
     """
 
     inputs: dict[str, PreparedData]
     labels: Tensor
-    heldout: Heldout | None
+    heldout: tuple[PreparedData, Tensor] | None
     classes: Classes | None
     fingerprints: dict[str, Fingerprint]
 
@@ -82,7 +74,7 @@ class Task:
         }
         held = None
         if fitted_on is not None:
-            held = Heldout(inputs=inputs.pop(TEMPERATURE), labels=fitted_on)
+            held = inputs.pop(TEMPERATURE), fitted_on
             if fingerprints[TEMPERATURE].sha256 == fingerprints[ID_NAME].sha256:
                 progress.warn(
                     "`--temperature` and `--data` hold the same samples: calibration will look better than it is"

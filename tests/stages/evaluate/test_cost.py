@@ -54,6 +54,15 @@ def test_counting_leaves_the_model_as_it_was():
     assert torch.equal(model(sample.inputs()), before)
 
 
+def test_the_clock_is_read_around_the_call(monkeypatch):
+    ticks = iter([1.0, 3.5])
+    monkeypatch.setattr(evaluate_cost, "perf_counter", lambda: next(ticks))
+    calls = []
+
+    assert evaluate_cost._seconds_of(lambda: calls.append(1)) == 2.5
+    assert calls == [1]
+
+
 def test_rows_take_turns():
     calls = []
 
