@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
-from hydractl.families.transformers.clip import ALTCLIP, CHINESE_CLIP, CLIP, SIGLIP
+from hydractl.families.transformers.clip import PAIRS
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
-from hydractl.families.transformers.vision_models import (
-    BEIT,
-    DATA2VEC_VISION,
-    DEIT,
-    DINOV2,
-    DINOV2_REGISTERS,
-    IJEPA,
-    TOWER,
-    VIT,
-)
+from hydractl.families.transformers.vision_models import IMAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,19 +25,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.name: family
         for family in (
-            CLIP,
-            CHINESE_CLIP,
-            ALTCLIP,
-            SIGLIP,
+            *PAIRS,
             *TEXTS,
-            VIT,
-            DEIT,
-            IJEPA,
-            BEIT,
-            DATA2VEC_VISION,
-            DINOV2,
-            DINOV2_REGISTERS,
-            TOWER,
+            *IMAGES,
             *OPENCLIP,
             TIMM_BEIT,
             TIMM_EVA,

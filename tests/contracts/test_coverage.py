@@ -24,7 +24,8 @@ SUPPORTED = {
         "vit/ViTForImageClassification/qkv_bias=False", "dinov2/Dinov2ForImageClassification", "clip/CLIPModel",
         "siglip/SiglipForImageClassification/vision.vision_use_head=False", "metaclip_2/MetaClip2Model",
         "chinese_clip/ChineseCLIPModel", "altclip/AltCLIPModel", "ijepa/IJepaForImageClassification",
-        "vit_msn/ViTMSNForImageClassification", "data2vec-vision/Data2VecVisionForImageClassification",
+        "vit_msn/ViTMSNForImageClassification", "beit/BeitForImageClassification/use_relative_position_bias=True",
+        "data2vec-vision/Data2VecVisionForImageClassification",
     ),
     "openclip": (
         "ViT-B-32-quickgelu", "ViT-S-16-alt", "ViT-H-14-CLIPA", "ViT-L-14-worldwide", "ViT-B-16-SigLIP2", "PE-Core-S-16-384",
@@ -52,7 +53,6 @@ REFUSED = {
         "bert/BertForSequenceClassification/is_decoder=True": "it is a decoder",
         "mpnet/MPNetForSequenceClassification/relative_attention_num_buckets=16": "it has fewer than the 32 relative",
         "deberta-v2/DebertaV2ForSequenceClassification/attention_head_size=16": "its `attention_head_size` is not its width",
-        "beit/BeitForImageClassification/use_relative_position_bias=True": "its relative position bias has a column",
         "dinov2/Dinov2ForImageClassification/image_size=[8, 12]": "the library resizes position embeddings from a square",
         "siglip/SiglipModel/vision.vision_use_head=False": "its image tower does not pool",
         "siglip/SiglipModel/text.projection_size=24": "it has embeddings of 32 numbers for images, 24 for texts",

@@ -217,10 +217,15 @@ IJEPA: dict[str, tuple[str, dict[str, object]]] = {"plain": ("ijepa", _MLP)}
 BEIT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("beit", _MLP),
     "positions": ("beit", _MLP | {"use_absolute_position_embeddings": True, "use_mask_token": True}),
+    "relative": ("beit", _MLP | {"use_relative_position_bias": True}),
+    "shared-relative": ("beit", _MLP | {"use_shared_relative_position_bias": True}),
     "class-token": ("beit", _MLP | {"use_mean_pooling": False, "layer_scale_init_value": 0.0}),
 }
 DATA2VEC_VISION: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("data2vec-vision", _MLP),
+    "relative": ("data2vec-vision", _MLP | {
+        "use_relative_position_bias": True, "use_shared_relative_position_bias": True,
+    }),
     "class-token": ("data2vec-vision", _MLP | {
         "use_mean_pooling": False, "layer_scale_init_value": 0.0, "use_absolute_position_embeddings": True,
         "use_mask_token": True,

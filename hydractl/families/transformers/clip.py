@@ -216,23 +216,19 @@ def _incomparable(config: Any) -> str | None:  # noqa: ANN401 - as above
 
 
 _CLIP_VISION = Paired(encoder=VISION, pick="first")
-CLIP = _family(
+_PAIRS = (
     Pair(
         name="transformers-clip",
         classes={"clip": "CLIPModel", "metaclip_2": "MetaClip2Model", "clipseg": "CLIPSegModel"},
         text=Paired(encoder=TEXT, pick="end", causal=True),
         vision=_CLIP_VISION,
-    )
-)
-CHINESE_CLIP = _family(
+    ),
     Pair(
         name="transformers-chinese-clip",
         classes={"chinese_clip": "ChineseCLIPModel"},
         text=Paired(encoder=_BERT, pick="first", takes=("token_type_ids",)),
         vision=_CLIP_VISION,
-    )
-)
-ALTCLIP = _family(
+    ),
     Pair(
         name="transformers-altclip",
         classes={"altclip": "AltCLIPModel"},
@@ -249,9 +245,7 @@ ALTCLIP = _family(
         vision=_CLIP_VISION,
         unused=lambda config: config.pad_token_id + 1,  # positions are counted from behind the padding token
         on_disk=((r"\.encoder\.layer\.", ".encoder.layers."),),
-    )
-)
-SIGLIP = _family(
+    ),
     Pair(
         name="transformers-siglip",
         classes={"siglip": "SiglipModel"},
@@ -261,5 +255,6 @@ SIGLIP = _family(
         scalars=frozenset(),
         refusal=_incomparable,
         refuses="towers whose embeddings differ in width or are not pooled: the library cannot compare them",
-    )
+    ),
 )
+PAIRS = tuple(_family(pair) for pair in _PAIRS)

@@ -11,6 +11,8 @@ from hydractl.manifest import TowerHeads
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+TABLE = "relative_position_bias_table"
+
 
 def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyped
     """Return how many heads a configuration has, and how wide they are."""
@@ -38,6 +40,8 @@ class Encoder:
         qkv: Projections of queries, keys and values; or the one that makes all three.
         further: Other projections along the heads: what the group of heads calls them, and the library.
         output: The attention's output projection.
+        bias: The attention's bias of relative positions, a column a head; empty where there is none.
+        shared_bias: The one that all layers share, relative to `model`.
         post_norm: Whether norms follow the residuals; else they stand before what the residuals go around.
         norms: The attention's norm and the MLP's.
         mlp: Modules of the MLP, run in turn.
@@ -60,6 +64,8 @@ class Encoder:
     qkv: tuple[str, ...]
     further: tuple[tuple[str, str], ...] = ()
     output: str
+    bias: str = ""
+    shared_bias: str = ""
     post_norm: bool = False
     norms: tuple[str, str]
     mlp: tuple[str, ...] = ("mlp",)
@@ -77,9 +83,8 @@ class Encoder:
     @property
     def before(self) -> tuple[str, ...]:
         """Prefixes of the embedding's tensors."""
-        return tuple(
-            f"{self.model}.{name}." for name in (*self.embed, self.rotary, *self.beside, *self.unread) if name
-        )
+        names = (*self.embed, self.rotary, self.shared_bias, *self.beside, *self.unread)
+        return tuple(f"{self.model}.{name}." for name in names if name)
 
     @property
     def after(self) -> tuple[str, ...]:
@@ -96,13 +101,15 @@ class Encoder:
     def layout(self) -> TowerLayout:
         """Return where heads and MLPs lie."""
         along = (*self.qkv, *(theirs for _, theirs in self.further))
+        table = HeadTensor(name=f"{self.bias}.{TABLE}", axis=1, copies=1, role=Role.BIAS, one_entry=True)
         return TowerLayout(
             block=f"{self.blocks}.{{layer}}.",
             heads=(
                 *projections_apart("{part}", along, copies=3 if len(self.qkv) == 1 else 1),
+                *((table,) if self.bias else ()),
                 HeadTensor(name=f"{self.output}.weight", axis=1, copies=1, role=Role.OUTPUT),
             ),
-            attention=tuple(f"{name}." for name in (*along, self.output)),
+            attention=tuple(f"{name}." for name in (*along, self.output, self.bias) if name),
             mlp=tuple(f"{name}." for name in self.mlp),
             embed=self.before,
             readout=self.after,
@@ -126,6 +133,7 @@ class Encoder:
         return (
             {ours: f"{block}{theirs}." for ours, theirs in named.items()}
             | {ours: block + theirs for ours, theirs in scales.items()}
+            | {f"{group}bias.table": f"{block}{self.bias}.{TABLE}"}
             | {f"{ours}.host.": f"{self.model}.{theirs}." for ours, theirs in self.outside}
         )
 

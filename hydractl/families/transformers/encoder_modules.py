@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
+from hydractl.families.attention import Attention, HeadGroup, HeadParts, PositionBias, Side
 from hydractl.families.dismantling import part
 from hydractl.families.tower import Block, Hosted, Stream, Tower
 from hydractl.families.transformers.encoder import heads_of
@@ -158,14 +158,21 @@ def tower(
 
 
 def images_of(encoder: Encoder) -> Callable[[Any, torch.Tensor], Stream]:
-    """Return what makes a stream of images (B, C, height, width): patches, prefix tokens, positions, norm."""
+    """Return what makes a stream of images (B, C, height, width): patches, prefix tokens, positions, norm.
+
+    A bias that all layers share is a constant `bias` (1, H, T, T).
+    """
 
     def embed(host: nn.Module, images: torch.Tensor) -> Stream:
-        parts = dict(host.get_submodule(encoder.model).named_children())
+        model = host.get_submodule(encoder.model)
+        parts, bias = dict(model.named_children()), _bias(model, encoder.shared_bias)
         tokens: Any = images
         for name in encoder.embed:
             tokens = parts[name](tokens) if name in parts else tokens
-        return Stream(tokens[0] if isinstance(tokens, tuple) else tokens)  # data2vec's tells the grid, too
+        return Stream(
+            tokens[0] if isinstance(tokens, tuple) else tokens,  # data2vec's tells the grid, too
+            constants={} if bias is None else {"bias": bias().unsqueeze(0)},
+        )
 
     return embed
 
@@ -191,8 +198,19 @@ def _head_parts(layer: nn.Module, kept: tuple[int, ...], encoder: Encoder, confi
         v=v,
         proj=proj,
         proj_drop=_drop(layer, encoder, 0),
+        bias=_bias(layer, encoder.bias),
         dropout=getattr(config, encoder.attention_dropout),
     )
+
+
+def _bias(holder: nn.Module, name: str) -> PositionBias | None:
+    """Return a bias of relative positions, if there is one, for images of the size that the model was made for."""
+    own: Any = dict(holder.named_modules()).get(name) if name else None
+    if own is None:
+        return None
+    # the library keeps an index for all who ask, which may have been made where nothing is trained
+    index = own.generate_relative_position_index(own.window_size).clone()
+    return PositionBias(own.relative_position_bias_table, index)
 
 
 def _drop(layer: nn.Module, encoder: Encoder, after: int) -> nn.Module:

@@ -91,8 +91,8 @@ class Row:
         classes: For each architecture name (see `Kind`) the class, and how it reads.
         types: See `Kind`; given for models whose configuration holds two towers'.
         nested: See `Kind`.
-        any_size: Whether the models take images of other sizes than they were made for.
-        refusal: See `Kind`.
+        resizes: Whether the library resizes positions, which it does for squares only.
+        one_size: Whether a model takes no images of another size than it was made for nevertheless, given the configuration.
         refuses: See `Family`.
         on_disk: See `Family`.
     """
@@ -102,8 +102,8 @@ class Row:
     classes: Mapping[str, tuple[str, Readout]]
     types: Mapping[str, str] = field(default_factory=dict)
     nested: str | None = None
-    any_size: bool = False
-    refusal: Callable[[Any], str | None] = lambda _: None
+    resizes: bool = False
+    one_size: Callable[[Any], bool] = lambda _: False
     refuses: str = ""
     on_disk: tuple[tuple[str, str], ...] = ()
 
@@ -132,7 +132,7 @@ def _family(row: Row) -> Family:
         size = image_size(own(config))
         if folder is None:
             return default_preprocess(size)
-        return read_image_processor(folder, size, fixed=not row.any_size)
+        return read_image_processor(folder, size, fixed=not row.resizes or row.one_size(config))
 
     return family_of_kind(
         Kind(
@@ -147,12 +147,12 @@ def _family(row: Row) -> Family:
             on_disk=row.on_disk,
             wrap=wrap,
             preprocess=preprocess,
-            refusal=lambda config: row.refusal(config) or _unusable(own(config), any_size=row.any_size),
+            refusal=lambda config: _unusable(own(config), squares=row.resizes),
         )
     )
 
 
-def _unusable(config: Any, *, any_size: bool) -> str | None:  # noqa: ANN401 - as above
+def _unusable(config: Any, *, squares: bool) -> str | None:  # noqa: ANN401 - as above
     """Return why the library cannot run a model, or None."""
     _, *image = image_size(config)
     patch = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
@@ -160,15 +160,14 @@ def _unusable(config: Any, *, any_size: bool) -> str | None:  # noqa: ANN401 - a
         return (
             f"its patches of {patch[0]}x{patch[1]} pixels do not fit in its images of {image[0]}x{image[1]}"
         )
-    if any_size and image[0] != image[1]:
+    if squares and image[0] != image[1]:
         return f"the library resizes position embeddings from a square only, not from {image[0]}x{image[1]} pixels"
     return None
 
 
-def _relative(config: Any) -> str | None:  # noqa: ANN401 - as above
-    if config.use_relative_position_bias or config.use_shared_relative_position_bias:
-        return "its relative position bias has a column of its own for each head"
-    return None
+def _relative(config: Any) -> bool:  # noqa: ANN401 - as above
+    found: bool = config.use_relative_position_bias or config.use_shared_relative_position_bias
+    return found
 
 
 _ATTENTION_ON_DISK = (
@@ -191,7 +190,13 @@ _VIT = Encoder(
     drops=("dropout", "dropout"),
 )
 _BEIT = replace(
-    _VIT, model="beit", final=("layernorm", "pooler"), scales=("lambda_1", "lambda_2"), drop_path=True
+    _VIT,
+    model="beit",
+    final=("layernorm", "pooler"),
+    scales=("lambda_1", "lambda_2"),
+    drop_path=True,
+    bias="relative_position_bias",
+    shared_bias="shared_position_bias",
 )
 _DINOV2 = replace(
     _VIT,
@@ -205,7 +210,12 @@ _DINOV2 = replace(
 _CLIP = replace(VISION, final=("post_layernorm", "head"), head=("classifier",), projection=())
 
 _DISTILLED = "DeiTForImageClassificationWithTeacher"
-VIT = _family(
+_TOWERS = {
+    "siglip": ("SiglipForImageClassification", _SIGLIP_MEAN),
+    "clip": ("CLIPForImageClassification", _CLIP_MEAN),
+    "metaclip_2": ("MetaClip2ForImageClassification", _CLIP_MEAN),
+}
+_ROWS = (
     Row(
         title="vit",
         encoder=_VIT,
@@ -214,9 +224,7 @@ VIT = _family(
             "vit_msn": ("ViTMSNForImageClassification", _CLASS_TOKEN),
         },
         on_disk=((r"^encoder\.", "vit.encoder."), *_BLOCK_ON_DISK),  # so the library writes ViT-MSN
-    )
-)
-DEIT = _family(
+    ),
     Row(
         title="deit",
         encoder=replace(_VIT, model="deit", head=("classifier", "cls_classifier", "distillation_classifier")),
@@ -226,28 +234,22 @@ DEIT = _family(
         },
         types={_DISTILLED: "deit"},
         on_disk=_BLOCK_ON_DISK,
-    )
-)
-IJEPA = _family(
+    ),
     Row(
         title="ijepa",
         encoder=replace(_VIT, model="ijepa"),
         classes={"ijepa": ("IJepaForImageClassification", _MEAN)},
         on_disk=_BLOCK_ON_DISK,
-    )
-)
-BEIT = _family(
+    ),
     Row(
         title="beit",
         encoder=_BEIT,
         classes={"beit": ("BeitForImageClassification", _POOLER)},
-        any_size=True,
-        refusal=_relative,
-        refuses=f"relative position biases: a column for each head; {OBLONG}",
+        resizes=True,
+        one_size=_relative,
+        refuses=OBLONG,
         on_disk=_BLOCK_ON_DISK,
-    )
-)
-DATA2VEC_VISION = _family(
+    ),
     Row(
         title="data2vec-vision",
         encoder=replace(
@@ -256,42 +258,36 @@ DATA2VEC_VISION = _family(
             layers="encoder.layer",
             qkv=("attention.attention.query", "attention.attention.key", "attention.attention.value"),
             output="attention.output.dense",
+            bias="attention.attention.relative_position_bias",
+            shared_bias="encoder.relative_position_bias",
             mlp=("intermediate", "output"),
             drops=("attention.output.dropout", ""),
         ),
         classes={"data2vec-vision": ("Data2VecVisionForImageClassification", _POOLER)},
-        any_size=True,
-        refusal=_relative,
-        refuses=f"relative position biases: a column for each head; {OBLONG}",
-    )
-)
-DINOV2, DINOV2_REGISTERS = (
-    _family(
+        resizes=True,
+        one_size=_relative,
+        refuses=OBLONG,
+    ),
+    *(
         Row(
             title=title,
             encoder=replace(_DINOV2, model=model),
             classes={model: (model_class, _DINO)},
-            any_size=True,
+            resizes=True,
             refuses=OBLONG,
             on_disk=_ATTENTION_ON_DISK,
         )
-    )
-    for title, model, model_class in (
-        ("dinov2", "dinov2", "Dinov2ForImageClassification"),
-        ("dinov2-registers", "dinov2_with_registers", "Dinov2WithRegistersForImageClassification"),
-    )
-)
-_TOWERS = {
-    "siglip": ("SiglipForImageClassification", _SIGLIP_MEAN),
-    "clip": ("CLIPForImageClassification", _CLIP_MEAN),
-    "metaclip_2": ("MetaClip2ForImageClassification", _CLIP_MEAN),
-}
-TOWER = _family(
+        for title, model, model_class in (
+            ("dinov2", "dinov2", "Dinov2ForImageClassification"),
+            ("dinov2-registers", "dinov2_with_registers", "Dinov2WithRegistersForImageClassification"),
+        )
+    ),
     Row(
         title="vision-tower",
         encoder=_CLIP,
         classes={model_class: (model_class, readout) for model_class, readout in _TOWERS.values()},
         types={model_class: model_type for model_type, (model_class, _) in _TOWERS.items()},
         nested="vision_config",
-    )
+    ),
 )
+IMAGES = tuple(_family(row) for row in _ROWS)

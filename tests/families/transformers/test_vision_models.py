@@ -94,7 +94,9 @@ def test_names_on_disk_are_not_those_in_memory(tmp_path, name):
     assert load_file(tmp_path / "model.safetensors").keys() != sample.state.keys()
 
 
-@pytest.mark.parametrize("name", ["dinov2-plain", "dinov2-registers-plain", "beit-positions"])
+@pytest.mark.parametrize(
+    "name", ["dinov2-plain", "dinov2-registers-plain", "beit-positions", "data2vec-vision-class-token"]
+)
 @torch.inference_mode()
 def test_images_of_another_size_than_the_model_was_made_for(tmp_path, name):
     """As DINOv2 is published: made for 518 pixels, used with 224."""
@@ -105,8 +107,12 @@ def test_images_of_another_size_than_the_model_was_made_for(tmp_path, name):
     assert largest_difference(load_model(opened)(images), library(images)) <= 1e-5
 
 
-def test_a_model_of_one_size_needs_images_of_that_size(tmp_path):
-    saved(tmp_path, named("vit-plain"), size=(12, 16))
+@pytest.mark.parametrize(
+    "name", ["vit-plain", "beit-relative", "beit-shared-relative", "data2vec-vision-relative"]
+)
+def test_a_model_of_one_size_needs_images_of_that_size(tmp_path, name):
+    """Biases of relative positions are for the size that the model was made for."""
+    saved(tmp_path, named(name), size=(12, 16))
     with pytest.raises(UnsupportedModelError, match="makes images of 12x16 pixels, the model takes 8x8"):
         open_model(str(tmp_path))
 
@@ -174,14 +180,8 @@ def test_what_nothing_reads_is_no_parameter(variant):
         (
             "beit",
             "beit",
-            {"use_relative_position_bias": True},
-            "its relative position bias has a column of its own",
-        ),
-        (
-            "beit",
-            "beit",
-            {"use_shared_relative_position_bias": True},
-            "its relative position bias has a column",
+            {"image_size": [32, 48], "use_relative_position_bias": True},
+            "from a square only, not from 32x48",
         ),
         ("vit", "vit", {"image_size": 8}, "its patches of 16x16 pixels do not fit in its images of 8x8"),
         ("vit", "vit", {"num_labels": 0}, "it has no classifier; give `num_labels`"),
