@@ -66,7 +66,7 @@ def attention(
         scores = (
             scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
         )
-    weights = scores.softmax(-1).nan_to_num(0.0)  # of a padded token that may look at nothing, as torch has it
+    weights = scores.softmax(-1).nan_to_num(0.0)  # as torch has it for a token that may look at nothing
     return weighed(weights, dropout_p) @ value
 
 
