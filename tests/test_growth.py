@@ -133,6 +133,6 @@ def test_a_strategy_is_two_files(copy):
 
     assert scored.returncode == made.returncode == 0, scored.stderr + made.stderr
     mask = json.loads((copy.folder / "m.mask.json").read_text())
-    assert mask["origin"]["options"]["strategy"] == "last"
+    assert mask["origin"]["strategy"] == "last"
     assert "last: as best." in help_text
     assert len(copy.changed) == 2

@@ -126,8 +126,7 @@ def words_for(name, option):
     setting, kind = option.setting, kind_of(option)
     if kind is bool:
         on = not option.default
-        words = (setting.spelled or (spelled(name),))[-1].split("/")
-        return [words[0 if on else 1]], on
+        return [spelled(name) if on else setting.spelled[-1].split("/")[1]], on
     text = TEXTS.get(name, "a.b")
     if setting.choices and setting.parse is None:
         text = next(c for c in reversed(setting.choices) if c != option.default)
@@ -188,3 +187,13 @@ def test_a_command_has_the_options_that_are_declared_and_no_others(name):
 
 def test_every_setting_of_every_method_is_an_option():
     assert {o.name for o in SETTINGS} == {n for m in METHODS.values() for n in declared(m.settings)}
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [c for c in CASES if kind_of(c[1]) is bool], ids=lambda c: getattr(c, "name", c)
+)
+def test_a_flag_is_switched_on_by_its_name(name, option):
+    on, *off = (option.setting.spelled or (spelled(option.name),))[-1].split("/")
+
+    assert on == spelled(option.name)
+    assert bool(off) or option.default is False
