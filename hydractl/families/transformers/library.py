@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import inspect
-import re
-from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
@@ -19,6 +17,28 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.manifest import Architecture
+
+
+UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("deit", "dinov2", "dinov2_with_registers", "esm", "gte", "ijepa", "jina_embeddings_v3", "vit", "vit_msn"),
+            ("head_dim",),
+        ),
+        "beit": ("head_dim", "segmentation_indices"),
+        **dict.fromkeys(("altclip", "chinese_clip", "clip", "clipseg", "metaclip_2"), ("text_config_dict", "vision_config_dict")),
+        "deberta-v2": (
+            "attention_head_size", "cls_dropout", "conv_act", "conv_groups", "conv_kernel_size", "embedding_size",
+            "norm_rel_ebd", "position_buckets", "share_att_key",
+        ),
+        "modernbert": (
+            "global_attn_every_n_layers", "global_rope_theta", "head_dim", "local_rope_theta", "rope_scaling",
+        ),
+        "roformer": ("summary_activation", "summary_type"),
+        "ultrabert": ("attention_windows", "rope_theta"),
+    }
+)  # fmt: skip
+"""Options that a configuration or its model looks for though the configuration does not declare them, by `model_type`."""
 
 
 def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
@@ -47,7 +67,12 @@ def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
     config = configured(name, options)
     for part, given in (("", options), *((f"{t}.", options.get(f"{t}_config")) for t in ("text", "vision"))):
         own = getattr(config, f"{part[:-1]}_config") if part and isinstance(given, dict) else config
-        known = {*type(own)().to_dict(), *own.attribute_map, "num_labels", *_undeclared(type(own))}
+        known = {
+            *type(own)().to_dict(),
+            *own.attribute_map,
+            "num_labels",
+            *UNDECLARED.get(own.model_type, ()),
+        }
         for key in given if isinstance(given, dict) else ():
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
@@ -56,16 +81,6 @@ def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
                     hint=f"did you mean `{part}{near[0]}`?" if near else None,
                 )
     return config
-
-
-def _undeclared(config: type) -> set[str]:
-    """Return the options that a configuration or its model looks for though it does not declare them."""
-    own = import_module(config.__module__)
-    model = import_module(config.__module__.replace("configuration_", "modeling_"))
-    return {
-        *re.findall(r'getattr\((?:self\.)?config, "(\w+)"', inspect.getsource(model)),
-        *re.findall(r'kwargs\.(?:pop|get)\("(\w+)"', inspect.getsource(own)),
-    }
 
 
 def blank(model_class: str, architecture: Architecture) -> Any:  # noqa: ANN401 - untyped
