@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from hydractl.data.preprocess import EpochTransform, sample_seed
+from hydractl.data.preprocess import TrainTransform, sample_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hydractl.data.items import ImageSet
 
-    Transform = Callable[[Image.Image], Tensor] | EpochTransform
+    Transform = Callable[[Image.Image], Tensor] | TrainTransform
 
 CACHE_BYTES = 512 * 2**20
 _AHEAD = 2
@@ -65,7 +65,7 @@ def batches(
 ) -> Iterator[Batch[Tensor]]:
     """Yield the items in the order of `indices`, the last batch as small as need be.
 
-    Images are decoded and transformed by threads that run ahead; the random steps of an `EpochTransform`
+    Images are decoded and transformed by threads that run ahead; the random steps of an `TrainTransform`
     run on the caller's thread, because they borrow torch's global generator.
 
     Args:
@@ -155,9 +155,7 @@ def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor |
 
 def _inputs(dataset: ImageSet, transform: Transform, order: Sequence[int], ahead: int) -> Iterator[Tensor]:
     """Yield one input after the other while `ahead` more are under way."""
-    threaded: Callable[[Any], Any] = (
-        transform.transform.prepare if isinstance(transform, EpochTransform) else transform
-    )
+    threaded: Callable[[Any], Any] = transform.prepare if isinstance(transform, TrainTransform) else transform
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="decode")
     try:
         waiting = iter(order)
@@ -172,7 +170,7 @@ def _inputs(dataset: ImageSet, transform: Transform, order: Sequence[int], ahead
                 for later in islice(waiting, 1)
             )
             ready = future.result()
-            yield transform.draw(ready, index) if isinstance(transform, EpochTransform) else ready
+            yield transform.draw(ready, index) if isinstance(transform, TrainTransform) else ready
     finally:
         # a consumer that stops early must not wait for images that nobody will see
         pool.shutdown(cancel_futures=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -70,72 +70,48 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTransform:
-    """Random augmentation that depends on the image and its seed, and on nothing else.
+    """Random augmentation that depends on the image and on (seed, epoch, index), and on nothing else.
 
     Attributes:
         channels: 1 or 3.
         resize: Steps from image to image that need no luck.
         random: Random steps from image to image, the result of input size.
         finish: Steps from image to normalised tensor.
+        seed: Of the run.
+        epoch: Counted from 0.
     """
 
     channels: int
     resize: tuple[Callable[[Any], Any], ...]
     random: tuple[Callable[[Any], Any], ...]
     finish: tuple[Callable[[Any], Any], ...]
+    seed: int = 0
+    epoch: int = 0
 
-    def __call__(self, image: Image.Image, seed: int) -> Tensor:
-        """Return the augmented input, float32 of shape (C, H, W).
-
-        Args:
-            image: Any image.
-            seed: 0 <= seed < 2**63, for example from `sample_seed`.
-        """
-        return self.draw(self.prepare(image), seed)
+    def __call__(self, image: Image.Image, index: int) -> Tensor:
+        """Return the augmented input of the data set's item `index`, float32 of shape (C, H, W)."""
+        return self.draw(self.prepare(image), index)
 
     def prepare(self, image: Image.Image) -> Image.Image:
         """Take the steps before the first random one. Safe to call from several threads."""
         prepared: Image.Image = _run(self.resize, to_channels(image, self.channels))
         return prepared
 
-    def draw(self, prepared: Image.Image, seed: int) -> Tensor:
+    def draw(self, prepared: Image.Image, index: int) -> Tensor:
         """Take the other steps.
 
         Forks torch's global generator and puts it back, so no other thread may draw from it meanwhile.
         """
         # the CPU's generator alone: reseeding a device's would disturb dropout
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(sample_seed(self.seed, self.epoch, index))
             prepared = _run(self.random, prepared)
         result: Tensor = _run(self.finish, prepared)
         return result
 
-    def at(self, *, seed: int, epoch: int) -> EpochTransform:
-        """Return the transform of one epoch."""
-        return EpochTransform(transform=self, seed=seed, epoch=epoch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochTransform:
-    """A `TrainTransform` in one epoch: an image's augmentation depends on (seed, epoch, index) alone.
-
-    Attributes:
-        transform: What is drawn.
-        seed: Of the run.
-        epoch: Counted from 0.
-    """
-
-    transform: TrainTransform
-    seed: int
-    epoch: int
-
-    def __call__(self, image: Image.Image, index: int) -> Tensor:
-        """Return the augmented input of the data set's item `index`, float32 of shape (C, H, W)."""
-        return self.draw(self.transform.prepare(image), index)
-
-    def draw(self, prepared: Image.Image, index: int) -> Tensor:
-        """Take the steps after `transform.prepare`, on the thread that owns torch's generator."""
-        return self.transform.draw(prepared, sample_seed(self.seed, self.epoch, index))
+    def at(self, *, seed: int, epoch: int) -> TrainTransform:
+        """Return the transform of another run's epoch."""
+        return replace(self, seed=seed, epoch=epoch)
 
 
 def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> TrainTransform:

@@ -31,20 +31,9 @@ LETTERS = 600
 NOISE = 1 / 30
 
 GOOD = {
-    1.0: (
-        "decent",
-        "pleasant",
-        "solid",
-        "fine",
-        "likeable",
-        "fair",
-        "neat",
-        "enjoyable",
-        "charming",
-        "clever",
-    ),
+    1.0: ("decent", "pleasant", "solid", "fine", "likeable", "fair", "neat", "enjoyable", "charming", "clever"),
     2.0: ("superb", "brilliant", "excellent", "wonderful", "outstanding", "perfect", "stunning", "flawless"),
-}
+}  # fmt: skip
 BAD = {
     1.0: ("dull", "weak", "flat", "bland", "clumsy", "tired", "uneven", "slow", "thin", "shallow"),
     2.0: ("awful", "terrible", "dreadful", "horrible", "unbearable", "atrocious", "miserable", "disastrous"),
@@ -54,16 +43,8 @@ DEGREES = ("", "", "", "rather", "truly", "quite")
 LINKS = {"and": 1.0, "but": 2.0, "while": 1.0, "although": 0.5}
 VERBS = ("was", "is", "seemed", "felt", "turned out", "remained")
 OPENINGS = (
-    "",
-    "",
-    "",
-    "overall",
-    "in the end",
-    "to be honest",
-    "for me",
-    "all things considered",
-    "this time",
-)
+    "", "", "", "overall", "in the end", "to be honest", "for me", "all things considered", "this time",
+)  # fmt: skip
 THINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "films": ("plot", "acting", "script", "ending", "camera work", "music", "cast", "dialogue", "pace", "hero",
@@ -151,16 +132,8 @@ def review(domain: str, split: str | None, index: int) -> tuple[str, int]:
 def vocabulary() -> tuple[str, ...]:
     """Return the words of the reviews of films, sorted: what a tokenizer for them knows."""
     words: set[str] = set()
-    for options in (
-        *GOOD.values(),
-        *BAD.values(),
-        NEGATIONS,
-        DEGREES,
-        LINKS,
-        VERBS,
-        OPENINGS,
-        THINGS[FILMS],
-    ):
+    said = (*GOOD.values(), *BAD.values(), NEGATIONS, DEGREES, LINKS, VERBS, OPENINGS)
+    for options in (*said, THINGS[FILMS]):
         for option in options:
             words |= set(option.split())
     return tuple(sorted(words | {"the", ",", "."}))
