@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -19,6 +20,12 @@ def quoted(names: Iterable[object], *, most: int | None = None) -> str:
     """Return names between backticks and commas, the first `most` of them: "`a`, `b`, ..."."""
     every = [f"`{name}`" for name in names]
     return ", ".join(every if most is None or len(every) <= most else [*every[:most], "..."])
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """Return a hint with the known name nearest to `name`, or None if none is near."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"did you mean `{near[0]}`?" if near else None
 
 
 class Progress(Protocol):

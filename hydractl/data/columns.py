@@ -10,9 +10,8 @@ from typing_extensions import override
 
 from hydractl.data.items import ImageSet, ImageStore, Labels, TextSet, decode, read_bytes
 from hydractl.data.labels import are_numerals
-from hydractl.data.reference import did_you_mean
 from hydractl.errors import DataError
-from hydractl.progress import quoted
+from hydractl.progress import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

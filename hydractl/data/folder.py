@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from hydractl.data import items
 from hydractl.data.items import Content
-from hydractl.data.reference import BUILT_IN, SOURCES_HINT, did_you_mean
+from hydractl.data.reference import BUILT_IN, SOURCES_HINT
 from hydractl.errors import DataError
-from hydractl.progress import quoted
+from hydractl.progress import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hydractl.data.reference import did_you_mean
 from hydractl.errors import DataError, UsageError
+from hydractl.progress import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -10,9 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from hydractl.errors import UsageError
+from hydractl.progress import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 HUB_PREFIX = "hf:"
@@ -192,12 +192,6 @@ class DataRef:
 
 
 OPTION_KEYS = tuple(field.name for field in fields(DataRef) if field.name != "source")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """Return a hint with the known name nearest to `name`, or None if none is near."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"did you mean `{near[0]}`?" if near else None
 
 
 def _value(key: str, given: str) -> Any:  # noqa: ANN401 - of the field's type

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from hydractl.data.reference import SOURCES_HINT, SourceKind, did_you_mean
+from hydractl.data.reference import SOURCES_HINT, SourceKind
 from hydractl.errors import DataError, HubError
 from hydractl.jsonfile import NotJSONError, parse
-from hydractl.progress import quoted
+from hydractl.progress import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UnsupportedModelError
+from hydractl.progress import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,6 @@ def check_known(name: str, error: Exception, modules: Iterable[ModuleType]) -> N
         return
     maker = next((made for module in modules if (made := getattr(module, found["maker"], None))), None)
     known = inspect.signature(maker).parameters if callable(maker) else {}
-    near = difflib.get_close_matches(found["key"], known, n=1)
     raise UnsupportedModelError(
-        f"`{name}` has no option `{found['key']}`", hint=f"did you mean `{near[0]}`?" if near else None
+        f"`{name}` has no option `{found['key']}`", hint=did_you_mean(found["key"], known)
     ) from error

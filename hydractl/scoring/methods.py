@@ -6,8 +6,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hydractl.data.reference import did_you_mean
 from hydractl.errors import UsageError
+from hydractl.progress import did_you_mean
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.gates.settings import DspSettings, L0Settings

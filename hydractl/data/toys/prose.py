@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.data.items import TextSet
-from hydractl.data.reference import did_you_mean
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
+from hydractl.progress import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from hydractl.data.reference import did_you_mean
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, metric_named
+from hydractl.progress import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
