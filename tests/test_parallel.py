@@ -11,8 +11,8 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
 from hydractl import parallel
-from hydractl.errors import DataError, Interrupted
-from hydractl.parallel import LINGER_S, Team, _Voice, start_team
+from hydractl.errors import DataError, Interrupted, UsageError
+from hydractl.parallel import LINGER_S, Team, _Voice, refuse_shared_device, refuse_shared_input, start_team
 
 CPU = torch.device("cpu")
 WORLDS = [1, 2, 3]
@@ -132,6 +132,19 @@ def test_one_process_needs_no_group(monkeypatch):
     with start_team(CPU) as team:
         assert team._group is None
         assert (team.rank, team.world, team.leads) == (0, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("refuse", "shared", "fine"),
+    [(refuse_shared_input, "-", "base.st"), (refuse_shared_device, "cuda:1", "cuda")],
+)
+def test_some_things_are_for_one_process(monkeypatch, refuse, shared, fine):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    refuse(shared)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refuse(fine)
+    with pytest.raises(UsageError):
+        refuse(shared)
 
 
 def voices(count=2):

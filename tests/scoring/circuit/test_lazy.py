@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -16,6 +14,7 @@ from hydractl.scoring.circuit.settings import CircuitSettings
 from support import naive
 from support.builders import base
 from support.circuits import Interrupted, data_for, job_for, library_for, named, removed
+from support.jobs import together
 from support.variants import variant
 
 FAMILIES = ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
@@ -114,34 +113,6 @@ def test_the_same_twice():
     assert run(sample, data) == run(sample, data)
 
 
-class Shared:
-    """A team of threads, each given every `world`-th batch."""
-
-    def __init__(self, rank, world, board, barrier):
-        self.rank, self.world, self.board, self.barrier = rank, world, board, barrier
-
-    def in_order(self, own):
-        self.board[self.rank] = list(own)
-        self.barrier.wait()
-        shares = list(self.board)
-        self.barrier.wait()
-        return [shares[i % self.world][i // self.world] for i in range(sum(map(len, shares)))]
-
-
-def with_threads(sample, data, world, settings):
-    """Return every thread's ranking."""
-    board, barrier = [None] * world, threading.Barrier(world, timeout=60)
-
-    def work(rank):
-        job = job_for(sample, data, budget=5, settings=settings, team=Shared(rank, world, board, barrier))
-        return score_circuit(
-            replace(job, id_data=job.id_data[rank::world], ood_data=job.ood_data[rank::world]), SILENT
-        )
-
-    with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(work, range(world)))
-
-
 @pytest.mark.parametrize("kept", [100_000, 1 << 30])
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
@@ -151,7 +122,12 @@ def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
     settings = CircuitSettings(search="lazy", recheck=3)
     alone = score_circuit(job_for(sample, data, budget=5, settings=settings), SILENT)
 
-    assert with_threads(sample, data, world, settings) == [alone] * world
+    def work(team):
+        job = job_for(sample, data, budget=5, settings=settings, team=team)
+        share = slice(team.rank, None, world)
+        return score_circuit(replace(job, id_data=job.id_data[share], ood_data=job.ood_data[share]), SILENT)
+
+    assert together(world, work) == [alone] * world
 
 
 def test_lazy_values_fewer_candidates():
