@@ -54,8 +54,8 @@ class ScratchFolder:
 class Checkpoint:
     """One model's tensors in one file, or in several shards. Opening reads headers only.
 
-    `spans` says where each tensor's bytes lie. `scratch` is the folder that goes with the object, where the file is a copy of a stream. `stands_for` is the checkpoint
-    whose tensors these are under other names; the digest is that one's.
+    `spans` says where each tensor's bytes lie. `scratch` is the folder that goes with the object, where the file is a copy of a
+    stream or was written for this run. `stands_for` is the checkpoint whose tensors these are, in part or under other names.
     """
 
     name: str
