@@ -21,7 +21,7 @@ import timm
 import torch
 
 from hydractl.families.opening import load_model, open_model
-from hydractl.manifest import HeadId
+from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.job import Samples, ScoreJob
 
@@ -31,7 +31,7 @@ from support import naive  # the oracle lives with the tests
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hydractl.manifest import Preprocess
+    from hydractl.manifest.header import Preprocess
 
 T = TypeVar("T")
 CLAIM = 2.2

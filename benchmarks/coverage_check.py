@@ -17,7 +17,7 @@ from hydractl.families.registry import family_of
 from hydractl.fusion.hydra import load
 from hydractl.heads.masks import full_mask
 from hydractl.inputs import inputs_like
-from hydractl.manifest import Header, Kind
+from hydractl.manifest.header import Header, Kind
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 

@@ -13,7 +13,7 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import family_for_name
 from hydractl.families.timm.modules import head_width
 from hydractl.heads.masks import full_mask
-from hydractl.manifest import Preprocess
+from hydractl.manifest.header import Preprocess
 
 if TYPE_CHECKING:
     from hydractl.families.base import Described

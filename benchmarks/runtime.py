@@ -26,7 +26,8 @@ from hydractl.families.timm.families import TIMM_VIT
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.slicing import prune_tensor
 from hydractl.heads.masks import full_mask
-from hydractl.manifest import Header, Kind, TowerKeep
+from hydractl.manifest.header import Header, Kind
+from hydractl.manifest.heads import TowerKeep
 from hydractl.runtime import torch_dtype
 
 if TYPE_CHECKING:

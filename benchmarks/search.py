@@ -37,7 +37,7 @@ from hydractl.cli.demo import digits as demo_digits
 from hydractl.cli.demo import text as demo_text
 from hydractl.data.inputs import encoded, open_items
 from hydractl.families.opening import load_model
-from hydractl.manifest import HeadId
+from hydractl.manifest.heads import HeadId
 from hydractl.progress import Silent
 from hydractl.runtime import digest_text
 from hydractl.scoring.circuit.method import SEARCHES, score_circuit

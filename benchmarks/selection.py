@@ -29,7 +29,8 @@ import torch
 
 from hydractl.cli.app import main as hydractl
 from hydractl.cli.demo.digits import DIGITS
-from hydractl.manifest import HeadMask, HeadScores, Report
+from hydractl.manifest.heads import HeadMask, HeadScores
+from hydractl.manifest.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -383,7 +383,7 @@ def test_opening_a_checkpoint_does_not_load_torch(tmp_path):
 
 def test_golden_header_still_reads():
     """Once written, `hydractl.checkpoint/1` is read for ever."""
-    from hydractl.manifest import Fate, Header, Kind
+    from hydractl.manifest.header import Fate, Header, Kind
 
     text = (GOLDEN / "checkpoint-1.json").read_text(encoding="utf-8")
     header = Header.from_json(text, where="golden")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hydractl.manifest import Fingerprint, Report, Row
+    from hydractl.manifest.document import Fingerprint
+    from hydractl.manifest.report import Report, Row
 
     Column: TypeAlias = tuple[str | None, Metric]
 

@@ -11,7 +11,7 @@ from hydractl.cli.output import Terminal
 
 
 class DocumentKind(StrEnum):
-    """The JSON files that have a schema; the same words as in `hydractl.manifest.DOCUMENTS`."""
+    """The JSON files that have a schema; the same words as in `hydractl.manifest.report.DOCUMENTS`."""
 
     scores = "scores"
     head_mask = "head-mask"
@@ -31,7 +31,7 @@ def schema(
       hydractl schema report > report.schema.json
     """
     terminal = Terminal(as_json=json)
-    from hydractl.manifest import DOCUMENTS
+    from hydractl.manifest.report import DOCUMENTS
 
     found = DOCUMENTS[kind.value].model_json_schema(by_alias=True)
     # a document must say which one it is, although our own constructors fill that in

@@ -12,7 +12,7 @@ from hydractl.stages.score.config import ScoreConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hydractl.manifest import HeadScores
+    from hydractl.manifest.heads import HeadScores
     from hydractl.stages.score.config import ScoreReport
 
 HEADS_SHOWN = 10

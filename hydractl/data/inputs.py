@@ -11,7 +11,7 @@ from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 from hydractl.progress import SILENT, counted
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hydractl.data.batches import Batch, Deal
     from hydractl.data.reference import DataRef
     from hydractl.inputs import Inputs
-    from hydractl.manifest import Preprocess
+    from hydractl.manifest.header import Preprocess
     from hydractl.progress import Progress
 
 T = TypeVar("T", bound=Items)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from hydractl.manifest import Preprocess
+    from hydractl.manifest.header import Preprocess
 
 MODES = MappingProxyType({1: "L", 3: "RGB"})
 AUGMENTATIONS = ("rrc", "flip", "shift", "randaugment")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydractl.data.items import Text
-    from hydractl.manifest import Tokenization
+    from hydractl.manifest.header import Tokenization
 
 CHUNK = 1024
 """How many texts are tokenised side by side."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest import Architecture, Preprocess, Prompting, Tokenization, TowerKeep
+    from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
+    from hydractl.manifest.heads import TowerKeep
 
 
 class Role(StrEnum):

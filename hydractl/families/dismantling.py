@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from hydractl.families.base import TowerLayout
-    from hydractl.manifest import Architecture, TowerKeep
+    from hydractl.manifest.header import Architecture
+    from hydractl.manifest.heads import TowerKeep
 
     Kept = Sequence[tuple[int, ...]]
     """A tower's heads that are kept, layer by layer."""

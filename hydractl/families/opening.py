@@ -11,7 +11,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.heads.masks import full_mask
-from hydractl.manifest import Header, InputFile, Kind
+from hydractl.manifest.header import Header, InputFile, Kind
 from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.source import Located, locate, parse_arch

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
     from hydractl.inputs import Inputs
-    from hydractl.manifest import Header, Preprocess
+    from hydractl.manifest.header import Header, Preprocess
 
 TOLERANCE = 1e-5
 PROBE_TOKENS = 24

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hydractl.families.base import Family
-    from hydractl.manifest import Architecture
+    from hydractl.manifest.header import Architecture
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

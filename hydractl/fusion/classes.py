@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.opening import OpenModel
     from hydractl.families.tower import Towers
-    from hydractl.manifest import Tokenization
+    from hydractl.manifest.header import Tokenization
 
 DEFAULT_TEMPLATE = "A photo of a {label}."
 

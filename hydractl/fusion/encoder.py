@@ -9,7 +9,7 @@ import torch
 
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hydractl.data.items import Text
     from hydractl.inputs import Inputs
-    from hydractl.manifest import Header, Preprocess
+    from hydractl.manifest.header import Header, Preprocess
 
 Item: TypeAlias = "Text | Image.Image"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hydractl.families.base import place_of
 from hydractl.fusion.plan import fused_spec, group_axis
-from hydractl.manifest import Fate
+from hydractl.manifest.header import Fate
 from hydractl.runtime import one_thread
 from hydractl.tensors import TensorSpec, tensor_bytes, tensor_of
 

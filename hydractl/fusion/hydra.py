@@ -16,7 +16,7 @@ from hydractl.fusion.encoder import Encoder
 from hydractl.fusion.grouped import assemble
 from hydractl.fusion.plan import split_members
 from hydractl.inputs import checked_inputs
-from hydractl.manifest import Kind
+from hydractl.manifest.header import Kind
 from hydractl.metrics.samples import ensemble_log_probs
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.tower import Model
     from hydractl.inputs import Inputs
-    from hydractl.manifest import Header
+    from hydractl.manifest.header import Header
 
 
 class HydraOutput(NamedTuple):

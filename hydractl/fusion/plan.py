@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.families.base import Family, place_of
-from hydractl.manifest import Fate, Header
+from hydractl.manifest.header import Fate, Header
 from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hydractl.manifest import Shape
+    from hydractl.manifest.heads import Shape
 
 
 def group_axis(family: Family, name: str) -> int:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hydractl.manifest import Architecture, Mask
+    from hydractl.manifest.header import Architecture
+    from hydractl.manifest.heads import Mask
 
 
 def kept_indices(tensor: HeadTensor, kept: Sequence[int], *, num_heads: int, head_dim: int) -> torch.Tensor:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from hydractl.heads.masks import all_heads, check_order, drop_heads, full_mask
 from hydractl.heads.members import share_before
 from hydractl.heads.select import shape_of_scores
-from hydractl.manifest import HeadId, TowerKeep
+from hydractl.manifest.heads import HeadId, TowerKeep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hydractl.manifest import Mask, Shape, Tables
+    from hydractl.manifest.heads import Mask, Shape, Tables
 
 
 def cluster_masks(

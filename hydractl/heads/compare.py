@@ -15,7 +15,7 @@ from hydractl.heads.select import shape_of_scores
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hydractl.manifest import HeadId, Mask, Tables
+    from hydractl.manifest.heads import HeadId, Mask, Tables
 
 
 def overlap(first: Mask, second: Mask) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hydractl.manifest import HeadId, TowerKeep, TowerShape
+from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hydractl.manifest import Mask, Shape
+    from hydractl.manifest.heads import Mask, Shape
 
 
 def full_mask(shape: Shape) -> dict[str, TowerKeep]:

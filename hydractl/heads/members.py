@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from hydractl.heads.masks import all_heads, check_order, drop_heads, full_mask, shape_of
 from hydractl.heads.select import best_mask_per_layer
-from hydractl.manifest import TowerKeep
+from hydractl.manifest.heads import TowerKeep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hydractl.manifest import HeadId, Mask, Shape
+    from hydractl.manifest.heads import HeadId, Mask, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from hydractl.heads.masks import all_heads, check_order, drop_heads, full_mask
-from hydractl.manifest import HeadId, TowerKeep, TowerShape
+from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hydractl.manifest import Shape, Tables
+    from hydractl.manifest.heads import Shape, Tables
 
 
 def shape_of_scores(scores: Tables) -> dict[str, TowerShape]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.manifest import Value
+from hydractl.manifest.report import Value
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.samples import answers, ensemble_log_probs, places
 from hydractl.metrics.scores import msp_score

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.manifest import Value
+from hydractl.manifest.report import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

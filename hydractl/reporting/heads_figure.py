@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-    from hydractl.manifest import Mask, TowerKeep
+    from hydractl.manifest.heads import Mask, TowerKeep
 
 FORMATS = (".png", ".svg")
 MOST_PANELS = 40

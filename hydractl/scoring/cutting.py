@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hydractl.families.tower import Model, Tower
-    from hydractl.manifest import HeadId
+    from hydractl.manifest.heads import HeadId
 
 
 def heads_left(tower: Tower, layer: int) -> tuple[int, ...]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from hydractl.families.base import Family
     from hydractl.families.tower import Model
     from hydractl.inputs import Inputs
-    from hydractl.manifest import Architecture, HeadName, Option, Removal, TowerHeads
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.header import Architecture
+    from hydractl.manifest.heads import HeadName, Removal, TowerHeads
     from hydractl.progress import Progress
     from hydractl.training.feeding.feed import Feed
     from hydractl.training.state import Snapshot, StateFolder

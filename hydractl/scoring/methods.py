@@ -26,7 +26,7 @@ from hydractl.settings import Declared, declared, spelled
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hydractl.manifest import Option
+    from hydractl.manifest.document import Option
     from hydractl.progress import Progress
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hydractl.settings import check
 
 if TYPE_CHECKING:
-    from hydractl.manifest import Option
+    from hydractl.manifest.document import Option
 
 CIRCUIT, TAYLOR, GRADIENTS, GATES, CAHP = PANELS = ("Circuit", "Taylor", "Gradients", "Learned gates", "CAHP")
 """The groups that options are shown in, in order; a method's own may stand behind them."""

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.errors import CheckpointError, InputError, ManifestError, OutputError, UsageError
-from hydractl.manifest import Digest, Document, Strict
+from hydractl.manifest.document import Digest, Document, Strict
 from hydractl.publish import publish, publish_text
 
 if TYPE_CHECKING:

@@ -74,7 +74,8 @@ def made(tmp_path_factory):
     """One file of each kind, made once."""
     from hydractl.families.opening import open_model
     from hydractl.heads.budget import Budget
-    from hydractl.manifest import Fingerprint, HeadScores, Removal, TowerScores
+    from hydractl.manifest.document import Fingerprint
+    from hydractl.manifest.heads import HeadScores, Removal, TowerScores
     from hydractl.stages.fuse.config import FuseConfig
     from hydractl.stages.fuse.run import run_fuse
     from hydractl.stages.prune.config import PruneConfig

@@ -10,7 +10,7 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
-from hydractl.manifest import Report
+from hydractl.manifest.report import Report
 from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig

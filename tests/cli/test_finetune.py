@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.data.reference import DataRef
-from hydractl.manifest import Kind
+from hydractl.manifest.header import Kind
 from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import FinetuneReport

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hydractl.cli.schema import DocumentKind
-from hydractl.manifest import DOCUMENTS
+from hydractl.manifest.report import DOCUMENTS
 
 
 def test_the_words_are_those_of_the_documents():

@@ -13,7 +13,7 @@ import hydractl
 from hydractl.families.base import place_of
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.hydra import Hydra, load
-from hydractl.manifest import Fate
+from hydractl.manifest.header import Fate
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

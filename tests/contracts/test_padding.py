@@ -11,7 +11,7 @@ from hydractl.families.attention import Attention
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.hydra import Hydra
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 from support.builders import base
 from support.variants import VARIANTS
 

@@ -11,7 +11,7 @@ from hydractl.data.batches import batches, epoch_order, tensor_cache
 from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.errors import DataError
-from hydractl.manifest import Preprocess
+from hydractl.manifest.header import Preprocess
 
 GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
 DIGITS = open_data("digits::limit=30")

@@ -6,18 +6,10 @@ import pytest
 import torch
 
 from hydractl.data.batches import Deal
-from hydractl.data.inputs import (
-    check_augment,
-    check_reads,
-    content_of,
-    encoded,
-    limited,
-    of_kind,
-    open_items,
-)
+from hydractl.data.inputs import check_augment, check_reads, content_of, encoded, limited, of_kind, open_items
 from hydractl.data.items import Content, ImageSet, TextSet
 from hydractl.errors import CheckpointError, DataError, UsageError
-from hydractl.manifest import Preprocess
+from hydractl.manifest.header import Preprocess
 from support.reviews import MAX_LENGTH, reviews, tokenization
 
 GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))

@@ -10,15 +10,9 @@ from pydantic import ValidationError
 from timm.data import create_transform
 
 from hydractl.data.dataset import open_data
-from hydractl.data.preprocess import (
-    AUGMENTATIONS,
-    eval_transform,
-    sample_seed,
-    to_channels,
-    train_transform,
-)
+from hydractl.data.preprocess import AUGMENTATIONS, eval_transform, sample_seed, to_channels, train_transform
 from hydractl.errors import DataError, UsageError
-from hydractl.manifest import Preprocess
+from hydractl.manifest.header import Preprocess
 
 CROP_MODES = get_args(Preprocess.model_fields["crop_mode"].annotation)
 INTERPOLATIONS = get_args(Preprocess.model_fields["interpolation"].annotation)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hydractl.heads.clusters import cluster_masks, keep_every_layer, representatives
 from hydractl.heads.masks import all_heads
-from hydractl.manifest import HeadId, TowerKeep, TowerShape
+from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
 from support.masks import agree_before
 
 

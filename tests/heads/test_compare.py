@@ -23,7 +23,7 @@ from hydractl.heads.compare import (
 )
 from hydractl.heads.masks import dropped
 from hydractl.heads.select import best_mask, removal_order
-from hydractl.manifest import TowerKeep, TowerShape
+from hydractl.manifest.heads import TowerKeep, TowerShape
 
 ALL = [overlap, chance_overlap, jaccard, jensen_shannon]
 RANKED = [spearman, kendall]

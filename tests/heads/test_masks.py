@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import all_heads, check_order, drop_heads, dropped, full_mask, shape_of
-from hydractl.manifest import HeadId, TowerKeep, TowerShape
+from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
 
 SHAPE = {"vision": TowerShape(3, 4), "text": TowerShape(2, 2)}
 

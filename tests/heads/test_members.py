@@ -9,15 +9,9 @@ from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
 from hydractl.heads.masks import all_heads, dropped, shape_of
-from hydractl.heads.members import (
-    Sampling,
-    random_masks,
-    random_masks_per_layer,
-    sample_masks,
-    share_before,
-)
+from hydractl.heads.members import Sampling, random_masks, random_masks_per_layer, sample_masks, share_before
 from hydractl.heads.select import best_mask
-from hydractl.manifest import HeadId, TowerKeep, TowerShape
+from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
 from support.masks import agree_before
 
 

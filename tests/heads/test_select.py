@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hydractl.heads.budget import Budget
 from hydractl.heads.masks import all_heads, dropped, full_mask, shape_of
 from hydractl.heads.select import best_mask, best_mask_per_layer, removal_order, shape_of_scores
-from hydractl.manifest import HeadId, TowerShape
+from hydractl.manifest.heads import HeadId, TowerShape
 
 VIT = {"vision": TowerShape(12, 12)}
 CLIP = {"vision": TowerShape(12, 12), "text": TowerShape(12, 8)}

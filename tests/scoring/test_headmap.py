@@ -6,7 +6,7 @@ import torch
 from hydractl.errors import DataError, UsageError
 from hydractl.heads.select import best_mask_per_layer, removal_order
 from hydractl.inputs import map_inputs
-from hydractl.manifest import TowerShape
+from hydractl.manifest.heads import TowerShape
 from hydractl.progress import SILENT
 from hydractl.scoring.gradients.settings import HeadmapSettings
 from hydractl.scoring.headmap import easiest, score_headmap

@@ -20,7 +20,8 @@ from hydractl.families.opening import load_model, open_model
 from hydractl.fusion.hydra import load
 from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.budget import Budget
-from hydractl.manifest import Fate, Kind, Prompting, TowerKeep
+from hydractl.manifest.header import Fate, Kind, Prompting
+from hydractl.manifest.heads import TowerKeep
 from hydractl.progress import Silent
 from hydractl.scoring.circuit import streams as circuit_streams
 from hydractl.stages.evaluate.config import EvalConfig

@@ -17,7 +17,8 @@ from hydractl.families.registry import FAMILIES
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
 from hydractl.heads.masks import full_mask
 from hydractl.inputs import map_inputs
-from hydractl.manifest import Header, HeadMask, HeadScores, Kind, TowerKeep
+from hydractl.manifest.header import Header, Kind
+from hydractl.manifest.heads import HeadMask, HeadScores, TowerKeep
 from support.variants import LIBRARY, PLAIN, Variant
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.tower import Model
     from hydractl.inputs import Inputs
-    from hydractl.manifest import Removal
+    from hydractl.manifest.heads import Removal
     from hydractl.scoring.job import Ranking
     from support.builders import Sample
 

@@ -6,7 +6,7 @@ import json
 import random
 from typing import TYPE_CHECKING
 
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
     from pathlib import Path

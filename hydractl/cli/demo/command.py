@@ -140,7 +140,7 @@ def watched() -> bool:
 
 def conclude(steps: Steps, out: Path) -> None:
     """Say in sentences what the table shows."""
-    from hydractl.manifest import Report
+    from hydractl.manifest.report import Report
 
     report = Report.read(out / steps.REPORT)
     with written_out():

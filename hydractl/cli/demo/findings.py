@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.manifest import Report
+    from hydractl.manifest.report import Report
 
 ACCURACY, AUROC = "accuracy", "mean OOD AUROC"
 

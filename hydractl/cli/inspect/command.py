@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hydractl.manifest import Architecture, Preprocess, Tokenization
+    from hydractl.manifest.header import Architecture, Preprocess, Tokenization
     from hydractl.stages.inspect.run import (
         CheckpointReport,
         DocumentReport,
@@ -66,7 +66,8 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
 
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
     """Show a file of any kind."""
-    from hydractl.manifest import HeadMask, HeadScores, Report
+    from hydractl.manifest.heads import HeadMask, HeadScores
+    from hydractl.manifest.report import Report
     from hydractl.stages.inspect.run import CheckpointReport
 
     if isinstance(report, CheckpointReport):
@@ -222,7 +223,7 @@ def _labelled(number: int, labels: Sequence[str]) -> str:
 
 
 def _preprocess(found: Preprocess | Tokenization, tokens: int | None) -> str:
-    from hydractl.manifest import Tokenization
+    from hydractl.manifest.header import Tokenization
 
     if isinstance(found, Tokenization):
         own = f"its own tokenizer of {counted(tokens, 'token')}" if tokens else "its own tokenizer"

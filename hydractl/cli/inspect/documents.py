@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-    from hydractl.manifest import HeadMask, HeadScores, InputFile, Mask, Step, Tables
+    from hydractl.manifest.header import InputFile, Step
+    from hydractl.manifest.heads import HeadMask, HeadScores, Mask, Tables
 
 DIGEST_SHOWN = 12
 

@@ -20,13 +20,15 @@ from hydractl.families.openclip import config as configs
 from hydractl.families.options import check_known
 from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.jsonfile import plain
-from hydractl.manifest import Architecture, Preprocess, Prompting, TowerHeads, first_problem
+from hydractl.manifest.document import first_problem
+from hydractl.manifest.header import Architecture, Preprocess, Prompting
+from hydractl.manifest.heads import TowerHeads
 
 if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest import TowerKeep
+    from hydractl.manifest.heads import TowerKeep
 
 LIBRARY = FAMILY = "openclip"
 TIMM, CUSTOM_TEXT = "-timm", "-custom-text"

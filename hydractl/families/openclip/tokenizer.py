@@ -18,7 +18,8 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.openclip.config import CLIP_TOKENS, library
 from hydractl.families.transformers.tokenizers import read_tokenizer
 from hydractl.jsonfile import compact, parse
-from hydractl.manifest import Tokenization, first_problem
+from hydractl.manifest.document import first_problem
+from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

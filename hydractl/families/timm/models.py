@@ -20,7 +20,9 @@ from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.options import check_known
 from hydractl.jsonfile import plain
-from hydractl.manifest import Architecture, Preprocess, TowerHeads, first_problem
+from hydractl.manifest.document import first_problem
+from hydractl.manifest.header import Architecture, Preprocess
+from hydractl.manifest.heads import TowerHeads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest import TowerKeep
+    from hydractl.manifest.heads import TowerKeep
 
 LIBRARY = "timm"
 TOWER = "vision"

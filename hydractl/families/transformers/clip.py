@@ -17,7 +17,7 @@ from hydractl.families.transformers.models import LIBRARY, NOT_ARCHITECTURE
 from hydractl.families.transformers.tokenizers import read_tokenizer, text_preprocess
 from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
 from hydractl.jsonfile import plain, read_object
-from hydractl.manifest import Architecture, Prompting
+from hydractl.manifest.header import Architecture, Prompting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest import Preprocess, Tokenization, TowerKeep
+    from hydractl.manifest.header import Preprocess, Tokenization
+    from hydractl.manifest.heads import TowerKeep
 
 ANSWER = ("logit_scale", "logit_bias", "class_embeddings")
 TEXT = Encoder(

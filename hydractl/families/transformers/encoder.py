@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
-from hydractl.manifest import TowerHeads
+from hydractl.manifest.heads import TowerHeads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

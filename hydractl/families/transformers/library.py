@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hydractl.manifest import Architecture
+    from hydractl.manifest.header import Architecture
 
 
 UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(

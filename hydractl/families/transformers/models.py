@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family
-from hydractl.families.transformers.library import (
-    adopted_state,
-    blank,
-    checked,
-    configured,
-    random_state,
-)
+from hydractl.families.transformers.library import adopted_state, blank, checked, configured, random_state
 from hydractl.families.transformers.tokenizers import read_tokenizer
 from hydractl.jsonfile import plain
-from hydractl.manifest import Architecture, Tokenization, TowerHeads
+from hydractl.manifest.header import Architecture, Tokenization
+from hydractl.manifest.heads import TowerHeads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +24,8 @@ if TYPE_CHECKING:
 
     from hydractl.families.base import TowerLayout
     from hydractl.families.tower import Model
-    from hydractl.manifest import Preprocess, TowerKeep
+    from hydractl.manifest.header import Preprocess
+    from hydractl.manifest.heads import TowerKeep
 
     Kept = Sequence[tuple[int, ...]]
 

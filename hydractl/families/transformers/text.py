@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hydractl.families.base import Family
     from hydractl.families.tower import Model
     from hydractl.families.transformers.models import Kept
-    from hydractl.manifest import Tokenization
+    from hydractl.manifest.header import Tokenization
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")
 """Rotary embeddings whose angles are the same however long the batch is."""

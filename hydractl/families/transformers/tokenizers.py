@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hydractl.errors import CheckpointError
 from hydractl.families.transformers.library import quiet
 from hydractl.jsonfile import compact, parse
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.transformers.library import quiet
-from hydractl.manifest import Preprocess, first_problem
+from hydractl.manifest.document import first_problem
+from hydractl.manifest.header import Preprocess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hydractl.families.base import Family
     from hydractl.families.tower import Model
     from hydractl.families.transformers.models import Kept
-    from hydractl.manifest import Preprocess
+    from hydractl.manifest.header import Preprocess
 
 OBLONG = "oblong images: the library resizes positions of squares only"
 

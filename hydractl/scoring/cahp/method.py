@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.errors import DataError, UsageError
-from hydractl.manifest import HeadName
+from hydractl.manifest.heads import HeadName
 from hydractl.progress import counted
 from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes
 from hydractl.scoring.cahp.embedding import embed, fitting_perplexity
@@ -18,7 +18,7 @@ from hydractl.scoring.gradients.salience import gate_gradients
 from hydractl.scoring.job import Ranking, ScoreJob
 
 if TYPE_CHECKING:
-    from hydractl.manifest import Option
+    from hydractl.manifest.document import Option
     from hydractl.progress import Progress
     from hydractl.scoring.cahp.moments import Moments
     from hydractl.scoring.cahp.profile import Compared

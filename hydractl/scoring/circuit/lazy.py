@@ -11,7 +11,8 @@ from hydractl.scoring.circuit.search import Exact, best_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.manifest import HeadId, Option
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.heads import HeadId
     from hydractl.scoring.job import Memory, ScoreJob
 
 SPENT = "spent"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.manifest import Removal
+from hydractl.manifest.heads import Removal
 from hydractl.scoring.circuit import settings
 from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.search import Exact

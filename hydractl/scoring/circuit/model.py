@@ -20,7 +20,7 @@ import torch
 
 from hydractl.errors import DataError
 from hydractl.inputs import batch_of
-from hydractl.manifest import HeadId
+from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.memory import Room
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, outcomes_read, traits_of, values_of

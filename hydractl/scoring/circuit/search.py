@@ -12,7 +12,8 @@ from hydractl.scoring.job import NOTHING_LEARNT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hydractl.manifest import HeadId, Option
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.heads import HeadId
     from hydractl.scoring.job import Memory, ScoreJob
 
 

@@ -12,7 +12,7 @@ from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
 from hydractl.settings import check, setting
 
 if TYPE_CHECKING:
-    from hydractl.manifest import Option
+    from hydractl.manifest.document import Option
 
 OOD_SCORES = tuple(LOGIT_SCORES)
 SEARCHES = ("exact", "lazy")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.tower import Tower
     from hydractl.inputs import Inputs
-    from hydractl.manifest import HeadId
+    from hydractl.manifest.heads import HeadId
     from hydractl.scoring.circuit.memory import Room
 
 Key: TypeAlias = tuple[str, str, int]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.tower import Model
     from hydractl.inputs import Inputs
-    from hydractl.manifest import TowerHeads
+    from hydractl.manifest.heads import TowerHeads
 
 _INITIAL, _NOISE = -3, -4
 """Keep the seeds of gates apart from those of data and dropout."""

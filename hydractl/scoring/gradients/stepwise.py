@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hydractl.manifest import HeadId, Removal
+from hydractl.manifest.heads import HeadId, Removal
 from hydractl.scoring.cutting import heads_left, remove_head
 from hydractl.scoring.gradients.weights import mean_loss
 from hydractl.scoring.job import Ranking, ScoreJob

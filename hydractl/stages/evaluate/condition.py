@@ -16,7 +16,7 @@ from hydractl.progress import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.manifest import Check, Row
+    from hydractl.manifest.report import Check, Row
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GRAMMAR = re.compile(
@@ -115,7 +115,7 @@ class Condition:
 
     def check(self, row: Row) -> Check:
         """Return what came of the condition on a row that was measured."""
-        from hydractl.manifest import Check  # noqa: PLC0415 - `--help` loads no pydantic
+        from hydractl.manifest.report import Check  # noqa: PLC0415 - `--help` loads no pydantic
 
         found = self._find(row)
         return Check(condition=str(self), failed=OPERATORS[self.comparison](found, self.bound), found=found)

@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call
 
 from hydractl.families.probe import blank_inputs
-from hydractl.manifest import Value
+from hydractl.manifest.report import Value
 from hydractl.metrics.cost import count_macs, count_parameters
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydractl.inputs import Inputs
-    from hydractl.manifest import Preprocess, Tokenization
+    from hydractl.manifest.header import Preprocess, Tokenization
     from hydractl.stages.evaluate.predictions import Predictor
 
 LEAST, MOST = 3, 50

@@ -15,7 +15,7 @@ from hydractl.data.batches import CACHE_BYTES, Batch
 from hydractl.data.inputs import Reading, encoded
 from hydractl.errors import CheckpointError, InputError
 from hydractl.inputs import batch_of, inputs_like
-from hydractl.manifest import Value
+from hydractl.manifest.report import Value
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale_log_probs
 from hydractl.progress import SILENT, Progress, counted

@@ -12,7 +12,8 @@ from hydractl import __version__
 from hydractl.data.inputs import content_of
 from hydractl.errors import CheckFailed, InputError
 from hydractl.fusion.hydra import load_any
-from hydractl.manifest import Fingerprint, Report, Row
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.report import Report, Row
 from hydractl.metrics.measures import measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import Value
+    from hydractl.manifest.report import Value
     from hydractl.stages.evaluate.config import EvalConfig
     from hydractl.stages.evaluate.predictions import PreparedData
     from hydractl.stages.evaluate.refs import NamedModels

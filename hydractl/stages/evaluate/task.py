@@ -11,7 +11,7 @@ from hydractl.data.batches import CACHE_BYTES
 from hydractl.data.inputs import open_items
 from hydractl.data.labels import are_numerals, match_classes, required_labels
 from hydractl.errors import DataError
-from hydractl.manifest import Fingerprint
+from hydractl.manifest.document import Fingerprint
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.stages.evaluate.predictions import PreparedData
 from hydractl.stages.evaluate.refs import ID_NAME

@@ -16,7 +16,7 @@ from hydractl.training.recipes.recipe import RECIPES, Recipe, recipe_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hydractl.manifest import Option
+    from hydractl.manifest.document import Option
 
 RECIPE = Declared("recipe", "str", Setting("As in the paper; options override it.", choices=tuple(RECIPES)))
 

@@ -13,7 +13,7 @@ from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, DataError
 from hydractl.families.opening import build_checked
 from hydractl.families.probe import blank_inputs
-from hydractl.manifest import Kind
+from hydractl.manifest.header import Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydractl.families.tower import Model
-    from hydractl.manifest import Header
+    from hydractl.manifest.header import Header
     from hydractl.stages.finetune.config import FinetuneConfig
     from hydractl.training.engine import Engine
     from hydractl.training.loop import Trained

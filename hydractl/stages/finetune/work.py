@@ -11,7 +11,7 @@ from hydractl.data.inputs import check_augment, check_reads, limited, open_items
 from hydractl.data.labels import match_classes, required_labels
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.opening import check_tensors, expected_specs, open_model
-from hydractl.manifest import InputFile, Kind
+from hydractl.manifest.header import InputFile, Kind
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.recipes.parts import trainable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import Header
+    from hydractl.manifest.header import Header
     from hydractl.progress import Progress
     from hydractl.stages.finetune.config import FinetuneConfig
 

@@ -12,7 +12,7 @@ from hydractl.families.opening import open_model
 from hydractl.fusion.fused import Fusion
 from hydractl.fusion.plan import trunk_length
 from hydractl.fusion.slicing import unpruned_shape
-from hydractl.manifest import Fate, FusePlan, Header, Kind
+from hydractl.manifest.header import Fate, FusePlan, Header, Kind
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish

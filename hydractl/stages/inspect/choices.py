@@ -10,14 +10,17 @@ from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
 from hydractl.heads.masks import shape_of, total_kept
 from hydractl.heads.select import shape_of_scores
-from hydractl.manifest import HeadMask, HeadScores, Kind
+from hydractl.manifest.header import Kind
+from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.stages.inspect.sniff import member_names, open_local
 from hydractl.stages.shared.choosing import mask_of, order_of, own_quota, quota_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.manifest import Document, Header, Mask, Shape, Tables
+    from hydractl.manifest.document import Document
+    from hydractl.manifest.header import Header
+    from hydractl.manifest.heads import Mask, Shape, Tables
     from hydractl.stages.shared.choosing import Quota
 
 COMPARABLE = "scores, head masks and checkpoints of hydractl say which heads stay"

@@ -18,7 +18,7 @@ from hydractl.stages.inspect.choices import check_comparable, read_choices
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hydractl.manifest import Mask, Tables
+    from hydractl.manifest.heads import Mask, Tables
     from hydractl.stages.inspect.choices import Choice
     from hydractl.stages.inspect.config import InspectConfig
 

@@ -15,7 +15,7 @@ from hydractl.families.transformers.refused import REFUSED
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.jsonfile import parse
-from hydractl.manifest import Preprocess, Tokenization
+from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.runtime import digest_text
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.base import Described, Family
-    from hydractl.manifest import Architecture, Header, Mask, Prompting
+    from hydractl.manifest.header import Architecture, Header, Prompting
+    from hydractl.manifest.heads import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from hydractl.checkpoint import METADATA_KEY, Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import name_in_memory, place_of
 from hydractl.families.registry import FAMILIES
-from hydractl.manifest import Fate
+from hydractl.manifest.header import Fate
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.inspect.identity import Identity, identity_of, of_folder
 from hydractl.stages.inspect.sniff import member_names, open_local
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.base import Family
-    from hydractl.manifest import Document, Header, HeadScores, Step
+    from hydractl.manifest.document import Document
+    from hydractl.manifest.header import Header, Step
+    from hydractl.manifest.heads import HeadScores
     from hydractl.source import Located
     from hydractl.stages.inspect.config import InspectConfig
     from hydractl.tensors import TensorSpec

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel
     from hydractl.families.tower import Model
     from hydractl.inputs import Inputs
-    from hydractl.manifest import HeadScores, Mask
+    from hydractl.manifest.heads import HeadScores, Mask
     from hydractl.progress import Progress
     from hydractl.scoring.job import Samples
     from hydractl.stages.prune.config import DiverseConfig

@@ -13,16 +13,11 @@ import torch
 
 from hydractl.families.opening import load_model
 from hydractl.heads.diverse import choose_diverse
-from hydractl.manifest import InputFile
+from hydractl.manifest.header import InputFile
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.progress import counted
 from hydractl.runtime import pick_device
-from hydractl.stages.prune.candidates import (
-    check_memory,
-    run_candidates,
-    validation_for,
-    yardstick_for,
-)
+from hydractl.stages.prune.candidates import check_memory, run_candidates, validation_for, yardstick_for
 from hydractl.stages.prune.strategy import Diversity
 from hydractl.stages.shared.classes import ask
 from hydractl.stages.shared.reading import labels_of, open_sets
@@ -31,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import HeadScores, Mask, Option
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.heads import HeadScores, Mask
     from hydractl.progress import Progress
     from hydractl.stages.prune.config import DiverseConfig
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import HeadScores, InputFile, Mask, Option, Shape, TowerKeep
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.header import InputFile
+    from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
     from hydractl.progress import Progress
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.stages.prune.diverse import DiverseReport

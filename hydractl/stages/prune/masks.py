@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import ManifestError, UsageError
 from hydractl.heads.masks import full_mask, shape_of
-from hydractl.manifest import HeadMask, HeadScores, InputFile, MaskOrigin, check_mask_fits
+from hydractl.manifest.header import InputFile, check_mask_fits
+from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin
 from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.stages.prune.config import needs_pool
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import Option, Shape, TowerShape
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.heads import Shape, TowerShape
     from hydractl.progress import Progress
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.stages.prune.diverse import DiverseReport

@@ -17,7 +17,7 @@ from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference,
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
-from hydractl.manifest import Header, HeadMask, Kind
+from hydractl.manifest.header import Header, Kind
 from hydractl.metrics.cost import count_macs
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from hydractl.manifest import InputFile, Mask
+    from hydractl.manifest.header import InputFile
+    from hydractl.manifest.heads import HeadMask, Mask
     from hydractl.stages.prune.config import PruneConfig
     from hydractl.stages.prune.diverse import DiverseReport
     from hydractl.tensors import Chunks

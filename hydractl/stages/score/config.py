@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.heads.budget import Budget
-    from hydractl.manifest import HeadScores, Option
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.heads import HeadScores
     from hydractl.scoring.job import Method
     from hydractl.scoring.settings import Settings
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from hydractl.errors import ManifestError
 from hydractl.jsonfile import parse
-from hydractl.manifest import Removal
+from hydractl.manifest.heads import Removal
 from hydractl.publish import is_stream, publish_text
 from hydractl.scoring.job import NOTHING_LEARNT
 

@@ -12,7 +12,9 @@ from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
-from hydractl.manifest import Fingerprint, HeadScores, InputFile, Kind, TowerScores
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import InputFile, Kind
+from hydractl.manifest.heads import HeadScores, TowerScores
 from hydractl.parallel import own_device, start_team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.runtime import digest_text, torch_dtype
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hydractl.data.items import Items
-    from hydractl.manifest import Architecture, Option, TowerHeads
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.header import Architecture
+    from hydractl.manifest.heads import TowerHeads
     from hydractl.parallel import Team
     from hydractl.scoring.job import Ranking, Samples
     from hydractl.stages.score.training import State

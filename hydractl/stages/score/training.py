@@ -11,7 +11,7 @@ from typing_extensions import override
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import UsageError
 from hydractl.families.opening import open_model
-from hydractl.manifest import Fingerprint, InputFile
+from hydractl.manifest.document import Fingerprint
 from hydractl.publish import Sink, is_stream, publish, publish_text
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import Training
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from hydractl.data.items import Items
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest import Header, HeadScores
+    from hydractl.manifest.header import Header, InputFile
+    from hydractl.manifest.heads import HeadScores
     from hydractl.progress import Progress
     from hydractl.scoring.job import Ranking
     from hydractl.stages.score.config import ScoreConfig

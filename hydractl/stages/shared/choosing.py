@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.heads.budget import Budget
-    from hydractl.manifest import HeadId, HeadScores, Option, Shape, TowerKeep
+    from hydractl.manifest.document import Option
+    from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
 
 EDITED = "was the file edited? score the model again"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl import __version__
-from hydractl.manifest import InputFile, Option, Step
+from hydractl.manifest.header import InputFile, Step
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.base import Family
+    from hydractl.manifest.document import Option
 
 TOOL = f"hydractl {__version__}"
 

@@ -13,7 +13,7 @@ import torch
 from hydractl.data.preprocess import SHIFT_FRACTION, SHIFT_PROBABILITY, sample_seed
 
 if TYPE_CHECKING:
-    from hydractl.manifest import Preprocess
+    from hydractl.manifest.header import Preprocess
 
 TENSOR_AUGMENTATIONS = frozenset({"flip", "shift"})
 _STREAM = -2

@@ -17,7 +17,7 @@ from hydractl.data.inputs import check_augment, of_kind
 from hydractl.data.items import ImageSet, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.tokenize import Tokens, tokenize
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 from hydractl.training.feeding.augment import TENSOR_AUGMENTATIONS, EpochDraws
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hydractl.data.inputs import Reading
     from hydractl.data.items import Items
     from hydractl.inputs import Inputs
-    from hydractl.manifest import Preprocess
+    from hydractl.manifest.header import Preprocess
 
 _CHUNK = 256
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.base import Family
-    from hydractl.manifest import Architecture
+    from hydractl.manifest.header import Architecture
     from hydractl.training.recipes.recipe import Recipe
 
 

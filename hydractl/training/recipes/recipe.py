@@ -13,7 +13,7 @@ from hydractl.settings import Setting, check, flag, number, setting, words
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hydractl.manifest import Option
+    from hydractl.manifest.document import Option
 
 LEARN, TIME, WHAT, STOP = "Optimisation", "Length and batches", "What trains", "Evaluation and stopping"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")

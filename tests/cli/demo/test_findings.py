@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hydractl.cli.demo.findings import findings
-from hydractl.manifest import Fingerprint, Report, Row, Value
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.report import Report, Row, Value
 
 
 def report(accuracies, aurocs, *, low=None, high=None):

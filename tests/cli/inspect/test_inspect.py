@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.output import console
-from hydractl.manifest import InputFile, Step, Tokenization
+from hydractl.manifest.header import InputFile, Step, Tokenization
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -159,7 +159,7 @@ def test_what_members_share_is_told_once_in_the_lineage(capsys):
 
 def test_a_report_is_shown_as_eval_shows_it(call, capsys):
     from hydractl.cli.eval import render
-    from hydractl.manifest import Report
+    from hydractl.manifest.report import Report
 
     path = GOLDEN / "report-1.json"
     render(Report.read(path), console())

@@ -29,7 +29,7 @@ from hydractl.families.probe import largest_difference
 from hydractl.families.registry import family_for_config
 from hydractl.families.zero_shot import settle_classes
 from hydractl.heads.masks import full_mask
-from hydractl.manifest import Header, Kind
+from hydractl.manifest.header import Header, Kind
 from hydractl.source import place_of as locate_files
 from support.builders import Sample, base, perturbed
 from support.text_folders import save_tokenizer

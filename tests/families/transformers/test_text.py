@@ -14,7 +14,7 @@ from hydractl.families.probe import blank_inputs, largest_difference
 from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.fusion.hydra import Hydra, load
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

@@ -13,7 +13,7 @@ from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES
-from hydractl.manifest import Tokenization
+from hydractl.manifest.header import Tokenization
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
 from support.builders import base

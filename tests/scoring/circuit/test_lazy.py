@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydractl.errors import ManifestError
-from hydractl.manifest import Removal
+from hydractl.manifest.heads import Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import memory as circuit_memory
 from hydractl.scoring.circuit.method import score_circuit

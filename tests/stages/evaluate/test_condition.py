@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydractl.errors import UsageError
-from hydractl.manifest import Row, Value
+from hydractl.manifest.report import Row, Value
 from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.condition import Condition
 

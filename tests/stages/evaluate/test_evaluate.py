@@ -12,7 +12,8 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, InputError, OutputExists, UsageError
-from hydractl.manifest import Kind, Report
+from hydractl.manifest.header import Kind
+from hydractl.manifest.report import Report
 from hydractl.metrics.measures import measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.table import METRICS

@@ -11,7 +11,7 @@ from hydractl.data.inputs import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, OutputExists, UsageError
 from hydractl.families.opening import open_model
-from hydractl.manifest import Report
+from hydractl.manifest.report import Report
 from hydractl.metrics.measures import measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.table import METRICS

@@ -21,7 +21,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, DataError, OutputError, OutputExists, UsageError
 from hydractl.families.base import place_of
 from hydractl.families.opening import load_model, open_model
-from hydractl.manifest import Kind
+from hydractl.manifest.header import Kind
 from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune

@@ -11,7 +11,7 @@ from hydractl.data.inputs import encoded, open_items
 from hydractl.errors import DataError, HydraError, UsageError
 from hydractl.families.opening import load_model, open_model
 from hydractl.heads.budget import Budget
-from hydractl.manifest import HeadMask, HeadScores, TowerScores
+from hydractl.manifest.heads import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ranking import auroc
 from hydractl.metrics.samples import places

@@ -16,7 +16,8 @@ from hydractl.errors import CheckFailed, CheckpointError, HydraError, ManifestEr
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.heads.budget import Budget
-from hydractl.manifest import HeadMask, Kind, Removal
+from hydractl.manifest.header import Kind
+from hydractl.manifest.heads import HeadMask, Removal
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import mask_path, run_prune

@@ -10,7 +10,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.opening import open_model
 from hydractl.heads.budget import Budget
-from hydractl.manifest import HeadMask, HeadName, Removal
+from hydractl.manifest.heads import HeadMask, HeadName, Removal
 from hydractl.stages.inspect.choices import read_choices
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune

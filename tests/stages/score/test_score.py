@@ -6,7 +6,7 @@ import pytest
 
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
 from hydractl.heads.budget import Budget
-from hydractl.manifest import HeadScores
+from hydractl.manifest.heads import HeadScores
 from hydractl.progress import Silent
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hydractl.data.inputs import open_items
-from hydractl.manifest import Preprocess
+from hydractl.manifest.header import Preprocess
 from hydractl.parallel import Team
 from hydractl.stages.shared.reading import digests
 

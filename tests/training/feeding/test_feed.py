@@ -7,7 +7,7 @@ import torch
 
 from hydractl.data.dataset import open_data
 from hydractl.errors import UsageError
-from hydractl.manifest import Preprocess
+from hydractl.manifest.header import Preprocess
 from hydractl.training.engine import Share
 from hydractl.training.feeding.feed import ItemFeed
 

@@ -14,22 +14,13 @@ from pydantic import ValidationError
 
 from hydractl.errors import ManifestError
 from hydractl.heads.masks import full_mask
-from hydractl.manifest import (
-    DOCUMENTS,
-    Document,
-    Fingerprint,
-    Header,
-    HeadMask,
-    HeadScores,
-    MaskOrigin,
-    Removal,
-    TowerKeep,
-    TowerScores,
-    check_mask_fits,
-)
+from hydractl.manifest.document import Document, Fingerprint
+from hydractl.manifest.header import Header, check_mask_fits
+from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
+from hydractl.manifest.report import DOCUMENTS
 from support.builders import base, sha
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 GOLDENS = {"scores": HeadScores, "head-mask": HeadMask, "checkpoint": Header}
 
 
@@ -316,7 +307,7 @@ def test_files_that_cannot_be_read(tmp_path, make, message):
 )
 def test_standard_input(data, code):
     program = (
-        "import sys; from pathlib import Path; from hydractl.manifest import HeadMask; from hydractl.errors import HydraError\n"
+        "import sys; from pathlib import Path; from hydractl.manifest.heads import HeadMask; from hydractl.errors import HydraError\n"
         "try: sys.stdout.write(HeadMask.read(Path('-')).to_json())\n"
         "except HydraError as e: sys.exit(e.exit_code)\n"
     )
@@ -332,7 +323,7 @@ def test_the_full_mask_fits_its_architecture():
 
 
 def test_every_document_says_what_it_is():
-    ours = [d for d in Document.__subclasses__() if d.__module__ == "hydractl.manifest"]
+    ours = [d for d in Document.__subclasses__() if d.__module__.startswith("hydractl.manifest.")]
     assert {d.schema_name() for d in ours} == {
         "hydractl.scores/1", "hydractl.head-mask/1", "hydractl.report/1", "hydractl.checkpoint/1",
     }  # fmt: skip

@@ -1,0 +1,1 @@
+"""The JSON documents, and what a checkpoint's header says of itself."""

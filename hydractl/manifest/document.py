@@ -1,0 +1,109 @@
+"""What every JSON file of ours is: strict, canonical, and refused with the JSON path of what is wrong.
+
+An unknown key, a missing key, a wrong type or a duplicate key is refused. A document is dumped with sorted keys, two
+spaces and a final newline, so equal documents are equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hydractl.errors import ManifestError
+from hydractl.jsonfile import NotJSONError, parse, read_text
+from hydractl.runtime import digest_text
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Option = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
+
+
+class Strict(BaseModel):
+    """A frozen, strict piece of a document."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Document(Strict):
+    """A whole JSON file of ours; `schema` says which."""
+
+    kind_of_file: ClassVar[str]
+
+    def to_json(self) -> str:
+        """Return the canonical text: sorted keys, two spaces, final newline."""
+        return (
+            json.dumps(
+                self.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True, ensure_ascii=False
+            )
+            + "\n"
+        )
+
+    def digest(self) -> str:
+        """Return `sha256:...` of the canonical text."""
+        return digest_text(self.to_json())
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> Self:
+        """Parse and validate a document.
+
+        Args:
+            text: JSON text.
+            where: What to call the file in errors.
+
+        Raises:
+            ManifestError: With the JSON path of the first thing that is wrong.
+        """
+        try:
+            raw = parse(text, keys_once=True)
+        except NotJSONError as error:
+            raise ManifestError(
+                f"{where}: is not JSON: {error}", hint=f"expected a {cls.kind_of_file} file"
+            ) from error
+        if isinstance(raw, dict) and raw.get("schema") != (schema := cls.schema_name()):
+            raise ManifestError(
+                f"{where}: schema is {json.dumps(raw.get('schema'))}, expected `{schema}`",
+                hint=f"this command reads a {cls.kind_of_file} file; see `hydractl schema {cls.kind_of_file}`",
+            )
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ManifestError(
+                f"{where}: {first_problem(error)}", hint=f"see `hydractl schema {cls.kind_of_file}`"
+            ) from error
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a document from `path`; `-` is standard input.
+
+        Raises:
+            ManifestError: If the file cannot be read or is not a valid document.
+        """
+        return cls.from_json(read_text(path), where=str(path))
+
+    @classmethod
+    def schema_name(cls) -> str:
+        """Return the `schema` value that marks this kind of document."""
+        return str(cls.model_fields["schema_"].default)
+
+
+class Fingerprint(Strict):
+    """A data set or model that was used: how it was named and what it held."""
+
+    reference: str
+    sha256: Digest
+    count: int | None = None
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a document, with its JSON path, in one line."""
+    problem = error.errors(include_url=False)[0]
+    where = (
+        "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+        or "document"
+    )
+    words = {"missing": "is missing", "extra_forbidden": "is not a key of this document"}
+    message = words.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+    separator = " " if problem["type"] in words else ": "
+    return f"{where}{separator}{message}"

@@ -1,0 +1,212 @@
+"""What a checkpoint says of itself: architecture, masks, how it reads its inputs, and what led to it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from hydractl.jsonfile import compact
+from hydractl.manifest.document import Digest, Document, Option, Strict
+from hydractl.manifest.heads import Mask, TowerHeads, TowerKeep
+
+
+class Kind(StrEnum):
+    """What a checkpoint holds."""
+
+    BASE = "base"
+    MEMBER = "member"
+    HYDRA = "hydra"
+
+
+class Fate(StrEnum):
+    """What `fuse` did with a tensor."""
+
+    SHARED = "shared"
+    MERGED = "merged"
+    GROUPED = "grouped"
+
+
+class Architecture(Strict):
+    """Which model class this is: everything that is needed to build it again, without weights.
+
+    `num_classes` is 0 where classes are not part of the model but named by texts (zero-shot).
+    """
+
+    library: str
+    name: str
+    family: str
+    config: dict[str, JsonValue]
+    towers: dict[str, TowerHeads]
+    num_classes: int = Field(ge=0)
+
+
+def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:
+    """Check that a mask has the towers, layers and heads of an architecture.
+
+    Raises:
+        ValueError: Naming the tower and both numbers.
+    """
+    if mask.keys() != architecture.towers.keys():
+        raise ValueError(
+            f"{where}: has towers {sorted(mask)}, but {architecture.name} has {sorted(architecture.towers)}"
+        )
+    for name, tower in architecture.towers.items():
+        if mask[name].layers != tower.layers:
+            raise ValueError(
+                f"{where}.{name}.keep: has {mask[name].layers} layers, but {architecture.name} has {tower.layers}"
+            )
+        if mask[name].num_heads != tower.num_heads:
+            raise ValueError(
+                f"{where}.{name}.num_heads: is {mask[name].num_heads}, but {architecture.name} has {tower.num_heads} heads a layer"
+            )
+
+
+class Preprocess(Strict):
+    """How an image becomes a model's input.
+
+    Attributes:
+        input_size: (channels, height, width); 1 channel is grey, 3 are RGB.
+        mean: One a channel, on the scale where white is 1.
+        std: One a channel, positive.
+        interpolation: How images are resized.
+        crop_pct: How much of the resized image's side the crop keeps.
+        crop_mode: As timm defines them.
+        crop_offset: Where a margin is odd, whether a crop begins at the nearest pixel (half to even, as torchvision and
+            timm have it) or at the one before (transformers).
+    """
+
+    input_size: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Field(gt=0)], ...]
+    interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
+    crop_pct: float = Field(default=1.0, gt=0, le=1)
+    crop_mode: Literal["center", "squash", "border"] = "center"
+    crop_offset: Literal["nearest", "before"] = Field(
+        default="nearest", exclude_if=lambda value: value == "nearest"
+    )
+
+    @model_validator(mode="after")
+    def _one_a_channel(self) -> Self:
+        if len(self.mean) != self.input_size[0] or len(self.std) != self.input_size[0]:
+            raise ValueError(f"mean and std must be {self.input_size[0]} numbers each, one a channel")
+        return self
+
+
+class Tokenization(Strict):
+    """How a text becomes a model's input.
+
+    Attributes:
+        tokenizer: The text of a `tokenizer.json`, as the tokenizers library reads it; None where a model has none yet.
+        names: What the model takes besides `input_ids`.
+        max_length: Tokens at most, special ones included; longer texts are cut.
+        pad_id: The token that fills a batch up to its longest text.
+        vocab_size: How many tokens the model knows.
+        padding: Whether a batch is filled up to its longest text, or always to `max_length`, as some models were trained.
+        padding_side: Where it is filled; on the left, the first token of a shorter text is one that pads.
+        truncation_side: Where longer texts are cut.
+    """
+
+    tokenizer: str | None = None
+    names: tuple[Literal["attention_mask", "token_type_ids"], ...] = ("attention_mask",)
+    max_length: int = Field(ge=1)
+    pad_id: int = Field(ge=0)
+    vocab_size: int = Field(ge=1)
+    padding: Literal["longest", "max_length"] = "longest"
+    padding_side: Literal["right", "left"] = Field(default="right", exclude_if=lambda value: value == "right")
+    truncation_side: Literal["right", "left"] = Field(
+        default="right", exclude_if=lambda value: value == "right"
+    )
+
+
+class Prompting(Strict):
+    """How the names of classes become texts, for a model that compares images with texts.
+
+    Attributes:
+        tokenization: Of the text tower.
+        templates: Texts with `{label}`; a class's embedding is the mean over them. Empty while no classes are named.
+    """
+
+    tokenization: Tokenization
+    templates: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _hold_a_label(self) -> Self:
+        for template in self.templates:
+            if "{label}" not in template:
+                raise ValueError(f"templates: `{template}` does not hold {{label}}")
+        return self
+
+
+class InputFile(Strict):
+    """A file that a step read: its base name, its digest, and the step that made it."""
+
+    name: str
+    sha256: Digest
+    made_by: Step | None = None
+
+
+class Step(Strict):
+    """One stage that led here. No clock, no host, no path: equal work gives equal steps."""
+
+    command: str
+    options: dict[str, Option]
+    inputs: tuple[InputFile, ...] = ()
+    seed: int | None = None
+    results: dict[str, Option] = Field(default={})
+    versions: dict[str, str] = Field(default={})
+
+
+class FusePlan(Strict):
+    """How members were fused: each tensor's fate, and how many leading blocks run once."""
+
+    fates: dict[str, Fate]
+    trunk: int = Field(ge=0)
+    mlp: Literal["merge", "keep"]
+
+
+class Header(Document):
+    """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`."""
+
+    kind_of_file: ClassVar[str] = "checkpoint"
+
+    schema_: Literal["hydractl.checkpoint/1"] = Field(default="hydractl.checkpoint/1", alias="schema")
+    kind: Kind
+    architecture: Architecture
+    masks: tuple[dict[str, TowerKeep], ...] = Field(min_length=1)
+    base: Digest | None = None
+    plan: FusePlan | None = None
+    preprocess: Preprocess | Tokenization
+    labels: tuple[str, ...] = ()
+    prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
+    made_by: Step | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the model tells apart; 0 while a zero-shot model has no names of any."""
+        return self.architecture.num_classes or len(self.labels)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.kind == Kind.HYDRA) != (self.plan is not None):
+            raise ValueError("plan: a hydra has one, and only a hydra")
+        if self.kind != Kind.HYDRA and len(self.masks) != 1:
+            raise ValueError(f"masks: a {self.kind} has one mask, found {len(self.masks)}")
+        for i, mask in enumerate(self.masks):
+            check_mask_fits(mask, self.architecture, where=f"masks[{i}]")
+        if (self.prompting is None) != (self.architecture.num_classes > 0):
+            raise ValueError("prompting: a model without classes of its own has one, and only such a model")
+        if self.prompting and bool(self.prompting.templates) != bool(self.labels):
+            raise ValueError("prompting.templates: there are some if there are labels, and only then")
+        if self.labels and len(self.labels) != self.num_classes:
+            raise ValueError(f"labels: {len(self.labels)} names for {self.architecture.num_classes} classes")
+        return self
+
+    def to_metadata(self) -> str:
+        """Return the compact text that goes into the header."""
+        return compact(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+
+
+for _model in (InputFile, Step, Header):
+    _model.model_rebuild()

@@ -1,0 +1,193 @@
+"""The vocabulary of heads: their names, scores and masks, and the files that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from hydractl.manifest.document import Digest, Document, Fingerprint, Option, Strict
+
+Heads = tuple[Annotated[int, Field(ge=0)], ...]
+
+
+class HeadId(NamedTuple):
+    """One head of a model; layer and head count from 0."""
+
+    tower: str
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        """Return the head as messages name it."""
+        return f"head {self.head} in layer {self.layer} of tower `{self.tower}`"
+
+
+class TowerShape(NamedTuple):
+    """How many layers a tower has, and how many heads each of them."""
+
+    layers: int
+    num_heads: int
+
+
+class TowerHeads(Strict):
+    """How many heads each layer of a tower has before pruning, and their width."""
+
+    layers: int = Field(ge=1)
+    num_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+
+
+class TowerKeep(Strict):
+    """The heads that stay in one tower: one increasing list a layer, an empty one where no head is left."""
+
+    num_heads: int = Field(ge=1)
+    keep: tuple[Heads, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        for layer, kept in enumerate(self.keep):
+            if list(kept) != sorted(set(kept)):
+                raise ValueError(f"keep[{layer}] must be strictly increasing, got {list(kept)}")
+            if kept and kept[-1] >= self.num_heads:
+                raise ValueError(
+                    f"keep[{layer}] has head {kept[-1]}, but there are {self.num_heads} heads (0..{self.num_heads - 1})"
+                )
+        return self
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return len(self.keep)
+
+    @property
+    def kept(self) -> int:
+        """How many heads stay."""
+        return sum(map(len, self.keep))
+
+    @property
+    def removed(self) -> int:
+        """How many heads go."""
+        return self.layers * self.num_heads - self.kept
+
+    @property
+    def drop(self) -> tuple[Heads, ...]:
+        """For each layer the heads that go, increasing: the complement of `keep`."""
+        return tuple(
+            tuple(head for head in range(self.num_heads) if head not in heads) for heads in self.keep
+        )
+
+
+Mask: TypeAlias = Mapping[str, TowerKeep]
+Shape: TypeAlias = Mapping[str, TowerShape | TowerHeads | TowerKeep]
+Tables: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
+"""For each tower L x H scores."""
+
+
+class HeadName(Strict):
+    """A head of the base, by its original number."""
+
+    tower: str
+    layer: int = Field(ge=0)
+    head: int = Field(ge=0)
+
+    @property
+    def id(self) -> HeadId:
+        """The same as a tuple, which can be sorted."""
+        return HeadId(self.tower, self.layer, self.head)
+
+
+class Removal(HeadName):
+    """One step of a greedy method: the head removed and the objective once it is gone."""
+
+    objective: float
+
+
+class TowerScores(Strict):
+    """Scores of one tower; row `l`, column `h` is head `(l, h)`. Higher means more important."""
+
+    scores: tuple[tuple[float, ...], ...]
+
+    @model_validator(mode="after")
+    def _rectangular(self) -> Self:
+        if not self.scores or len({len(row) for row in self.scores}) != 1 or not self.scores[0]:
+            raise ValueError("scores must be a layers by heads table")
+        return self
+
+
+class HeadScores(Document):
+    """How much each head matters, `hydractl.scores/1`.
+
+    A method that groups heads has `clusters`: each one's heads, the one that stands for it first. `results` are what else
+    it found out.
+    """
+
+    kind_of_file: ClassVar[str] = "scores"
+
+    schema_: Literal["hydractl.scores/1"] = Field(default="hydractl.scores/1", alias="schema")
+    method: str
+    objective: str | None
+    options: dict[str, Option]
+    model: Fingerprint
+    architecture: str
+    data: dict[str, Fingerprint]
+    towers: dict[str, TowerScores]
+    baseline: float | None = None
+    removals: tuple[Removal, ...] | None = None
+    clusters: tuple[Annotated[tuple[HeadName, ...], Field(min_length=1)], ...] | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    results: dict[str, Option] = Field(default={}, exclude_if=lambda value: not value)
+    tool: str
+
+    @property
+    def tables(self) -> dict[str, tuple[tuple[float, ...], ...]]:
+        """The scores (L x H) of each tower, by its name."""
+        return {name: table.scores for name, table in sorted(self.towers.items())}
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        clusters = self.clusters or ()
+        self._check_heads([(f"removals[{i}]", step) for i, step in enumerate(self.removals or ())])
+        self._check_heads(
+            [(f"clusters[{i}][{j}]", h) for i, heads in enumerate(clusters) for j, h in enumerate(heads)]
+        )
+        return self
+
+    def _check_heads(self, heads: list[tuple[str, HeadName]]) -> None:
+        seen: set[HeadId] = set()
+        for where, named in heads:
+            tower, layer, head = named.id
+            table = self.towers.get(tower)
+            if table is None or layer >= len(table.scores) or head >= len(table.scores[0]):
+                raise ValueError(
+                    f"{where} names head ({tower}, {layer}, {head}), which the scores do not have"
+                )
+            if named.id in seen:
+                raise ValueError(f"{where} names head {tuple(named.id)} a second time")
+            seen.add(named.id)
+
+
+class MaskOrigin(Strict):
+    """Where a mask came from. A mask written by hand has none."""
+
+    strategy: str
+    method: str | None = None
+    scores: tuple[Digest, ...] = ()
+    budget: dict[str, Option] = Field(default={})
+    seed: int | None = None
+    member: int | None = None
+    tool: str | None = None
+
+
+class HeadMask(Document):
+    """Which heads a member keeps, `hydractl.head-mask/1`."""
+
+    kind_of_file: ClassVar[str] = "head-mask"
+
+    schema_: Literal["hydractl.head-mask/1"] = Field(default="hydractl.head-mask/1", alias="schema")
+    towers: dict[str, TowerKeep] = Field(min_length=1)
+    architecture: str | None = None
+    base: Digest | None = None
+    origin: MaskOrigin | None = None

@@ -1,0 +1,79 @@
+"""What `eval` measured, and every kind of JSON file by its name."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from hydractl.manifest.document import Document, Fingerprint, Option, Strict
+from hydractl.manifest.heads import HeadMask, HeadScores
+
+
+class Value(Strict):
+    """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    count: int | None = None
+
+
+class Row(Strict):
+    """What was measured of one model or ensemble.
+
+    `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`.
+    """
+
+    name: str
+    models: tuple[Fingerprint, ...]
+    members: int = Field(ge=1)
+    values: dict[str, Value]
+    ood: dict[str, dict[str, Value]] = Field(default={})
+    means: dict[str, dict[str, float]] = Field(default={})
+
+
+class Check(Strict):
+    """A `--fail-if` condition and what came of it."""
+
+    condition: str
+    failed: bool
+    found: float
+
+
+class Report(Document):
+    """Every number that `eval` prints, `hydractl.report/1`."""
+
+    kind_of_file: ClassVar[str] = "report"
+
+    schema_: Literal["hydractl.report/1"] = Field(default="hydractl.report/1", alias="schema")
+    rows: tuple[Row, ...] = Field(min_length=1)
+    data: dict[str, Fingerprint]
+    near: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+    definitions: dict[str, str]
+    options: dict[str, Option]
+    checks: tuple[Check, ...] = ()
+    versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        sets = (*self.near, *self.far)
+        if len(set(sets)) != len(sets) or not {*sets} <= self.data.keys():
+            raise ValueError("near, far: must name data sets of `data`, each once")
+        if len({row.name for row in self.rows}) != len(self.rows):
+            raise ValueError("rows: two rows have one name")
+        for i, row in enumerate(self.rows):
+            if row.ood.keys() != {*sets}:
+                raise ValueError(
+                    f"rows[{i}].ood: has {sorted(row.ood)}, but near and far name {sorted(sets)}"
+                )
+            if not row.means.keys() <= {"near", "far", "all"}:
+                raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
+            for metric in (*row.values, *(m for values in row.ood.values() for m in values)):
+                if metric not in self.definitions:
+                    raise ValueError(f"rows[{i}]: `{metric}` has no definition")
+        return self
+
+
+DOCUMENTS: dict[str, type[Document]] = {cls.kind_of_file: cls for cls in (HeadScores, HeadMask, Report)}
