@@ -333,25 +333,16 @@ def _translated(ref: DataRef) -> Iterator[None]:
 def _without_bars() -> Iterator[None]:
     """Keep the libraries' progress bars off the terminal, which is not ours to write to here."""
     import datasets  # noqa: PLC0415 - as above
-    from huggingface_hub.utils.tqdm import (  # noqa: PLC0415 - as above
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub import utils  # noqa: PLC0415 - as above
 
-    shown = not datasets.are_progress_bars_disabled()
-    shown_hub = not are_progress_bars_disabled()
-    if shown:
-        datasets.disable_progress_bars()
-    if shown_hub:
-        disable_progress_bars()
+    shown = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
+    for library in shown:
+        library.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
-            datasets.enable_progress_bars()
-        if shown_hub:
-            enable_progress_bars()
+        for library in shown:
+            library.enable_progress_bars()
 
 
 def _first_line(error: BaseException) -> str:
