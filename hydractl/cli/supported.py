@@ -1,6 +1,6 @@
-"""The README's table of supported models, from the families themselves.
+"""The table of supported models in the documents, from the families themselves.
 
-`python -m hydractl.cli.supported` writes it between two comments in README.md; with `--check` it says whether the table
+`python -m hydractl.cli.supported` writes it between two comments in docs/models.md; with `--check` it says whether the table
 is out of date. No model library is loaded.
 """
 
@@ -17,7 +17,7 @@ from hydractl.families.transformers.refused import REFUSED
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-README = Path("README.md")
+PAGE = Path("docs/models.md")
 START = "<!-- models: written by `python -m hydractl.cli.supported` -->"
 END = "<!-- end of models -->"
 HEADING = ("library", "family", "models", "refused")
@@ -38,7 +38,7 @@ def _cell(text: str) -> str:
 
 
 def with_table(text: str) -> str | None:
-    """Return a README with the table of today between its comments, or None if it does not have them once, in order."""
+    """Return a page with the table of today between its comments, or None if it does not have them once, in order."""
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end or START in rest or END in before + after:
@@ -49,19 +49,19 @@ def with_table(text: str) -> str | None:
 def main(arguments: Iterable[str]) -> int:
     """Write the table, or with `--check` compare it; return the exit code."""
     check = "--check" in arguments
-    text = README.read_text(encoding="utf-8") if README.is_file() else ""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     wanted = with_table(text)
     if wanted is None:
-        sys.stderr.write(f"{README}: lacks the two comments around the table\n\nhint: {START} ... {END}\n")
+        sys.stderr.write(f"{PAGE}: lacks the two comments around the table\n\nhint: {START} ... {END}\n")
         return 3
     if wanted == text:
         return 0
     if check:
         sys.stderr.write(
-            f"out of date: {README}'s table of models\n\nhint: run `python -m hydractl.cli.supported`\n"
+            f"out of date: {PAGE}'s table of models\n\nhint: run `python -m hydractl.cli.supported`\n"
         )
         return 5
-    README.write_text(wanted, encoding="utf-8")
+    PAGE.write_text(wanted, encoding="utf-8")
     return 0
 
 

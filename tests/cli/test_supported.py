@@ -15,26 +15,27 @@ EMPTY = f"# T\n\n{supported.START}\n{supported.END}\n\nafter\n"
 
 
 @pytest.fixture
-def readme(tmp_path, monkeypatch):
+def page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "README.md"
+    (tmp_path / "docs").mkdir()
+    return tmp_path / "docs" / "models.md"
 
 
-def test_the_readme_of_the_project_is_up_to_date(monkeypatch):
+def test_the_page_of_the_project_is_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert supported.main(["--check"]) == 0, "run `python -m hydractl.cli.supported`"
 
 
-def test_writing_twice_changes_nothing_and_the_rest_stays(readme):
-    readme.write_text(EMPTY)
+def test_writing_twice_changes_nothing_and_the_rest_stays(page):
+    page.write_text(EMPTY)
     assert supported.main(["--check"]) == 5
-    assert readme.read_text() == EMPTY
+    assert page.read_text() == EMPTY
     assert supported.main([]) == 0
-    once = readme.read_text()
+    once = page.read_text()
     assert once.startswith("# T\n\n")
     assert once.endswith("\n\nafter\n")
     assert supported.main([]) == supported.main(["--check"]) == 0
-    assert readme.read_text() == once
+    assert page.read_text() == once
 
 
 def test_every_family_and_every_refused_type_has_a_row():
@@ -52,13 +53,13 @@ def test_every_family_says_what_it_covers():
     "text", [None, "", supported.START, f"{supported.END}{supported.START}", EMPTY + EMPTY],
     ids=["missing", "empty", "no-end", "reversed", "twice"],
 )  # fmt: skip
-def test_a_readme_without_the_two_comments_is_left_alone(readme, capsys, text):
+def test_a_page_without_the_two_comments_is_left_alone(page, capsys, text):
     if text is not None:
-        readme.write_text(text)
+        page.write_text(text)
     assert supported.main([]) == 3
     assert "lacks the two comments" in capsys.readouterr().err
-    assert readme.exists() == (text is not None)
-    assert text is None or readme.read_text() == text
+    assert page.exists() == (text is not None)
+    assert text is None or page.read_text() == text
 
 
 def test_no_library_is_loaded():
