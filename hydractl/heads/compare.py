@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scipy import stats
 
 from hydractl.heads.budget import total_heads
-from hydractl.heads.masks import all_heads, dropped, shape_of
-from hydractl.heads.select import shape_of_scores
+from hydractl.heads.masks import all_heads, dropped, shape_of, shape_of_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable

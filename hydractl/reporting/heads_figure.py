@@ -1,4 +1,7 @@
-"""A figure of choices of heads: layers by heads for each, and how many heads each removes from every layer."""
+"""A figure of choices of heads: layers by heads for each, and how many heads each removes from every layer.
+
+Names of files are short in it, literal, and never wider than their place.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.reporting.names import printable, shortened, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -253,3 +255,35 @@ def _colours(count: int) -> list[str]:
     if count <= len(named):
         return named[:count]
     return [to_hex(colormaps["turbo"](i / (count - 1))) for i in range(count)]
+
+
+def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without the leading folders that are not needed to tell them apart; equal names stay equal."""
+    return tuple(_apart(name, {other for other in names if other != name}) for name in names)
+
+
+def _apart(name: str, others: set[str]) -> str:
+    for begin in range(name.count("/"), 0, -1):
+        short = "/".join(name.split("/")[begin:])
+        if short and not any(f"/{other}".endswith(f"/{short}") for other in others):
+            return short
+    return name
+
+
+def wrapped(name: str, letters: int, *, lines: int) -> str:
+    """Return a name in at most `lines` lines of at most `letters` letters, without its middle where it is longer."""
+    text = shortened(printable(name), letters * lines)
+    return "\n".join(text[i : i + letters] for i in range(0, len(text), letters))
+
+
+def shortened(text: str, letters: int) -> str:
+    """Return a text of at most `letters` letters, without its middle where it is longer: a path's end says most."""
+    if len(text) <= letters:
+        return text
+    head = (letters - 1) // 3
+    return f"{text[:head]}…{text[len(text) - (letters - 1 - head) :]}"
+
+
+def printable(text: str) -> str:
+    """Return a text without line breaks and undecodable bytes, which a figure cannot show."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -12,10 +12,10 @@ import torch
 from hydractl.inputs import map_inputs
 from hydractl.scoring.circuit.memory import Room
 from hydractl.scoring.circuit.tower import Entered, without
-from hydractl.scoring.cutting import heads_left, keep_heads
 from hydractl.scoring.gradients.settings import HeadmapSettings
 from hydractl.scoring.gradients.weights import losses_of, not_finite, sample_losses
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
+from hydractl.scoring.taps import heads_left, keep_heads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

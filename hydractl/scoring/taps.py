@@ -1,4 +1,6 @@
-"""Where methods reach into attention: a gate on each head's output, or a look at the attention weights.
+"""Where methods reach into attention: a gate on each head's output, a look at the attention weights, heads cut out.
+
+Heads are named as the base counts them.
 
 Axes: B batch, T tokens, H heads that are left in a layer, K head width.
 """
@@ -11,12 +13,13 @@ from typing import TYPE_CHECKING
 from hydractl.families.attention import NOTHING, Attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     import torch
 
     from hydractl.families.attention import Side
-    from hydractl.families.tower import Model
+    from hydractl.families.tower import Model, Tower
+    from hydractl.manifest.heads import HeadId
 
 
 class Gated(Attention):
@@ -73,3 +76,21 @@ def tapped(
     finally:
         for block, attention, _, _ in before:
             block.attn = attention
+
+
+def heads_left(tower: Tower, layer: int) -> tuple[int, ...]:
+    """Return a layer's heads that are still there, increasing."""
+    return tower.layers()[layer].attn.groups()[0].kept
+
+
+def keep_heads(tower: Tower, layer: int, kept: Collection[int]) -> None:
+    """Cut out all of a layer's heads but these; weights are really sliced, and the tensors cut are new ones."""
+    attention = tower.layers()[layer].attn
+    group = attention.groups()[0]
+    attention.members[0] = group.select([i for i, head in enumerate(group.kept) if head in kept])
+
+
+def remove_head(model: Model, head: HeadId) -> None:
+    """Cut out one head."""
+    tower = model.tower(head.tower)
+    keep_heads(tower, head.layer, set(heads_left(tower, head.layer)) - {head.head})

@@ -21,8 +21,7 @@ from hydractl.heads.compare import (
     spearman,
     standing,
 )
-from hydractl.heads.masks import dropped
-from hydractl.heads.select import best_mask, removal_order
+from hydractl.heads.masks import best_mask, dropped, removal_order
 from hydractl.manifest.heads import TowerKeep, TowerShape
 
 ALL = [overlap, chance_overlap, jaccard, jensen_shannon]

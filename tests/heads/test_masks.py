@@ -1,14 +1,28 @@
-"""Masks: counts that add up, complements, and refusals that name layer and head."""
+"""Masks and budgets: counts that add up, complements, the prefix law, ties, and refusals that name layer and head."""
 
 from __future__ import annotations
+
+import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hydractl.heads.budget import total_heads
-from hydractl.heads.masks import all_heads, check_order, drop_heads, dropped, full_mask, shape_of
+from hydractl.heads.budget import Budget, total_heads
+from hydractl.heads.masks import (
+    all_heads,
+    best_mask,
+    best_mask_per_layer,
+    check_order,
+    drop_heads,
+    dropped,
+    full_mask,
+    removal_order,
+    shape_of,
+    shape_of_scores,
+)
 from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
 
 SHAPE = {"vision": TowerShape(3, 4), "text": TowerShape(2, 2)}
@@ -107,3 +121,238 @@ def test_refuses_heads_that_cannot_go(heads, message):
 
 def test_messages_name_a_head_in_full():
     assert str(HeadId("vision", 2, 7)) == "head 7 in layer 2 of tower `vision`"
+
+
+VIT = {"vision": TowerShape(12, 12)}
+CLIP = {"vision": TowerShape(12, 12), "text": TowerShape(12, 8)}
+
+
+@st.composite
+def score_tables(draw) -> dict[str, list[list[float]]]:
+    """Scores of one or two towers, coarse enough to tie."""
+    table = {}
+    for tower in draw(st.sampled_from([["vision"], ["vision", "text"]])):
+        layers, num_heads = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+        row = st.lists(st.integers(0, 3).map(float), min_size=num_heads, max_size=num_heads)
+        table[tower] = draw(st.lists(row, min_size=layers, max_size=layers))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("budget", "shape", "removed"),
+    [
+        (Budget(keep_per_layer=8), VIT, 48),
+        (Budget(keep_per_layer=10), VIT, 24),
+        (Budget(keep_per_layer=6), VIT, 72),
+        (Budget(keep_per_layer=0), VIT, 144),
+        (Budget(keep_per_layer=9), CLIP, 24),
+        (Budget(keep_per_layer=10), CLIP, 0),
+        (Budget(keep_per_layer=8, per_layer=True), CLIP, 48),
+        (Budget(remove=24), CLIP, 24),
+        (Budget(remove=0), VIT, 0),
+        (Budget(remove=144), VIT, 144),
+        (Budget(keep_fraction=1.0), VIT, 0),
+        (Budget(keep_fraction=0.5), VIT, 72),
+        (Budget(keep_fraction=0.9), {"t": TowerShape(1, 5)}, 1),
+        (Budget(keep_fraction=0.1), {"t": TowerShape(1, 5)}, 5),
+        (Budget(keep_fraction=0.91), {"t": TowerShape(1, 5)}, 0),
+    ],
+)
+def test_budgets_of_the_paper_and_the_edges(budget, shape, removed):
+    assert budget.removals(shape) == removed
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 1000))
+def test_a_fraction_is_met_to_half_a_head(layers, num_heads, thousandths):
+    total = layers * num_heads
+
+    removed = Budget(keep_fraction=thousandths / 1000).removals({"t": TowerShape(layers, num_heads)})
+
+    assert -500 < 1000 * removed - total * (1000 - thousandths) <= 500
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12)), min_size=1, max_size=2), st.integers(1, 1000)
+)
+def test_layers_that_keep_equally_many_are_as_near_the_budget_as_that_goes(sizes, thousandths):
+    shape = {str(i): TowerShape(*size) for i, size in enumerate(sizes)}
+    layers, budget = sum(layers for layers, _ in sizes), Budget(keep_fraction=thousandths / 1000)
+    stay = sum(layers * heads for layers, heads in sizes) - budget.removals(shape)
+
+    keep = budget.kept_a_layer(shape)
+
+    assert 2 * abs(keep * layers - stay) <= layers
+    assert keep % 2 == 0 or 2 * abs(keep * layers - stay) < layers  # a half goes to the even number
+
+
+@pytest.mark.parametrize(
+    ("remove", "kept"), [(0, 4), (1, 4), (2, 4), (3, 3), (5, 3), (6, 2), (10, 2), (11, 1), (14, 0), (16, 0)]
+)
+def test_removals_are_shared_among_layers_up_to_rounding(remove, kept):
+    assert Budget(remove=remove).kept_a_layer({"t": TowerShape(4, 4)}) == kept
+
+
+@given(st.integers(0, 8), st.integers(1, 5))
+def test_what_a_layer_keeps_on_average_is_what_layers_alike_keep(keep, layers):
+    budget, shape = Budget(keep_per_layer=keep), {"t": TowerShape(layers, 8), "u": TowerShape(1, 8)}
+
+    assert budget.kept_a_layer(shape) == keep
+    assert budget.removals(shape) == (8 - keep) * (layers + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "one of keep_per_layer, remove, keep_fraction, got none"),
+        ({"remove": 1, "keep_fraction": 0.5}, "got .*remove.*keep_fraction"),
+        ({"remove": 1, "per_layer": True}, "goes with keep_per_layer, not with remove"),
+        ({"keep_per_layer": -1}, "at least 0, got -1"),
+        ({"remove": -2}, "at least 0, got -2"),
+        ({"keep_fraction": 0.0}, r"\(0, 1\], got 0.0"),
+        ({"keep_fraction": 1.5}, r"\(0, 1\], got 1.5"),
+        ({"keep_fraction": math.nan}, r"\(0, 1\], got nan"),
+    ],
+)
+def test_refuses_budgets_that_mean_nothing(options, message):
+    with pytest.raises(ValueError, match=message):
+        Budget(**options)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (Budget(remove=241), "cannot remove 241 heads: the model has 240"),
+        (
+            Budget(keep_per_layer=11),
+            "cannot keep 11 heads a layer on average: 24 layers have 240 heads, not 264",
+        ),
+        (
+            Budget(keep_per_layer=10, per_layer=True),
+            "cannot keep 10 heads a layer: layers of tower `text` have 8",
+        ),
+    ],
+)
+def test_refuses_budgets_the_model_cannot_meet(budget, message):
+    with pytest.raises(ValueError, match=message):
+        budget.removals(CLIP)
+
+
+@given(score_tables())
+def test_the_order_names_every_head_once_by_rising_score(scores):
+    order = removal_order(scores)
+    values = [scores[tower][layer][head] for tower, layer, head in order]
+
+    assert sorted(order) == sorted(all_heads(shape_of_scores(scores)))
+    assert values == sorted(values)
+
+
+@given(score_tables())
+def test_ties_go_by_tower_then_layer_then_head(scores):
+    flat = {tower: [[0.0] * len(row) for row in rows] for tower, rows in scores.items()}
+
+    assert removal_order(flat) == all_heads(shape_of_scores(scores))
+
+
+@given(score_tables(), st.data())
+def test_a_recorded_order_is_taken_as_it_is(scores, data):
+    heads = data.draw(st.permutations(all_heads(shape_of_scores(scores))))
+    recorded = heads[: len(heads) // 2]
+
+    assert removal_order(scores, recorded) == tuple(recorded)
+
+
+@given(score_tables())
+def test_a_larger_budget_removes_more_of_the_same(scores):
+    order, shape = removal_order(scores), shape_of_scores(scores)
+    removed = [set(dropped(best_mask(order, shape, removals=count))) for count in range(len(order) + 1)]
+
+    assert [len(heads) for heads in removed] == list(range(len(order) + 1))
+    assert all(fewer < more for fewer, more in pairwise(removed))
+
+
+@given(score_tables())
+def test_the_ends_are_everything_and_nothing(scores):
+    order, shape = removal_order(scores), shape_of_scores(scores)
+
+    assert best_mask(order, shape, removals=0) == full_mask(shape)
+    assert all(part.kept == 0 for part in best_mask(order, shape, removals=len(order)).values())
+
+
+@given(score_tables(), st.integers(0, 5))
+def test_per_layer_keeps_the_best_of_each_layer(scores, keep):
+    shape = shape_of_scores(scores)
+    keep = min(keep, *(size.num_heads for size in shape.values()), 5)
+
+    mask = best_mask_per_layer(removal_order(scores), shape, keep=keep)
+
+    assert shape_of(mask) == shape
+    for tower, part in mask.items():
+        for row, kept, gone in zip(scores[tower], part.keep, part.drop, strict=True):
+            assert len(kept) == keep
+            assert max((row[head] for head in gone), default=0) <= min(
+                (row[head] for head in kept), default=3
+            )
+
+
+def test_per_layer_ties_keep_the_higher_head():
+    scores = {"t": [[1.0, 1.0, 1.0]]}
+
+    mask = best_mask_per_layer(removal_order(scores), shape_of_scores(scores), keep=1)
+
+    assert mask["t"].keep == ((2,),)
+
+
+@pytest.mark.parametrize("removals", [-1, 3])
+def test_refuses_more_removals_than_the_order_names(removals):
+    order = all_heads({"t": TowerShape(1, 2)})
+
+    with pytest.raises(ValueError, match=f"cannot remove {removals} heads: the removal order names 2"):
+        best_mask(order, {"t": TowerShape(2, 2)}, removals=removals)
+
+
+def test_per_layer_refuses_an_order_that_stops_early():
+    order = [HeadId("t", 0, 0), HeadId("t", 0, 1), HeadId("t", 1, 0)]
+
+    with pytest.raises(ValueError, match=r"layer 1 of tower `t` must lose 2 heads to keep 1, but .* names 1"):
+        best_mask_per_layer(order, {"t": TowerShape(2, 3)}, keep=1)
+
+
+@pytest.mark.parametrize("keep", [-1, 4])
+def test_per_layer_refuses_what_a_layer_cannot_keep(keep):
+    with pytest.raises(ValueError, match=f"cannot keep {keep} heads a layer: layers of tower `t` have 3"):
+        best_mask_per_layer([], {"t": TowerShape(2, 3)}, keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ({"t": [[1.0], [1.0, 2.0]]}, r"tower `t` must be layers x heads, got rows of \[1, 2\] heads"),
+        ({"t": []}, "tower `t` must be layers x heads, got rows of no heads"),
+        ({"t": [[], []]}, r"got rows of \[0\] heads"),
+        ({"t": [[0.0, 1.0], [math.nan, 1.0]]}, "score of head 0 in layer 1 of tower `t` is not finite"),
+    ],
+)
+def test_refuses_scores_that_cannot_be_ordered(scores, message):
+    with pytest.raises(ValueError, match=message):
+        removal_order(scores)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [([HeadId("t", 0, 2)], "no head 2 in layer 0"), ([HeadId("t", 0, 1)] * 2, "removed twice")],
+)
+def test_refuses_recorded_orders_that_do_not_fit(recorded, message):
+    with pytest.raises(ValueError, match=message):
+        removal_order({"t": [[0.0, 1.0]]}, recorded)
+
+
+@pytest.mark.parametrize(
+    ("budget", "typed"),
+    [
+        (Budget(keep_per_layer=0), "--keep 0"),
+        (Budget(remove=0), "--remove 0"),
+        (Budget(keep_fraction=2 / 3), "--keep-fraction 0.666667"),
+    ],
+)
+def test_a_budget_says_how_it_is_typed(budget, typed):
+    assert budget.typed == typed

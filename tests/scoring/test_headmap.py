@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hydractl.errors import DataError, UsageError
-from hydractl.heads.select import best_mask_per_layer, removal_order
+from hydractl.heads.masks import best_mask_per_layer, removal_order
 from hydractl.inputs import map_inputs
 from hydractl.manifest.heads import TowerShape
 from hydractl.progress import SILENT

@@ -6,8 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
-from hydractl.cli.inspect.comparison import show_comparison
-from hydractl.cli.inspect.documents import lineage_tree, maps, pairs, plain, show_mask, show_scores
+from hydractl.cli.inspect.documents import (
+    lineage_tree,
+    maps,
+    pairs,
+    plain,
+    show_comparison,
+    show_mask,
+    show_scores,
+)
 from hydractl.cli.output import Terminal, count, line, model_cell, size, table
 from hydractl.progress import counted
 from hydractl.stages.inspect.config import InspectConfig

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.scoring.cutting import heads_left
 from hydractl.scoring.gradients.settings import GnormSettings
 from hydractl.scoring.gradients.stepwise import Measured, remove_lowest
 from hydractl.scoring.gradients.weights import input_blocks, mean_gradient
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
+from hydractl.scoring.taps import heads_left
 
 if TYPE_CHECKING:
     from hydractl.progress import Progress

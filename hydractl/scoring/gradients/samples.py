@@ -15,9 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import DataError
 from hydractl.inputs import batch_of
-from hydractl.scoring.cutting import heads_left
 from hydractl.scoring.gradients.weights import at_least_single, checked_loss, losses_of, not_finite
-from hydractl.scoring.taps import Gated, tapped
+from hydractl.scoring.taps import Gated, heads_left, tapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

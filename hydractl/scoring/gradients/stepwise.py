@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydractl.manifest.heads import HeadId, Removal
-from hydractl.scoring.cutting import heads_left, remove_head
 from hydractl.scoring.gradients.weights import mean_loss
 from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.taps import heads_left, remove_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable

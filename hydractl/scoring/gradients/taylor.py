@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from hydractl.scoring.cutting import heads_left, keep_heads
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.weights import (
     Block,
@@ -18,6 +17,7 @@ from hydractl.scoring.gradients.weights import (
 )
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
+from hydractl.scoring.taps import heads_left, keep_heads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from hydractl.checkpoint import digest_together, write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.opening import open_model
-from hydractl.fusion.fused import Fusion
-from hydractl.fusion.plan import trunk_length
+from hydractl.fusion.plan import Fusion, trunk_length
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
 from hydractl.parallel import require_one_process

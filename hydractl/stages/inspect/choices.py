@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
-from hydractl.heads.masks import shape_of, total_kept
-from hydractl.heads.select import shape_of_scores
+from hydractl.heads.masks import shape_of, shape_of_scores, total_kept
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.stages.inspect.sniff import member_names, open_local

@@ -11,8 +11,7 @@ from hydractl.errors import UsageError
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, publish
-from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads
-from hydractl.reporting.names import told_apart
+from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads, told_apart
 from hydractl.stages.inspect.choices import check_comparable, read_choices
 
 if TYPE_CHECKING:

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import total_heads
-from hydractl.heads.clusters import cluster_masks
 from hydractl.heads.masks import total_kept
-from hydractl.heads.members import Sampling, random_masks, random_masks_per_layer, sample_masks, share_before
+from hydractl.heads.members import (
+    Sampling,
+    cluster_masks,
+    random_masks,
+    random_masks_per_layer,
+    sample_masks,
+    share_before,
+)
 from hydractl.progress import counted
 from hydractl.stages.prune.diverse import choose
 from hydractl.stages.prune.strategy import Strategy

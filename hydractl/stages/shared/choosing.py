@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import ManifestError, UsageError
 from hydractl.heads.budget import total_heads
-from hydractl.heads.clusters import cluster_masks
 from hydractl.heads.knee import fall_off
-from hydractl.heads.masks import total_kept
-from hydractl.heads.select import best_mask, best_mask_per_layer, removal_order
+from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
+from hydractl.heads.members import cluster_masks
 from hydractl.progress import counted
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hydractl.manifest.heads import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ranking import auroc
 from hydractl.metrics.samples import places
-from hydractl.stages.prune import candidates as prune_candidates
+from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.prune.strategy import Diversity, Strategy
@@ -281,7 +281,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left_behind(
 
 
 def test_probabilities_that_would_not_fit_are_refused_with_a_number_that_fits(pictures, monkeypatch):
-    monkeypatch.setattr(prune_candidates, "PREDICTION_BYTES", 8 * 8 * 7 * 40)
+    monkeypatch.setattr(diverse, "PREDICTION_BYTES", 8 * 8 * 7 * 40)
     with pytest.raises(UsageError, match="8 candidates on 60 samples of 7 classes take") as caught:
         pictures.prune(pictures.scores())
     assert "`--data DATA::limit=40`" in caught.value.hint
