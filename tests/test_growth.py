@@ -136,3 +136,28 @@ def test_a_strategy_is_two_files(copy):
     assert mask["origin"]["strategy"] == "last"
     assert "last: as best." in help_text
     assert len(copy.changed) == 2
+
+
+def test_a_metric_is_one_file(copy):
+    copy.insert(
+        "hydractl/metrics/labelled.py",
+        '    _labelled(name="worst", column="Worst", definition="Largest surprise.", higher_is_better=False, '
+        'reads=("nll",), compute=lambda nll: nll.amax(-1)),\n',
+        before='    _labelled(\n        name="ece"',
+    )
+    data = ["--data", "digits::classes=0-6,limit=20", "--no-latency", "--bootstrap", "9"]
+
+    help_text = copy.run("eval", "--help").stdout
+    made = copy.run("eval", ARCH, *data, "--metrics", "nll,worst", "--fail-if", "worst>0", "-o", "r.json")
+    refused = copy.run("eval", ARCH, *data, "--metrics", "worse")
+
+    report = json.loads((copy.folder / "r.json").read_text())
+    mean, worst = (report["rows"][0]["values"][name] for name in ("nll", "worst"))
+    assert mean["value"] < worst["value"]
+    assert worst["low"] <= worst["high"] <= worst["value"]
+    assert report["definitions"]["worst"] == "Largest surprise."
+    assert made.returncode == 5, made.stderr
+    assert made.stdout.split()[:3] == ["model", "NLL", "Worst"]
+    assert "worst, ece" in help_text
+    assert "did you mean `worst`?" in refused.stderr
+    assert len(copy.changed) == 1

@@ -56,6 +56,20 @@ def test_equal_members_do_not_differ(seed, members):
     assert predictive_entropy(probs) == pytest.approx(predictive_entropy(probs[:1]))
 
 
+def test_rounding_makes_no_negative_information():
+    seeds = [seed for seed in range(200) if _gain(members_probs(seed, 1).expand(3, -1, -1).double()) < 0]
+
+    assert seeds
+    for seed in seeds:
+        assert mutual_information(members_probs(seed, 1).expand(3, -1, -1)) == 0
+
+
+def _gain(probs):
+    """The definition, without care for rounding."""
+    mean = probs.mean(0)
+    return float((torch.special.entr(mean).sum(-1) - torch.special.entr(probs).sum(-1).mean(0)).mean())
+
+
 def test_certain_and_opposite_members_differ_most():
     probs = torch.eye(3)[:, None]
 
