@@ -61,7 +61,7 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config"},
     }
 )
-LABELLED = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceKind(f"`{name}`")])
+LABELLED_BUILT_IN = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceKind(f"`{name}`")])
 """Built-in sources with labels."""
 
 

@@ -23,9 +23,9 @@ from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish, publish_text
 from hydractl.runtime import pick_device, torch_dtype, versions
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.predictions import SavedPredictions, Scaling, predict
 from hydractl.stages.evaluate.refs import ID_NAME
-from hydractl.stages.evaluate.task import Task
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.stages.shared.reading import open_reader
@@ -80,9 +80,9 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
     opened = _open_rows(config)
     _check_outputs(config, opened)
     _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
-    task = Task.open(config, opened, progress)
-    rows, predictions = _measure_rows(config, opened, task, Machine(device, dtype), progress)
-    document = _document(config, task, rows, device, opened)
+    data = EvalData.open(config, opened, progress)
+    rows, predictions = _measure_rows(config, opened, data, Machine(device, dtype), progress)
+    document = _document(config, data, rows, device, opened)
     _publish(config, document, predictions)
     paths = tuple(path for path in (config.save_predictions, config.out) if path is not None)
     return EvalReport(document=document, paths=paths)
@@ -144,30 +144,30 @@ def _check_alike(models: Sequence[OpenModel], *, renamed: bool) -> None:
 def _measure_rows(
     config: EvalConfig,
     opened: Sequence[Sequence[OpenModel]],
-    task: Task,
+    data: EvalData,
     machine: Machine,
     progress: Progress,
 ) -> tuple[list[Row], SavedPredictions]:
     timed = bool(needing(config.chosen, Needs.TIME))
     rows: list[Row] = []
     loaded: list[Loaded] = []
-    saved = SavedPredictions(log_probs={}, labels={ID_NAME: task.labels})
+    saved = SavedPredictions(log_probs={}, labels={ID_NAME: data.labels})
     for named, models in zip(config.rows, opened, strict=True):
         progress.step(f"Evaluating {named.name}")
         row = _load(models, machine)
         for model, opened_as in zip(row.models, models, strict=True):
-            settle(model, opened_as, task.classes)
+            settle(model, opened_as, data.classes)
         scaling = Scaling(temperature=config.given_temperature)
-        if task.heldout is not None:
-            data, labels = task.heldout
-            held = _predict_row(row, models, data, progress)
+        if data.heldout is not None:
+            split, labels = data.heldout
+            held = _predict_row(row, models, split, progress)
             scaling = Scaling.fit(held, labels, row=named.name, progress=progress)
             del held
         found = {
-            name: scaling(_predict_row(row, models, inputs, progress)) for name, inputs in task.inputs.items()
+            name: scaling(_predict_row(row, models, inputs, progress)) for name, inputs in data.inputs.items()
         }
         others = scaling.values | count_sizes(row, config.chosen)
-        rows.append(_row(config, named, models, found, task.labels, others))
+        rows.append(_row(config, named, models, found, data.labels, others))
         if config.save_predictions is not None:
             saved.log_probs[named.name] = found
         if timed:
@@ -229,7 +229,7 @@ def _row(
 
 def _document(
     config: EvalConfig,
-    task: Task,
+    data: EvalData,
     rows: Sequence[Row],
     device: torch.device,
     opened: Sequence[Sequence[OpenModel]],
@@ -237,7 +237,7 @@ def _document(
     libraries = {m.family.library for row in opened for m in row}
     return Report(
         rows=tuple(rows),
-        data=task.fingerprints,
+        data=data.fingerprints,
         near=tuple(d.name for d in config.near),
         far=tuple(d.name for d in config.far),
         definitions={m: METRICS[m].definition for m in config.chosen},
@@ -248,8 +248,8 @@ def _document(
             "dtype": config.dtype,
             **(
                 {}
-                if task.classes is None
-                else {"classes": task.classes.names, "templates": task.classes.templates}
+                if data.classes is None
+                else {"classes": data.classes.names, "templates": data.classes.templates}
             ),
             **({} if config.max_length is None else {"max_length": config.max_length}),
             "seed": config.seed,

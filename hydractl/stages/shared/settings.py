@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hydractl.data.reference import BUILT_IN, LABELLED
+from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
 from hydractl.settings import Composed, Declared, Setting
@@ -12,8 +12,8 @@ from hydractl.stages.shared.classes import Naming
 
 ZERO_SHOT, MODEL_PANEL, MACHINE, BUDGET_PANEL = "Zero-shot", "Model", "Machine", "Budget (one of three)"
 DATA_METAVAR = "DATA[::K=V,...]"
-DATA_SOURCES = f"{', '.join(LABELLED)}, a folder, a .jsonl, .csv or .parquet file, or hf:org/name"
-UNLABELLED_SOURCES = ", ".join(name for name in BUILT_IN if name not in LABELLED)
+DATA_SOURCES = f"{', '.join(LABELLED_BUILT_IN)}, a folder, a .jsonl, .csv or .parquet file, or hf:org/name"
+UNLABELLED_SOURCES = ", ".join(name for name in BUILT_IN if name not in LABELLED_BUILT_IN)
 
 MODEL = Setting(
     "A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id "

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class EvalData:
     """The data, ready for any row.
 
     Attributes:
@@ -47,7 +47,7 @@ class Task:
     fingerprints: dict[str, Fingerprint]
 
     @classmethod
-    def open(cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], progress: Progress) -> Task:
+    def open(cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], progress: Progress) -> EvalData:
         """Open all data sets and translate the labels.
 
         Raises:
