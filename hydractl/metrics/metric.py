@@ -50,7 +50,7 @@ class Metric:
         reads: What `compute` takes, by name: vectors with an entry a sample, of `samples.answers` or `samples.places`.
         compute: Maps what it reads, each (..., N), to values (...), so that resamples or candidates are rows of a batch.
             Metrics of members map probabilities (M, N, C) to a number. None: measured elsewhere.
-        interval: Whether reports say how far it may be off.
+        interval: Whether reports say how far it may be off; metrics of members never do.
     """
 
     name: str

@@ -79,7 +79,7 @@ def measured(value: float, resampled: Tensor | None, *, count: int) -> Value:
 
     Args:
         value: The number.
-        resampled: what it is on each resample, (R,); None makes no interval.
+        resampled: What it is on each resample, (R,); None makes no interval.
         count: How many samples it rests on.
 
     Raises:
