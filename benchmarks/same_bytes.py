@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
-import itertools
 import json
 import os
 import shlex
@@ -53,14 +52,14 @@ class Case:
     """One command line.
 
     Attributes:
-        folder: Of its group, where it runs.
+        group: What it is run with, in one folder.
         argv: Without the program.
         how: One of `WAYS`, or `main`.
         stdin: A file, or empty.
         stdout: A file, or empty.
     """
 
-    folder: str
+    group: str
     argv: tuple[str, ...]
     how: str
     stdin: str = ""
@@ -69,7 +68,7 @@ class Case:
     def __str__(self) -> str:
         way = "" if self.how == "main" else f"{self.how}: "
         streams = "".join(f" {sign} {file}" for sign, file in (("<", self.stdin), (">", self.stdout)) if file)
-        return f"{self.folder}: {way}{shlex.join(self.argv)}{streams}"
+        return f"{self.group}: {way}{shlex.join(self.argv)}{streams}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,15 +90,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [
         case
         for case in read_cases((HERE / "same_bytes_cases.txt").read_text(), models_of(VARIANTS))
-        if not options.only or any(text in case.folder for text in options.only)
+        if not options.only or any(text in case.group for text in options.only)
     ]
     with tempfile.TemporaryDirectory() as scratch:
         root = (options.folder or Path(scratch)).resolve()
         prepare(root, options.old, VARIANTS)
+        new = root / f"new-{options.new.resolve().name}"
+        shutil.rmtree(new, ignore_errors=True)
+        trees = {root / "old": options.old, new: options.new}
         with ThreadPoolExecutor(options.jobs) as pool:
-            old = pool.submit(remember, options.old, cases, root)
-            new = pool.submit(run_tree, options.new, cases, root, f"new-{options.new.resolve().name}")
-            differs = compare(cases, old.result(), new.result(), options.expect)
+            before, after = pool.map(lambda folder: run_tree(trees[folder], cases, folder), trees)
+    differs = compare(cases, before, after, options.expect)
     print(f"{time.monotonic() - began:.0f} s")
     return int(differs)
 
@@ -120,20 +121,6 @@ def prepare(root: Path, old: Path, variants: Sequence[Any]) -> None:
     stamp.write_text(digest.hexdigest())
 
 
-def remember(tree: Path, cases: Sequence[Case], root: Path) -> list[Seen]:
-    """Run the groups that are not remembered; return what came of all."""
-    memory = root / "old" / "memory.json"
-    known: dict[str, Any] = json.loads(memory.read_text()) if memory.is_file() else {}
-    groups = {name: list(lines) for name, lines in itertools.groupby(cases, key=lambda case: case.folder)}
-    texts = {name: [str(case) for case in lines] for name, lines in groups.items()}
-    unknown = [name for name in groups if known.get(name, {}).get("lines") != texts[name]]
-    found = iter(run_tree(tree, [case for name in unknown for case in groups[name]], root, "old"))
-    for name in unknown:
-        known[name] = {"lines": texts[name], "seen": list(itertools.islice(found, len(texts[name])))}
-    memory.write_text(json.dumps(known))
-    return [seen for name in groups for seen in known[name]["seen"]]
-
-
 def read_cases(text: str, models: Mapping[str, Sequence[str]]) -> Iterator[Case]:
     """Return every command line of the file, groups that are for several models written out."""
     words: dict[str, str] = {}
@@ -141,8 +128,8 @@ def read_cases(text: str, models: Mapping[str, Sequence[str]]) -> Iterator[Case]
     for line in (*filter(None, (line.partition("#")[0].strip() for line in text.splitlines())), "[end]"):
         if line.startswith("["):
             for model in models.get(group, [""]):
-                folder = f"{group.partition(' ')[2]} {model}" if model else group
-                yield from (case(folder, command, model) for command in lines)
+                name = f"{group.partition(' ')[2]} {model}" if model else group
+                yield from (case(name, command, model) for command in lines)
             group, lines = line.strip("[]"), []
         elif line.split()[1:2] == ["="]:
             words[line.split()[0]] = Template(line.partition("=")[2].strip()).safe_substitute(words)
@@ -169,7 +156,7 @@ def kind_of(variant: Any) -> str:  # noqa: ANN401 - what tests call a variant
     return "image" if towers or variant.options.keys() & {"img_size", "image_size"} else "text"
 
 
-def case(folder: str, line: str, model: str) -> Case:
+def case(group: str, line: str, model: str) -> Case:
     """Read one line."""
     words = shlex.split(Template(line).substitute(MODEL=model) if model else line)
     streams = {"<": "", ">": ""}
@@ -178,26 +165,38 @@ def case(folder: str, line: str, model: str) -> Case:
         words = words[:-2]
     way = words[0].removesuffix(":")
     how, argv = (way, words[1:]) if way in WAYS else ("main", words)
-    return Case(folder=folder, argv=tuple(argv), how=how, stdin=streams["<"], stdout=streams[">"])
+    return Case(group=group, argv=tuple(argv), how=how, stdin=streams["<"], stdout=streams[">"])
 
 
-def run_tree(tree: Path, cases: Sequence[Case], root: Path, name: str) -> list[Seen]:
-    """Run cases in a tree, in folders beneath `root / name`, and return what came of each."""
-    place = root / name
-    for folder in ("tmp", *{case.folder for case in cases}):
-        shutil.rmtree(place / folder, ignore_errors=True)
-    (place / "tmp").mkdir(parents=True)
-    plan, results = place / "plan.json", place / "results.json"
-    plan.write_text(json.dumps([asdict(case) for case in cases]))
+def run_tree(tree: Path, cases: Sequence[Case], root: Path) -> list[Seen]:
+    """Run cases in a tree, in folders beneath `root`, and return what came of each; groups that are known are not run again."""
+    groups: dict[str, list[Any]] = {}
+    for one in cases:
+        groups.setdefault(one.group, []).append(json.loads(json.dumps(asdict(one))))
+    plan, results = root / "plan.json", root / "results.jsonl"
+    known = remembered(results, groups)
+    todo = {name: lines for name, lines in groups.items() if name not in known}
+    for folder in ("tmp", *todo):
+        shutil.rmtree(root / folder, ignore_errors=True)
+    (root / "tmp").mkdir(parents=True)
+    plan.write_text(json.dumps(todo))
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH"}}
     environment = kept | {
-        "PYTHONPATH": str(tree.resolve()), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(place / "tmp"),
+        "PYTHONPATH": str(tree.resolve()), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(root / "tmp"),
         "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "TERM": "xterm", "TYPER_USE_RICH": "0", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
-    places = map(str, (HERE / "same_bytes_worker.py", plan, results, place, root / "inputs"))
-    subprocess.run([sys.executable, "-P", *places], env=environment, check=True)
-    found: list[Seen] = json.loads(results.read_text())
-    return found
+    if todo:
+        places = map(str, (HERE / "same_bytes_worker.py", plan, results, root, root.parent / "inputs"))
+        subprocess.run([sys.executable, "-P", *places], env=environment, check=True)
+    known = remembered(results, groups)
+    return [seen for name in groups for seen in known[name]]
+
+
+def remembered(results: Path, groups: Mapping[str, Sequence[Any]]) -> dict[str, list[Seen]]:
+    """Return what came of those groups whose cases were run as they are now."""
+    lines = results.read_text().splitlines() if results.is_file() else []
+    found = map(json.loads, lines)
+    return {one["group"]: one["seen"] for one in found if groups.get(one["group"]) == one["cases"]}
 
 
 def compare(cases: Sequence[Case], old: Sequence[Seen], new: Sequence[Seen], expected: Sequence[str]) -> bool:

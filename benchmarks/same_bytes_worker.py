@@ -1,6 +1,6 @@
 """Runs command lines of the one tree that `PYTHONPATH` names; a part of `same_bytes.py`, which starts it once a tree.
 
-    python -P same_bytes_worker.py CASES.json RESULTS.json FOLDER INPUTS
+    python -P same_bytes_worker.py PLAN.json RESULTS.jsonl FOLDER INPUTS
 
 The libraries and every module of the package are loaded once, and each command line runs in a fork of that process. Nothing
 of hydractl is called by name but its two entry points, `hydractl.cli.app.main` and `python -m hydractl`, so that trees with
@@ -28,42 +28,34 @@ PATIENCE_S = 300
 BUG = 70
 """The exit code of a command line that ended with an exception of Python's."""
 LIBRARIES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "transformers",
-    "open_clip",
-    "sklearn.cluster",
-    "datasets",
-    "matplotlib",
-)
-MODELS = ("bert", "clip", "siglip", "vit")
-"""Models of transformers, whose modules most command lines need."""
+    "torch", "torchvision", "timm", "open_clip", "datasets", "sklearn.cluster", "sklearn.datasets", "sklearn.manifold", "scipy.io",
+    "kmedoids", "kneed", "PIL.PngImagePlugin", "matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg",
+    "transformers.models.vit.image_processing_vit",
+)  # fmt: skip
+MODELS = (
+    "bert", "beit", "camembert", "clip", "deberta_v2", "deit", "dinov2", "dinov2_with_registers", "distilbert", "electra",
+    "modernbert", "mpnet", "roberta", "siglip", "vit", "xlm_roberta",
+)  # fmt: skip
+"""Models of transformers."""
 Files = dict[str, str]
 
 
 def main() -> None:
-    """Run every case of the file in its group's folder, and write what came of it."""
-    cases, results, root, inputs = map(Path, sys.argv[1:])
-    plan = json.loads(cases.read_text())
-    if plan:
-        load_everything()
-    folders: dict[str, Files] = {}
-    found = []
-    for case in plan:
-        folder = root / case["folder"]
-        if case["folder"] not in folders:
-            folder.mkdir()
-            (folder / "in").symlink_to(inputs)
-            folders[case["folder"]] = {}
-        seen = run(case, folder, root)
-        after = snapshot(folder)
-        before = folders[case["folder"]]
-        changed = {name: digest for name, digest in after.items() if before.get(name) != digest}
-        gone = dict.fromkeys(before.keys() - after.keys(), "gone")
-        found.append({**seen, "files": changed | gone})
-        folders[case["folder"]] = after
-    results.write_text(json.dumps(found))
+    """Run the groups of a plan, each in a folder of its own, and write a line of JSON when one is done."""
+    plan, results, root, inputs = map(Path, sys.argv[1:])
+    load_everything()
+    for group, cases in json.loads(plan.read_text()).items():
+        folder = root / group
+        folder.mkdir()
+        (folder / "in").symlink_to(inputs)
+        found, before = [], Files()
+        for case in cases:
+            seen, after = run(case, folder, root), snapshot(folder)
+            changed = {name: digest for name, digest in after.items() if before.get(name) != digest}
+            found.append({**seen, "files": changed | dict.fromkeys(before.keys() - after.keys(), "gone")})
+            before = after
+        with results.open("a") as file:
+            file.write(json.dumps({"group": group, "cases": cases, "seen": found}) + "\n")
     os._exit(0)  # what is frozen would be called a leak
 
 
