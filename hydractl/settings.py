@@ -122,16 +122,10 @@ class Declared(NamedTuple):
     default: object = None
 
     @classmethod
-    def of(cls, config: type[Any], *names: str) -> tuple[Declared, ...]:
-        """Return what a class declares, in order, without what fields are by default: what is absent is None.
-
-        Args:
-            config: A dataclass.
-            names: Of its fields; all that are declared where there are none.
-        """
-        found = declared(config)
+    def of(cls, config: type[Any]) -> tuple[Declared, ...]:
+        """Return what a dataclass declares, in order, without what fields are by default: what is absent is None."""
         kinds = {f.name: str(f.type) for f in fields(config)}
-        return tuple(cls(name, kinds[name], found[name]) for name in names or found)
+        return tuple(cls(name, kinds[name], told) for name, told in declared(config).items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,22 +107,18 @@ class ScoreConfig:
                 "`--ood` is read only by `--method circuit` whose objective reads it: `ood`, `avg`, `fpr95` or a sum with one",
                 hint="leave it out",
             )
-        if self.limit is not None and not self.entry.needs_data:
-            raise UsageError(
-                f"`--limit` has no effect with `--method {self.method}`, which reads no data",
-                hint="leave it out",
-            )
+        for option, value in (("--limit", self.limit), ("--max-length", self.max_length)):
+            if value is not None and not self.entry.needs_data:
+                raise UsageError(
+                    f"`{option}` has no effect with `--method {self.method}`, which reads no data",
+                    hint="leave it out",
+                )
         if self.max_memory is not None and not self.entry.bounded:
             raise UsageError(
                 f"`--max-memory` has no effect with `--method {self.method}`",
                 hint="leave it out; it is for `--method circuit`",
             )
         refuse_shared_input(self.model)
-        if self.max_length is not None and not self.entry.needs_data:
-            raise UsageError(
-                f"`--max-length` has no effect with `--method {self.method}`, which reads no data",
-                hint="leave it out",
-            )
         if self.trained is not None and not self.settings.trains_weights:
             learns = "training" in declared(self.entry.settings)
             raise UsageError(
