@@ -78,9 +78,11 @@ def command_tree() -> typer.core.TyperGroup:
     for command in (tree, *tree.commands.values()):
         command.help = literal_help(command.help or "", rich=typer.core.HAS_RICH)
         for parameter in command.params:
-            text = getattr(parameter, "help", None)
-            if text and typer.core.HAS_RICH:
-                parameter.help = escaped(text)  # type: ignore[attr-defined]  # typer's own parameters have one
+            if (
+                isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument)
+                and typer.core.HAS_RICH
+            ):
+                parameter.help = escaped(parameter.help or "")
     help_option = tree.get_help_option(typer.Context(tree, **tree.context_settings))
     if help_option is not None:
         help_option.default = False  # typer loads pydantic to learn what an absent `--help` means

@@ -273,8 +273,9 @@ def as_json(value: object) -> object:
         return [as_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None  # JSON has no word for it
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json", by_alias=True) if dump else value
+    from pydantic import BaseModel
+
+    return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
 
 
 def _mapping(value: Mapping[object, object]) -> dict[str, object]:

@@ -14,7 +14,7 @@ NORMALIZE = Setting(
     panel=GRADIENTS,
     after="recompute",
 )
-"""See `hydractl.scoring.normalize`."""
+"""As `hydractl.scoring.normalize` does it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
