@@ -13,13 +13,13 @@ from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
     from typing import TypeAlias
 
     from rich.console import Console
 
     from hydractl.manifest.document import Fingerprint
     from hydractl.manifest.report import Report, Row
+    from hydractl.stages.evaluate.run import EvalReport
 
     Column: TypeAlias = tuple[str | None, Metric]
 
@@ -52,18 +52,15 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     if terminal.as_json and terminal.speaks:
         terminal.document(as_json(report.document))
     else:
-        terminal.result(report, lambda console: show(report.document, report.paths, console))
+        terminal.result(report, show)
     report.require_checks()
 
 
-def show(document: Report, paths: Sequence[Path], out: Console) -> None:
-    """Show the tables, what came of the conditions, and what was written."""
-    render(document, out)
-    for check in document.checks:
+def show(report: EvalReport, out: Console) -> None:
+    """Show the tables, and what came of the conditions."""
+    render(report.document, out)
+    for check in report.document.checks:
         line(out, f"{'failed' if check.failed else 'ok'}: {check.condition}, found {check.found:.6g}")
-    for path in paths:
-        if str(path) != "-":
-            line(out, f"Wrote {path}")
 
 
 def render(document: Report, out: Console) -> None:

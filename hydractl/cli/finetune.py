@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, count, line, table
+from hydractl.cli.output import Terminal, count, table
 from hydractl.stages.finetune.config import FinetuneConfig
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
     from hydractl.stages.finetune.run import run_finetune
 
     report = run_finetune(config, terminal.progress())
-    terminal.result(report, lambda out: render(report, out))
+    terminal.result(report, render)
 
 
 def render(report: FinetuneReport, out: Console) -> None:
@@ -46,5 +46,3 @@ def render(report: FinetuneReport, out: Console) -> None:
     )
     columns = ["model", "validation accuracy", "nll", "lr", "steps", "trained", "frozen"]
     out.print(table(columns, [(str(report.path), *cells)]))
-    if str(report.path) != "-":
-        line(out, f"Wrote {report.path}")

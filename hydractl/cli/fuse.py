@@ -30,7 +30,7 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
     from hydractl.stages.fuse.run import run_fuse
 
     report = run_fuse(config, terminal.progress())
-    terminal.result(report, lambda out: render(report, out))
+    terminal.result(report, render)
 
 
 def render(report: FuseReport, out: Console) -> None:
@@ -53,5 +53,3 @@ def render(report: FuseReport, out: Console) -> None:
             out,
             f"Largest difference from the members: logits {report.gap.logits:.1e}, probabilities {report.gap.probabilities:.1e}",
         )
-    if str(report.path) != "-":
-        line(out, f"Wrote {report.path}")

@@ -31,7 +31,7 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
     from hydractl.stages.importing.run import run_import
 
     report = run_import(config, terminal.progress())
-    terminal.result(report, lambda out: render(report, out))
+    terminal.result(report, render)
 
 
 def render(report: ImportReport, out: Console) -> None:
@@ -48,5 +48,3 @@ def render(report: ImportReport, out: Console) -> None:
     place += [f"behind `{report.prefix}`"] if report.prefix else []
     if place:
         line(out, f"Found {' and '.join(place)}")
-    if str(report.path) != "-":
-        line(out, f"Wrote {report.path}")

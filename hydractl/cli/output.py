@@ -35,6 +35,9 @@ class StageReport(Protocol):
         ...
 
 
+R = TypeVar("R", bound=StageReport)
+
+
 class Terminal:
     """One command's view of the terminal.
 
@@ -68,22 +71,25 @@ class Terminal:
             steps=self.speaks and not self.quiet and not self.as_json, warnings=self.speaks
         )
 
-    def result(self, report: StageReport, render: Callable[[Console], None]) -> None:
+    def result(self, report: R, render: Callable[[R, Console], None]) -> None:
         """Show a stage's result in the chosen form.
 
         Args:
             report: A frozen dataclass.
-            render: Prints it for a person.
+            render: Prints it for a person, but for the files that were written.
         """
         if self.as_json:
             self.document(as_json(report))
             return
+        paths = [path for path in report.paths if path != Path("-")]
         with written_out():
             if self.quiet and self.speaks:
-                paths = (path for path in report.paths if path != Path("-"))
                 sys.stdout.write("".join(f"{path}\n" for path in paths))
             elif self.speaks:
-                render(console(stderr=self.stdout_taken))
+                out = console(stderr=self.stdout_taken)
+                render(report, out)
+                for path in paths:
+                    line(out, f"Wrote {path}")
 
     def document(self, value: object) -> None:
         """Print one JSON document to stdout."""

@@ -34,7 +34,7 @@ def prune(config: PruneConfig, terminal: Terminal) -> None:
     from hydractl.stages.prune.run import run_prune
 
     report = run_prune(config, terminal.progress())
-    terminal.result(report, lambda out: render(report, out))
+    terminal.result(report, render)
 
 
 def render(report: PruneReport, out: Console) -> None:
@@ -54,9 +54,6 @@ def render(report: PruneReport, out: Console) -> None:
         line(out, found)
     if report.diverse is not None:
         render_diverse(report.diverse, out)
-    for path in report.paths:
-        if str(path) != "-":
-            line(out, f"Wrote {path}")
 
 
 def render_diverse(report: DiverseReport, out: Console) -> None:

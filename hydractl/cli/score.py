@@ -37,7 +37,7 @@ def score(config: ScoreConfig, terminal: Terminal) -> None:
     from hydractl.stages.score.run import run_score
 
     report = run_score(config, terminal.progress())
-    terminal.result(report, lambda out: render(report, out))
+    terminal.result(report, render)
 
 
 def render(report: ScoreReport, out: Console) -> None:
@@ -75,10 +75,6 @@ def render(report: ScoreReport, out: Console) -> None:
         line(out, f"{heads_in_all} in {groups}: one of each stays, and one at least in each layer")
     if report.default_budget:
         line(out, _default_budget(scores))
-    if str(report.path) != "-":
-        line(out, f"Wrote {report.path}")
-    if report.trained is not None:
-        line(out, f"Wrote {report.trained}")
 
 
 def _thrift(scores: HeadScores) -> str:

@@ -30,16 +30,16 @@ class Word(StrEnum):
 def show(terminal: Terminal, report: Report = Report()) -> None:
     terminal.progress().step("working on [b]")
     terminal.progress().warn("odd [/x]")
-    terminal.result(report, lambda out: line(out, f"made {report.path}"))
+    terminal.result(report, lambda report, out: line(out, f"made {report.path}"))
 
 
 @pytest.mark.parametrize(
     ("settings", "out", "err"),
     [
-        ({}, "made a[red].st\n", "working on [b]\nwarning: odd [/x]\n"),
+        ({}, "made a[red].st\nWrote a[red].st\n", "working on [b]\nwarning: odd [/x]\n"),
         ({"quiet": True}, "a[red].st\n", "warning: odd [/x]\n"),
         ({"as_json": True}, '{\n  "number": 1.5,\n  "path": "a[red].st"\n}\n', "warning: odd [/x]\n"),
-        ({"out": Path("-")}, "", "working on [b]\nwarning: odd [/x]\nmade a[red].st\n"),
+        ({"out": Path("-")}, "", "working on [b]\nwarning: odd [/x]\nmade a[red].st\nWrote a[red].st\n"),
     ],
     ids=["human", "quiet", "json", "streamed"],
 )
@@ -61,7 +61,7 @@ def test_other_ranks_are_silent(capsys, monkeypatch, settings):
 
 
 def test_quiet_leaves_standard_output_to_the_output(capsys):
-    Terminal(quiet=True, out=Path("-")).result(Report(path=Path("-")), lambda _: None)
+    Terminal(quiet=True, out=Path("-")).result(Report(path=Path("-")), lambda _, _out: None)
 
     assert capsys.readouterr().out == ""
 

@@ -63,12 +63,12 @@ def inspect(config: InspectConfig, terminal: Terminal) -> None:
         from hydractl.stages.inspect.compare import run_compare
 
         comparison = run_compare(config, terminal.progress())
-        terminal.result(comparison, lambda out: show_comparison(comparison, out))
+        terminal.result(comparison, show_comparison)
     else:
         from hydractl.stages.inspect.run import run_inspect
 
         report = run_inspect(config, terminal.progress())
-        terminal.result(report, lambda out: render(report, out))
+        terminal.result(report, render)
 
 
 def render(report: CheckpointReport | DocumentReport, out: Console) -> None:

@@ -188,8 +188,6 @@ def show_comparison(report: ComparisonReport, out: Console) -> None:
     if report.pairs:
         out.print()
         _pairs(report.pairs, dict(zip(names, labels, strict=True)), out)
-    if report.plot is not None:
-        line(out, f"Wrote {report.plot}")
 
 
 def _maps(choices: tuple[Choice, ...], labels: tuple[str, ...], out: Console) -> None:
