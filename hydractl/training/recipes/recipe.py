@@ -118,7 +118,7 @@ class Recipe:
     )
     train: tuple[str, ...] = setting(
         PARTS,
-        "embed, norm, attention, mlp, readout, head; default: all.",
+        f"{', '.join(PARTS)}; default: all.",
         choices=PARTS,
         parse=partial(words, "--train"),
         metavar="PART[,...]",
