@@ -26,17 +26,24 @@ from typing import TYPE_CHECKING
 from hydractl.errors import CheckpointError, ManifestError
 from hydractl.jsonfile import MAX_BYTES, compact, parse
 from hydractl.manifest.header import Header
-from hydractl.publish import is_stream
+from hydractl.publish import Sink, is_stream
 from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
-from hydractl.tensors import ITEM_BYTES, TORCH_NAMES, Span, TensorSpec, spec_of, tensor_bytes, tensor_of
+from hydractl.tensors import (
+    ITEM_BYTES,
+    TORCH_NAMES,
+    Chunks,
+    Span,
+    TensorSpec,
+    spec_of,
+    tensor_bytes,
+    tensor_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
-    from hydractl.publish import Sink
-    from hydractl.tensors import Chunks
 
 METADATA_KEY = "hydractl"
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     import torch
 
 Inputs: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor]"

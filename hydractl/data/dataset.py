@@ -7,18 +7,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.data import columns, folder, tabular
-from hydractl.data.items import Content
+from hydractl.data.items import Content, Items
 from hydractl.data.labels import select_classes
 from hydractl.data.reference import BUILT_IN_TEXTS, DataRef, SourceKind
 from hydractl.data.toys import builtin, prose, shapes
 from hydractl.errors import DataError, UsageError
-from hydractl.progress import SILENT
+from hydractl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hydractl.data.items import Items
-    from hydractl.progress import Progress
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
     {

@@ -13,17 +13,15 @@ from typing_extensions import override
 
 from hydractl.data import items
 from hydractl.data.items import Content
-from hydractl.data.reference import BUILT_IN, SOURCES_HINT
+from hydractl.data.reference import BUILT_IN, SOURCES_HINT, DataRef
 from hydractl.errors import DataError
-from hydractl.progress import did_you_mean, quoted
+from hydractl.progress import Progress, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from PIL import Image
 
-    from hydractl.data.reference import DataRef
-    from hydractl.progress import Progress
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     {

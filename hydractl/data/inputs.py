@@ -5,25 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, checked_order, tensor_cache
+from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, Deal, checked_order, tensor_cache
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
-from hydractl.manifest.header import Tokenization
-from hydractl.progress import SILENT, counted
+from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.progress import SILENT, Progress, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
-    from hydractl.data.batches import Batch, Deal
     from hydractl.data.reference import DataRef
     from hydractl.inputs import Inputs
-    from hydractl.manifest.header import Preprocess
-    from hydractl.progress import Progress
 
 T = TypeVar("T", bound=Items)
 Reading: TypeAlias = "Preprocess | Tokenization"

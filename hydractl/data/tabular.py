@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from hydractl.data.reference import SOURCES_HINT, SourceKind
+from hydractl.data.reference import SOURCES_HINT, DataRef, SourceKind
 from hydractl.errors import DataError, HubError
 from hydractl.jsonfile import NotJSONError, parse
-from hydractl.progress import did_you_mean, quoted
+from hydractl.progress import Progress, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hydractl.data.items import Content
-    from hydractl.data.reference import DataRef
-    from hydractl.progress import Progress
 
     Rows = list[dict[str, object]]
     Read = Callable[[int], bytes | Path]

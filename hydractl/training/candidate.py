@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.inputs import map_inputs
-from hydractl.training.engine import OrderedGradients
+from hydractl.inputs import Inputs, map_inputs
+from hydractl.training.engine import Engine, OrderedGradients
 from hydractl.training.noise import set_dropout
 from hydractl.training.recipes.optimizers import PEAK, make_optimizer, optimizer_tensors, restore_optimizer
 from hydractl.training.recipes.schedule import lr_factor
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from hydractl.inputs import Inputs
-    from hydractl.training.engine import Engine
     from hydractl.training.feeding.feed import Feed, Piece
     from hydractl.training.recipes.recipe import Recipe
     from hydractl.training.state import Metrics, Snapshot

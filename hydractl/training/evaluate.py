@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hydractl.inputs import map_inputs
+from hydractl.inputs import Inputs, map_inputs
 from hydractl.metrics.labelled import mean
 from hydractl.metrics.samples import answers
 from hydractl.training.state import Metrics
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hydractl.data.batches import Batch
-    from hydractl.inputs import Inputs
     from hydractl.training.engine import Engine
 
 TALLIED = 4

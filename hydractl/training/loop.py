@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 from hydractl.errors import CheckFailed
 from hydractl.signals import held
 from hydractl.training.candidate import Job, Run
-from hydractl.training.state import Metrics, Position, Snapshot, Winner
+from hydractl.training.state import Metrics, Position, Snapshot, StateFolder, Winner
 
 if TYPE_CHECKING:
     import torch
 
     from hydractl.progress import Progress
     from hydractl.training.engine import Engine
-    from hydractl.training.state import StateFolder
 
 SAVE_EVERY_S = 30.0
 EPOCH_SAVE_EVERY_S = 5.0

@@ -12,7 +12,7 @@ from hydractl.families.opening import base_header, expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.jsonfile import parse
-from hydractl.manifest.header import Header, InputFile, Tokenization
+from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import publish
@@ -25,7 +25,6 @@ from hydractl.stages.shared.outputs import check_outputs
 
 if TYPE_CHECKING:
     from hydractl.families.base import Described, Family
-    from hydractl.manifest.header import Step
     from hydractl.stages.importing.config import ImportConfig
 
 CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}

@@ -17,13 +17,12 @@ from hydractl.errors import ManifestError
 from hydractl.jsonfile import parse
 from hydractl.manifest.heads import Removal
 from hydractl.publish import is_stream, publish_text
-from hydractl.scoring.job import NOTHING_LEARNT
+from hydractl.scoring.job import NOTHING_LEARNT, Memory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.parallel import Team
-    from hydractl.scoring.job import Memory
 
 MEMORY = "memory"
 _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])

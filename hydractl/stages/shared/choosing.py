@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hydractl.errors import ManifestError, UsageError
-from hydractl.heads.budget import total_heads
+from hydractl.heads.budget import Budget, total_heads
 from hydractl.heads.knee import fall_off
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
 from hydractl.heads.members import cluster_masks
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from hydractl.heads.budget import Budget
     from hydractl.manifest.document import Option
     from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
 

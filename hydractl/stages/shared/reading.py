@@ -11,7 +11,7 @@ import torch
 from hydractl.data.inputs import check_reads, limited, open_items
 from hydractl.data.labels import match_classes, required_labels
 from hydractl.families.opening import OpenModel, open_model
-from hydractl.inputs import inputs_like
+from hydractl.inputs import Inputs, inputs_like
 from hydractl.scoring.job import Samples
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hydractl.data.batches import Batch
     from hydractl.data.items import Items
     from hydractl.data.reference import DataRef
-    from hydractl.inputs import Inputs
     from hydractl.parallel import Team
     from hydractl.progress import Progress
     from hydractl.stages.shared.classes import Classes

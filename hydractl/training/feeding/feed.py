@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from hydractl.data.batches import epoch_order
-from hydractl.training.feeding.sources import Planned, open_source
+from hydractl.training.feeding.sources import Planned, Source, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hydractl.data.items import Items
     from hydractl.inputs import Inputs
     from hydractl.training.engine import Share
-    from hydractl.training.feeding.sources import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,20 +13,17 @@ import torch
 from typing_extensions import override
 
 from hydractl.data.batches import CACHE_BYTES, batches
-from hydractl.data.inputs import check_augment, of_kind
-from hydractl.data.items import ImageSet, TextSet
+from hydractl.data.inputs import Reading, check_augment, of_kind
+from hydractl.data.items import ImageSet, Items, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.tokenize import Tokens, tokenize
-from hydractl.manifest.header import Tokenization
+from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.training.feeding.augment import TENSOR_AUGMENTATIONS, EpochDraws
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hydractl.data.inputs import Reading
-    from hydractl.data.items import Items
     from hydractl.inputs import Inputs
-    from hydractl.manifest.header import Preprocess
 
 _CHUNK = 256
 
