@@ -14,6 +14,8 @@ from coverage_check import DEPTH, Case
 from hydractl.families.registry import family_for_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hydractl.families.base import Described
 
 HEADS, HEAD_WIDTH = 4, 8
@@ -45,8 +47,8 @@ def shrunk(name: str) -> Described:
     """Return a model with its own options, but small."""
     config = open_clip.get_model_config(name)
     vision = config["vision_cfg"]
-    if timm_name := vision.get("timm_model_name"):
-        return _shrunk_trunk(name, timm_name, vision.get("timm_proj"))
+    if vision.get("timm_model_name"):
+        return _shrunk_trunk(name, config)
     options: dict[str, object] = {
         "embed_dim": WIDTH,
         "vision.width": WIDTH,
@@ -58,8 +60,9 @@ def shrunk(name: str) -> Described:
     return family_for_name(f"openclip:{name}").describe(f"openclip:{name}", options)
 
 
-def _shrunk_trunk(name: str, timm_name: str, projection: str | None) -> Described:
+def _shrunk_trunk(name: str, own: Mapping[str, Any]) -> Described:
     """Return a model whose image tower is timm's, shrunk as timm's own are: in its registry, as open_clip gives no sizes."""
+    timm_name = own["vision_cfg"]["timm_model_name"]
     config = coverage_timm.shrunk(timm_name).architecture.config
     sizes: dict[str, Any] = {key: value for key, value in config.items() if key != "num_classes"}
     small = f"{timm_name}_shrunk"
@@ -72,11 +75,14 @@ def _shrunk_trunk(name: str, timm_name: str, projection: str | None) -> Describe
         timm.models.register_model(make)
     with torch.device("meta"):
         width = make(num_classes=0).num_features
+    # without a projection, embeddings are what a tower pools
+    width = width if own["vision_cfg"].get("timm_proj") == "none" else WIDTH
     options: dict[str, object] = {
-        # without a projection, embeddings are what the tower pools
-        "embed_dim": width if projection == "none" else WIDTH,
+        "embed_dim": width,
         "vision.timm_model_name": small,
         "vision.image_size": sizes["img_size"],
         **SMALL_TEXT,
     }
+    if own["text_cfg"].get("proj_type") == "none":
+        options["text.width"] = width
     return family_for_name(f"openclip:{name}").describe(f"openclip:{name}", options)

@@ -6,7 +6,7 @@ Axes: B batch, T tokens, D width, H heads, K head width, L layers.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -85,6 +85,13 @@ class TowerLayout:
     readout: tuple[str, ...]
     head: tuple[str, ...]
     embed: tuple[str, ...] = ()
+
+    def under(self, prefix: str) -> TowerLayout:
+        """Return the layout of the same tower in a model whose names for it begin with `prefix`."""
+        outside = {
+            name: tuple(prefix + own for own in getattr(self, name)) for name in ("readout", "head", "embed")
+        }
+        return replace(self, block=prefix + self.block, **outside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

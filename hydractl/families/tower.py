@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from hydractl.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
 
@@ -110,6 +111,19 @@ class Hosted(nn.Module):
         self.host = host
 
 
+class Run(Hosted):
+    """One that a function runs: inputs to a stream, or a stream to the tower's output."""
+
+    def __init__(self, host: nn.Module, run: Callable[[Any, Any], Any]) -> None:
+        super().__init__(host)
+        self.run = run
+
+    @override
+    def forward(self, x: Any) -> Any:
+        """Return what the function makes of `x`."""
+        return self.run(self.host, x)
+
+
 class LayerScale(nn.Module):
     """A factor for each feature, where a library's block holds it itself."""
 
@@ -117,6 +131,7 @@ class LayerScale(nn.Module):
         super().__init__()
         self.gamma = gamma
 
+    @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x (N, T, D) scaled."""
         return self.gamma * x

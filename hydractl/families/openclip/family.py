@@ -46,54 +46,29 @@ OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26
 CROPS = {"shortest": "center", "squash": "squash"}
 
 
-def _layouts(text: str, *, timm: bool) -> dict[str, TowerLayout]:
-    trunk = "visual.trunk."
-    visual = replace(
-        LAYOUT,
-        block=trunk + LAYOUT.block,
-        embed=(trunk,),
-        readout=(*(trunk + name for name in (*LAYOUT.readout, *LAYOUT.head)), "visual.head."),
-        head=ANSWER,
-    )
-    return {
-        "text": _layout(
-            f"{text}transformer",
-            embed=(f"{text}token_embedding.", f"{text}positional_embedding"),
-            readout=(f"{text}ln_final.", f"{text}text_projection"),
-            head=(),
-        ),
-        "vision": visual
-        if timm
-        else _layout(
-            "visual.transformer",
-            embed=(
-                "visual.conv1.",
-                "visual.class_embedding",
-                "visual.positional_embedding",
-                "visual.ln_pre.",
-            ),
-            readout=("visual.attn_pool.", "visual.ln_post.", "visual.proj"),
-            head=ANSWER,
-        ),
-    }
-
-
-def _layout(
-    transformer: str, *, embed: tuple[str, ...], readout: tuple[str, ...], head: tuple[str, ...]
-) -> TowerLayout:
-    return TowerLayout(
-        block=f"{transformer}.resblocks.{{layer}}.",
-        heads=HEADS,
-        attention=("attn.",),
-        mlp=("mlp.",),
-        embed=embed,
-        readout=readout,
-        head=head,
-    )
+TEXT = TowerLayout(
+    block="transformer.resblocks.{layer}.",
+    heads=HEADS,
+    attention=("attn.",),
+    mlp=("mlp.",),
+    embed=("token_embedding.", "positional_embedding"),
+    readout=("ln_final.", "text_projection"),
+    head=(),
+)
+VISION = replace(
+    TEXT,
+    embed=("conv1.", "class_embedding", "positional_embedding", "ln_pre."),
+    readout=("attn_pool.", "ln_post.", "proj"),
+).under("visual.")
+TRUNK = LAYOUT.under("visual.trunk.")
+TRUNK = replace(TRUNK, embed=("visual.trunk.",), readout=(*TRUNK.readout, *TRUNK.head, "visual.head."))
 
 
 def _family(name: str, *, covers: str, refuses: str) -> Family:
-    layouts = _layouts("text." if name.endswith(CUSTOM_TEXT) else "", timm=TIMM in name)
+    layouts = {
+        "text": TEXT.under("text.") if name.endswith(CUSTOM_TEXT) else TEXT,
+        "vision": replace(TRUNK if TIMM in name else VISION, head=ANSWER),
+    }
 
     def matches(config: Mapping[str, object]) -> bool:
         return "model_cfg" in config and name == _family_name(config["model_cfg"])
@@ -178,8 +153,7 @@ def adopt(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
 
     state = Checkpoint.open(folder, shards=locate(str(folder)).weights).tensors()
     if configs.is_custom(architecture.config):
-        own = _layouts("", timm=False)["text"]
-        prefixes = (own.block.partition(".")[0] + ".", *own.embed, *own.readout)
+        prefixes = (TEXT.block.partition(".")[0] + ".", *TEXT.embed, *TEXT.readout)
         state = {f"text.{k}" if k.startswith(prefixes) else k: v for k, v in state.items()}
     return dict(state)
 

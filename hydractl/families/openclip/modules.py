@@ -11,7 +11,7 @@ from typing_extensions import override
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
 from hydractl.families.dismantling import part
 from hydractl.families.timm import modules as timm
-from hydractl.families.tower import Block, Hosted, Model, Stream, Tower
+from hydractl.families.tower import Block, Model, Run, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class OpenClipBlock(Block):
         self.mlp: nn.Module = layer.mlp
         self.ls2: nn.Module = layer.ls_2
 
+    @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
-        """See `Block.heads`."""
         return self.attn.heads(self.norm1(stream.tokens), queries, Side(mask=stream.context.get("mask")))
 
+    @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        """See `Block.join`."""
         x = stream.tokens + self.ls1(self.norm_attn(y))
         return stream.with_tokens(x + self.ls2(self.mlp(self.norm2(x))))
 
@@ -85,106 +85,6 @@ def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
     return layer
 
 
-class VisionEmbed(Hosted):
-    """Patches, class token, positions, and a norm or none."""
-
-    def forward(self, images: torch.Tensor) -> Stream:
-        """Return the stream of images (B, 3, height, width)."""
-        host: Any = self.host
-        return Stream(host.visual._embeds(images))
-
-
-class VisionReadout(Hosted):
-    """One token, the mean of them, or a pooler's answer; normed and projected."""
-
-    def forward(self, stream: Stream) -> torch.Tensor:
-        """Return embeddings (N, F) of length one."""
-        visual: Any = self.host.visual
-        pooled, _ = visual._pool(stream.tokens)
-        return unit(pooled if visual.proj is None else pooled @ visual.proj)
-
-
-class TrunkEmbed(timm.Embed):
-    """The embedding of an image tower of timm's."""
-
-    @property
-    @override
-    def library(self) -> Any:
-        host: Any = self.host
-        return host.visual.trunk
-
-
-class TrunkReadout(timm.Readout):
-    """The readout of an image tower of timm's, projected or not."""
-
-    @property
-    @override
-    def library(self) -> Any:
-        host: Any = self.host
-        return host.visual.trunk
-
-    @override
-    def forward(self, stream: Stream) -> torch.Tensor:
-        """Return embeddings (N, F) of length one."""
-        host: Any = self.host
-        return unit(host.visual.head(super().forward(stream)))
-
-
-class TextPart(Hosted):
-    """Part of the text tower, whose modules the whole model holds itself, or under `text`."""
-
-    def __init__(self, host: nn.Module, *, pool: str, end: int, causal: bool) -> None:
-        """Take over modules.
-
-        Args:
-            host: Part of the library's model.
-            pool: Which token is read: `first`, `last`, `argmax` (the highest id of a text), `eos` (the first `end`).
-            end: The token that ends a text.
-            causal: Whether a token looks only at itself and those before it.
-        """
-        super().__init__(host)
-        self.pool, self.end, self.causal = pool, end, causal
-
-    @property
-    def text(self) -> Any:  # noqa: ANN401 - as above
-        """What holds the modules."""
-        return getattr(self.host, "text", self.host)
-
-
-class TextEmbed(TextPart):
-    """Tokens and positions. Padding is seen like any other token: the library has no mask for it."""
-
-    def forward(self, texts: Mapping[str, torch.Tensor]) -> Stream:
-        """Return the stream of texts (B, T), who may look at whom, and which token is read."""
-        ids = texts["input_ids"]
-        length = ids.shape[1]
-        weight = self.text.positional_embedding
-        tokens = self.text.token_embedding(ids) + weight[:length]
-        context = {}
-        if self.causal:
-            earlier = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
-            context["mask"] = earlier.expand(len(ids), 1, length, length)
-        if self.pool not in TEXT_READS:
-            context["end"] = (ids if self.pool == "argmax" else (ids == self.end).long()).argmax(dim=-1)
-        return Stream(tokens, context)
-
-
-class TextReadout(TextPart):
-    """One token, normed and projected."""
-
-    def forward(self, stream: Stream) -> torch.Tensor:
-        """Return embeddings (N, F) of length one."""
-        tokens = stream.tokens
-        if self.pool in TEXT_READS:
-            read = tokens[:, TEXT_READS[self.pool]].squeeze(1)
-        else:
-            read = tokens[torch.arange(len(tokens), device=tokens.device), stream.context["end"]]
-        read, projection = self.text.ln_final(read), self.text.text_projection
-        if projection is None:
-            return unit(read)
-        return unit(projection(read) if isinstance(projection, nn.Module) else read @ projection)
-
-
 def wrap(
     library: Any,  # noqa: ANN401 - as above
     kept: Mapping[str, Kept],
@@ -200,17 +100,8 @@ def wrap(
         class_embeddings: (C, F), or None.
         width: F.
     """
-    prefix = "text." if hasattr(library, "text") else ""
-
-    def some(*prefixes: str) -> Any:  # noqa: ANN401 - as above
-        return part(library, lambda name: name.startswith(prefixes))
-
-    towers = {
-        "text": _text_tower(library, kept["text"], prefix, some),
-        "vision": _trunk_tower(library, kept["vision"])
-        if "trunk" in library.visual._modules
-        else _vision_tower(library.visual, kept["vision"], some),
-    }
+    vision = _trunk_tower if "trunk" in library.visual._modules else _vision_tower
+    towers = {"text": _text_tower(library, kept["text"]), "vision": vision(library, kept["vision"])}
     answer = Contrast(
         logit_scale=library.logit_scale,
         logit_bias=library.logit_bias,
@@ -220,26 +111,86 @@ def wrap(
     return Model(towers, answer)
 
 
-def _text_tower(library: Any, kept: Kept, prefix: str, some: Any) -> Tower:  # noqa: ANN401 - as above
+def _text_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
+    prefix = "text." if "text" in library._modules else ""
     text = library.text if prefix else library
     pool, end = (text.pool_type, text.eos_id) if prefix else (text.text_pool_type, text.text_eos_id)
-    how = {"pool": pool, "end": end, "causal": text.attn_mask is not None}
+    embed = tuple(prefix + name for name in ("token_embedding", "positional_embedding"))
+    readout = tuple(prefix + name for name in ("ln_final", "text_projection"))
+    causal = text.attn_mask is not None
+
+    def own(host: Any) -> Any:  # noqa: ANN401 - as above
+        return host.text if prefix else host
+
     return Tower(
-        embed=TextEmbed(some(f"{prefix}token_embedding", f"{prefix}positional_embedding"), **how),
+        embed=Run(
+            part(library, lambda name: name.startswith(embed)),
+            lambda host, texts: _embed_texts(own(host), texts["input_ids"], (pool, end), causal=causal),
+        ),
         blocks=_blocks(text.transformer, kept),
-        readout=TextReadout(some(f"{prefix}ln_final", f"{prefix}text_projection"), **how),
+        readout=Run(
+            part(library, lambda name: name.startswith(readout)),
+            lambda host, stream: _read_texts(own(host), stream, pool),
+        ),
         reads=TEXT_READS.get(pool),
         names=_names(f"{prefix}transformer"),
     )
 
 
-def _vision_tower(visual: Any, kept: Kept, some: Any) -> Tower:  # noqa: ANN401 - as above
-    embed = ("conv1", "class_embedding", "positional_embedding", "patch_dropout", "ln_pre")
+def _embed_texts(text: Any, ids: torch.Tensor, read: tuple[str, int], *, causal: bool) -> Stream:  # noqa: ANN401 - as above
+    """Return the stream of texts (B, T), who may look at whom, and which token is read: tokens and positions.
+
+    Padding is seen like any other token: the library has no mask for it.
+
+    Args:
+        text: Part of the text tower.
+        ids: (B, T).
+        read: `first`, `last`, `argmax` (the highest id of a text), or `eos` and the id whose first token is read.
+        causal: Whether a token looks only at itself and those before it.
+    """
+    pool, end = read
+    length = ids.shape[1]
+    weight = text.positional_embedding
+    tokens = text.token_embedding(ids) + weight[:length]
+    context = {}
+    if causal:
+        earlier = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+        context["mask"] = earlier.expand(len(ids), 1, length, length)
+    if pool not in TEXT_READS:
+        context["end"] = (ids if pool == "argmax" else (ids == end).long()).argmax(dim=-1)
+    return Stream(tokens, context)
+
+
+def _read_texts(text: Any, stream: Stream, pool: str) -> torch.Tensor:  # noqa: ANN401 - as above
+    """Return embeddings (N, F) of length one: one token, normed and projected."""
+    tokens = stream.tokens
+    if pool in TEXT_READS:
+        read = tokens[:, TEXT_READS[pool]].squeeze(1)
+    else:
+        read = tokens[torch.arange(len(tokens), device=tokens.device), stream.context["end"]]
+    read, projection = text.ln_final(read), text.text_projection
+    if projection is None:
+        return unit(read)
+    return unit(projection(read) if isinstance(projection, nn.Module) else read @ projection)
+
+
+def _vision_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
+    visual = library.visual
+    readout = ("visual.attn_pool", "visual.ln_post", "visual.proj")
+    inside = ("visual.transformer", *readout)
     one = visual.attn_pool is None and visual.pool_type == "tok"
+
+    def read(host: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as above
+        pooled, _ = host.visual._pool(stream.tokens)
+        return unit(pooled if host.visual.proj is None else pooled @ host.visual.proj)
+
     return Tower(
-        embed=VisionEmbed(some(*(f"visual.{name}" for name in embed))),
+        embed=Run(
+            part(library, lambda name: name.startswith("visual.") and not name.startswith(inside)),
+            lambda host, images: Stream(host.visual._embeds(images)),
+        ),
         blocks=_blocks(visual.transformer, kept),
-        readout=VisionReadout(some("visual.attn_pool", "visual.ln_post", "visual.proj")),
+        readout=Run(part(library, lambda name: name.startswith(readout)), read),
         reads=slice(0, 1) if one else None,
         names=_names("visual.transformer"),
     )
@@ -247,17 +198,18 @@ def _vision_tower(visual: Any, kept: Kept, some: Any) -> Tower:  # noqa: ANN401 
 
 def _trunk_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
     trunk, prefix = library.visual.trunk, "visual.trunk."
-
-    def in_readout(name: str) -> bool:
-        return name.startswith("visual.head") or name.removeprefix(prefix).split(".")[0] in timm.READOUT
-
-    embed = part(
-        library, lambda n: n.startswith(prefix) and not n.startswith(f"{prefix}blocks.") and not in_readout(n)
-    )
+    readout = ("visual.head", *(f"{prefix}{name}." for name in timm.READOUT))
+    inside = (f"{prefix}blocks.", *readout)
     return Tower(
-        embed=TrunkEmbed(embed),
+        embed=Run(
+            part(library, lambda name: name.startswith(prefix) and not f"{name}.".startswith(inside)),
+            lambda host, images: timm.embed(host.visual.trunk, images),
+        ),
         blocks=timm.blocks(trunk, kept),
-        readout=TrunkReadout(part(library, lambda n: n.startswith("visual.") and in_readout(n))),
+        readout=Run(
+            part(library, lambda name: f"{name}.".startswith(readout)),
+            lambda host, stream: unit(host.visual.head(timm.read(host.visual.trunk, stream))),
+        ),
         reads=timm.tokens_read(trunk),
         names=timm.block_names(trunk, prefix),
     )

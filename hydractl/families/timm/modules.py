@@ -20,7 +20,7 @@ from hydractl.families.attention import (
     shallow,
 )
 from hydractl.families.dismantling import part
-from hydractl.families.tower import Block, Hosted, LayerScale, Model, Stream, Tower
+from hydractl.families.tower import Block, LayerScale, Model, Run, Stream, Tower
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,53 +45,6 @@ NAMES = {
 """For each part of a block the library's name."""
 OWN_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
 """The same where a block holds its layer scales itself."""
-
-
-class Embed(Hosted):
-    """Patches, prefix tokens, position embedding; beside them what the scores of all layers need."""
-
-    @property
-    def library(self) -> Any:  # noqa: ANN401 - timm is untyped
-        """The library's model."""
-        return self.host
-
-    @override
-    def forward(self, images: torch.Tensor) -> Stream:
-        """Return the stream of images (B, C, height, width).
-
-        Its constants are, where a model has them, `rope` (1, L or 1, 2, H or 1, T, K) and `bias` (1, H, T, T).
-        """
-        library = self.library
-        tokens = library.patch_embed(images)
-        if isinstance(library, vision_transformer.VisionTransformer):
-            return Stream(library.norm_pre(library.patch_drop(library._pos_embed(tokens))))
-        if isinstance(library, eva.Eva):
-            tokens, rope = library._pos_embed(tokens)
-            found = {} if rope is None else {"rope": _for_heads(rope, library.num_prefix_tokens)}
-            return Stream(library.norm_pre(tokens), constants=found)
-        if library.cls_token is not None:
-            tokens = torch.cat((library.cls_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)
-        if isinstance(library, beit.Beit):
-            tokens = library.pos_drop(tokens if library.pos_embed is None else tokens + library.pos_embed)
-            bias = None if library.rel_pos_bias is None else library.rel_pos_bias().unsqueeze(0)
-        else:
-            bias = None if library.shared_rel_pos is None else library.shared_rel_pos.get_bias()
-        return Stream(tokens, constants={} if bias is None else {"bias": bias})
-
-
-class Readout(Hosted):
-    """Final norm, pooling and classifier."""
-
-    @property
-    def library(self) -> Any:  # noqa: ANN401 - as above
-        """The library's model."""
-        return self.host
-
-    @override
-    def forward(self, stream: Stream) -> torch.Tensor:
-        """Return logits (N, C)."""
-        logits: torch.Tensor = self.library.forward_head(self.library.norm(stream.tokens))
-        return logits
 
 
 class TimmBlock(Block):
@@ -167,14 +120,42 @@ def wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - timm is untyped
     return Model(
         {
             "vision": Tower(
-                embed=Embed(part(library, lambda n: n.split(".")[0] not in {"blocks", *READOUT})),
+                embed=Run(part(library, lambda n: n.split(".")[0] not in {"blocks", *READOUT}), embed),
                 blocks=blocks(library, kept),
-                readout=Readout(part(library, lambda n: n.split(".")[0] in READOUT)),
+                readout=Run(part(library, lambda n: n.split(".")[0] in READOUT), read),
                 reads=tokens_read(library),
                 names=block_names(library),
             )
         }
     )
+
+
+def embed(library: Any, images: torch.Tensor) -> Stream:  # noqa: ANN401 - as above
+    """Return the stream of images (B, C, height, width): patches, prefix tokens, position embedding.
+
+    Its constants are, where a model has them, `rope` (1, L or 1, 2, H or 1, T, K) and `bias` (1, H, T, T).
+    """
+    tokens = library.patch_embed(images)
+    if isinstance(library, vision_transformer.VisionTransformer):
+        return Stream(library.norm_pre(library.patch_drop(library._pos_embed(tokens))))
+    if isinstance(library, eva.Eva):
+        tokens, rope = library._pos_embed(tokens)
+        found = {} if rope is None else {"rope": _for_heads(rope, library.num_prefix_tokens)}
+        return Stream(library.norm_pre(tokens), constants=found)
+    if library.cls_token is not None:
+        tokens = torch.cat((library.cls_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)
+    if isinstance(library, beit.Beit):
+        tokens = library.pos_drop(tokens if library.pos_embed is None else tokens + library.pos_embed)
+        bias = None if library.rel_pos_bias is None else library.rel_pos_bias().unsqueeze(0)
+    else:
+        bias = None if library.shared_rel_pos is None else library.shared_rel_pos.get_bias()
+    return Stream(tokens, constants={} if bias is None else {"bias": bias})
+
+
+def read(library: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as above
+    """Return logits (N, C): final norm, pooling and classifier."""
+    logits: torch.Tensor = library.forward_head(library.norm(stream.tokens))
+    return logits
 
 
 def blocks(library: Any, kept: Kept) -> list[TimmBlock]:  # noqa: ANN401 - as above

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from hydractl.families.dismantling import Kept
     from hydractl.families.transformers.encoder import Paired
-    from hydractl.families.transformers.models import Kept
 
 PICKS: Mapping[str, Callable[[Stream], torch.Tensor]] = MappingProxyType(
     {

@@ -12,30 +12,17 @@ from typing_extensions import override
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, PositionBias, Side
 from hydractl.families.dismantling import part
-from hydractl.families.tower import Block, Hosted, Stream, Tower
+from hydractl.families.tower import Block, LayerScale, Run, Stream, Tower
 from hydractl.families.transformers.encoder import heads_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hydractl.families.dismantling import Kept
     from hydractl.families.transformers.encoder import Encoder
-    from hydractl.families.transformers.models import Kept
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 """Kinds of layers: in which a token looks at all others, and at its neighbours only."""
-
-
-class LayerScale(nn.Module):
-    """A factor for each feature."""
-
-    def __init__(self, gamma: nn.Parameter) -> None:
-        super().__init__()
-        self.gamma = gamma
-
-    @override
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (N, T, D) scaled."""
-        return x * self.gamma
 
 
 class EncoderBlock(Block):
@@ -92,19 +79,6 @@ class PreNormBlock(EncoderBlock):
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
         x = stream.tokens + self.drop_path(self.scale1(y))
         return stream.with_tokens(x + self.drop_path(self.scale2(self.drop(self.mlp(self.norm2(x))))))
-
-
-class Run(Hosted):
-    """A part of a library's model that a function runs: inputs to a stream, or a stream to the tower's output."""
-
-    def __init__(self, host: nn.Module, run: Callable[[Any, Any], Any]) -> None:
-        super().__init__(host)
-        self.run = run
-
-    @override
-    def forward(self, x: Any) -> Any:
-        """Return what the function makes of `x`."""
-        return self.run(self.host, x)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,17 +17,16 @@ from hydractl.manifest.header import Architecture, Tokenization
 from hydractl.manifest.heads import TowerHeads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import torch
 
     from hydractl.families.base import TowerLayout
+    from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
     from hydractl.manifest.header import Preprocess
     from hydractl.manifest.heads import TowerKeep
-
-    Kept = Sequence[tuple[int, ...]]
 
 LIBRARY = "transformers"
 NOT_ARCHITECTURE = ("id2label", "label2id", "transformers_version", "_name_or_path", "architectures", "dtype")

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hydractl.families.base import Family
+    from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
-    from hydractl.families.transformers.models import Kept
     from hydractl.manifest.header import Tokenization
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")

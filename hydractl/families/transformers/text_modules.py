@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from hydractl.families.dismantling import Kept
     from hydractl.families.transformers.encoder import TextEncoder
-    from hydractl.families.transformers.models import Kept
 
     Texts = Mapping[str, torch.Tensor]
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.base import Family
+    from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
-    from hydractl.families.transformers.models import Kept
     from hydractl.manifest.header import Preprocess
 
 OBLONG = "oblong images: the library resizes positions of squares only"
