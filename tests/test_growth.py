@@ -40,6 +40,24 @@ def score_level(job, progress):
 '''
 
 
+MARKUP = "arch:markuplm::hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=48,vocab_size=61,num_labels=3"
+AS_THE_LIBRARY = """
+import sys
+import torch, transformers
+from hydractl.families.opening import load_model, open_model
+from hydractl.families.registry import FAMILIES
+
+model, texts = load_model(open_model(sys.argv[1])), {"input_ids": torch.arange(4, 20).reshape(2, 8)}
+assert "transformers-markuplm" in FAMILIES
+library = transformers.MarkupLMForSequenceClassification(transformers.MarkupLMConfig(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=61, num_labels=3
+)).eval()
+library.load_state_dict(model.library_state())
+with torch.inference_mode():
+    print((model(texts) - library(**texts).logits).abs().max().item() <= 1e-6)
+"""
+
+
 class Copy:
     """A copy of the package that grows; `changed` are the files that did."""
 
@@ -58,8 +76,11 @@ class Copy:
         self.add(path, old.replace(before, text + before))
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "hydractl", *argv)
+
+    def python(self, *argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "hydractl", *argv],
+            [sys.executable, *argv],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -160,4 +181,26 @@ def test_a_metric_is_one_file(copy):
     assert made.stdout.split()[:3] == ["model", "NLL", "Worst"]
     assert "worst, ece" in help_text
     assert "did you mean `worst`?" in refused.stderr
+    assert len(copy.changed) == 1
+
+
+def test_an_encoder_of_a_known_shape_is_one_row(copy):
+    """MarkupLM is a BERT where nothing is said of a page's marks."""
+    copy.insert(
+        "hydractl/families/transformers/text.py",
+        """    replace(
+        _BERT_ROW,
+        title="markuplm",
+        encoder=replace(_BERT_ROW.encoder, model="markuplm"),
+        classes={"markuplm": "MarkupLMForSequenceClassification"},
+    ),
+""",
+        before='    replace(\n        _BERT_ROW,\n        title="ernie",\n',
+    )
+
+    made = copy.run("prune", MARKUP, "--strategy", "random", "--keep", "2", "-o", "m.st")
+    same = copy.python("-c", AS_THE_LIBRARY, MARKUP)
+
+    assert made.returncode == 0, made.stderr
+    assert same.stdout == "True\n", same.stderr
     assert len(copy.changed) == 1
