@@ -73,12 +73,7 @@ def _embedding_of(paired: Paired) -> Callable[[nn.Module, Stream], torch.Tensor]
     return read
 
 
-def wrap(
-    library: Any,  # noqa: ANN401 - as above
-    towers: Mapping[str, Paired],
-    kept: Mapping[str, Kept],
-    class_embeddings: torch.Tensor | None,
-) -> Model:
+def wrap(library: Any, towers: Mapping[str, Paired], kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - as above
     """Return the model whose parts are the library model's own modules; `kept` are each tower's and layer's heads."""
     made = {}
     for name, paired in towers.items():
@@ -93,6 +88,5 @@ def wrap(
         logit_scale=library.logit_scale,
         logit_bias=library.logit_bias if "logit_bias" in library._parameters else None,
         width=projection.out_features,
-        class_embeddings=class_embeddings,
     )
     return Model(made, answer)

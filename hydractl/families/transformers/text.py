@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.families.transformers.encoder import TextEncoder
 from hydractl.families.transformers.models import Kind, family_of_kind
-from hydractl.families.transformers.tokenizers import text_preprocess
+from hydractl.families.transformers.tokenizers import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from hydractl.families.base import Family
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
-    from hydractl.manifest.header import Tokenization
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")
 """Rotary embeddings whose angles are the same however long the batch is."""
@@ -52,13 +50,10 @@ class Row:
 
 
 def _family(row: Row) -> Family:
-    def wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - transformers is untyped
+    def wrap(library: Any, kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - transformers is untyped
         from hydractl.families.transformers.text_modules import wrap_text
 
-        return wrap_text(library, kept, row.encoder)
-
-    def preprocess(config: Any, folder: Path | None) -> Tokenization:  # noqa: ANN401 - as above
-        return text_preprocess(config, folder, max_length=config.max_position_embeddings - row.unused(config))
+        return wrap_text(library, kept["text"], row.encoder)
 
     return family_of_kind(
         Kind(
@@ -66,10 +61,9 @@ def _family(row: Row) -> Family:
             covers=row.covers or ", ".join(f"`{name}`" for name in row.classes.values()),
             refuses=row.refuses,
             classes=row.classes,
-            tower="text",
-            layout=row.encoder.layout(),
+            towers={"text": row.encoder.layout()},
             wrap=wrap,
-            preprocess=preprocess,
+            texts=texts_of(row.unused),
             refusal=row.refusal,
             pads_left=row.pads_left,
             on_disk=row.on_disk,
@@ -131,7 +125,7 @@ def _behind_padding(config: Any) -> int:  # noqa: ANN401 - as above
     return int(config.pad_token_id) + 1
 
 
-_BERT = TextEncoder(
+BERT = TextEncoder(
     model="bert",
     takes=("token_type_ids",),
     layers="encoder.layer",
@@ -146,12 +140,12 @@ _BERT = TextEncoder(
 )
 _BERT_ROW = Row(
     title="bert",
-    encoder=_BERT,
+    encoder=BERT,
     classes={"bert": "BertForSequenceClassification"},
     refusal=_causal,
     refuses="decoders: their attention is causal",
 )
-_NO_POOLER = replace(_BERT, final=(), projection=())
+_NO_POOLER = replace(BERT, final=(), projection=())
 _PRE_NORM = replace(_NO_POOLER, post_norm=False)
 _LLAMA = TextEncoder(
     model="model",
@@ -243,7 +237,7 @@ _ROWS = (
     Row(
         title="deberta",
         encoder=replace(
-            _BERT,
+            BERT,
             model="deberta",
             code="disentangled",
             beside=("encoder.rel_embeddings", "encoder.LayerNorm"),
@@ -280,13 +274,13 @@ _ROWS = (
     replace(
         _BERT_ROW,
         title="ernie",
-        encoder=replace(_BERT, model="ernie"),
+        encoder=replace(BERT, model="ernie"),
         classes={"ernie": "ErnieForSequenceClassification"},
     ),
     replace(
         _BERT_ROW,
         title="rembert",
-        encoder=replace(_BERT, model="rembert", embed=("embeddings", "encoder.embedding_hidden_mapping_in")),
+        encoder=replace(BERT, model="rembert", embed=("embeddings", "encoder.embedding_hidden_mapping_in")),
         classes={"rembert": "RemBertForSequenceClassification"},
     ),
     replace(
@@ -314,7 +308,7 @@ _ROWS = (
         _BERT_ROW,
         title="megatron-bert",
         encoder=replace(
-            _BERT,
+            BERT,
             post_norm=False,
             norms=("attention.ln", "ln"),
             final=("encoder.ln", "pooler"),

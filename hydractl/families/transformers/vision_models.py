@@ -90,7 +90,7 @@ class Row:
         encoder: What its parts are called.
         classes: For each architecture name (see `Kind`) the class, and how it reads.
         types: See `Kind`; given for models whose configuration holds two towers'.
-        nested: See `Kind`.
+        nested: The configuration within that tells of images, where there are several.
         resizes: Whether the library resizes positions, which it does for squares only.
         one_size: Whether a model takes no images of another size than it was made for nevertheless, given the configuration.
         refuses: See `Family`.
@@ -101,7 +101,7 @@ class Row:
     encoder: Encoder
     classes: Mapping[str, tuple[str, Readout]]
     types: Mapping[str, str] = field(default_factory=dict)
-    nested: str | None = None
+    nested: str = ""
     resizes: bool = False
     one_size: Callable[[Any], bool] = lambda _: False
     refuses: str = ""
@@ -112,10 +112,7 @@ def _family(row: Row) -> Family:
     classes = {name: model_class for name, (model_class, _) in row.classes.items()}
     readouts = dict(row.classes.values())
 
-    def own(config: Any) -> Any:  # noqa: ANN401 - as above
-        return config if row.nested is None else getattr(config, row.nested)
-
-    def wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - as above
+    def wrap(library: Any, kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - as above
         from hydractl.families.tower import Model
         from hydractl.families.transformers.encoder_modules import Ends, images_of, set_aside, tower
 
@@ -126,13 +123,16 @@ def _family(row: Row) -> Family:
             read=lambda host, stream: readout.logits(host, getattr(host, model), stream.tokens),
             reads=readout.reads(library.config),
         )
-        return Model({"vision": tower(library, row.encoder, kept, ends)})
+        return Model({"vision": tower(library, row.encoder, kept["vision"], ends)})
 
-    def preprocess(config: Any, folder: Path | None) -> Preprocess:  # noqa: ANN401 - as above
-        size = image_size(own(config))
+    def images(config: Any, folder: Path | None) -> Preprocess:  # noqa: ANN401 - as above
+        size = image_size(config)
         if folder is None:
             return default_preprocess(size)
         return read_image_processor(folder, size, fixed=not row.resizes or row.one_size(config))
+
+    def refusal(config: Any) -> str | None:  # noqa: ANN401 - as above
+        return _unusable(getattr(config, row.nested) if row.nested else config, squares=row.resizes)
 
     return family_of_kind(
         Kind(
@@ -141,13 +141,12 @@ def _family(row: Row) -> Family:
             refuses=row.refuses,
             classes=classes,
             types=row.types,
-            nested=row.nested,
-            tower="vision",
-            layout=row.encoder.layout(),
+            nested={"vision": row.nested} if row.nested else {},
+            towers={"vision": row.encoder.layout()},
             on_disk=row.on_disk,
             wrap=wrap,
-            preprocess=preprocess,
-            refusal=lambda config: _unusable(own(config), squares=row.resizes),
+            images=images,
+            refusal=refusal,
         )
     )
 
