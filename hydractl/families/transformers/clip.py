@@ -6,22 +6,24 @@ Names in memory are those of the whole model (`CLIPModel`, `SiglipModel`), for b
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from hydractl.families.transformers.encoder import Encoder, Paired
-from hydractl.families.transformers.models import CLASS_EMBEDDINGS, Kind, family_of_kind
+from hydractl.families.transformers.models import CLASS_EMBEDDINGS, Row, family_of_row
 from hydractl.families.transformers.text import BERT
-from hydractl.families.transformers.tokenizers import texts_of
+from hydractl.families.transformers.tokenizers import read_texts
 from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from hydractl.families.base import Family
+    from hydractl.families.base import TowerLayout
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
-    from hydractl.manifest.header import Preprocess
+    from hydractl.manifest.header import Preprocess, Tokenization
 
 ANSWER = ("logit_scale", "logit_bias", CLASS_EMBEDDINGS)
 TEXT = Encoder(
@@ -47,66 +49,46 @@ _BERT = replace(BERT, model="text_model", final=(), projection=("text_projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PairRow(Row):
     """The two-tower models of transformers that one family reads.
 
     Attributes:
-        title: The family's name, without the library's.
-        classes: For each `model_type` the class that holds both towers.
         text: The tower of texts.
         vision: The tower of images.
-        padding: See `Kind`.
-        scalars: See `Family`.
         unused: Positions that no token takes, given the configuration of the tower of texts.
-        refusal: See `Kind`.
-        refuses: See `Family`.
-        on_disk: See `Family`.
     """
 
-    title: str
-    classes: Mapping[str, str]
     text: Paired
     vision: Paired
-    padding: Literal["longest", "max_length"] = "longest"
-    scalars: frozenset[str] = frozenset({"logit_scale"})
     unused: Callable[[Any], int] = lambda _: 0
-    refusal: Callable[[Any], str | None] = lambda _: None
-    refuses: str = ""
-    on_disk: tuple[tuple[str, str], ...] = ()
+    remark: str = ", both towers, zero-shot"
+    scalars: frozenset[str] = frozenset({"logit_scale"})
 
+    @property
+    @override
+    def towers(self) -> Mapping[str, TowerLayout]:
+        vision = replace(self.vision.encoder.layout(), head=ANSWER)
+        return {"text": self.text.encoder.layout(), "vision": vision}
 
-def _family(pair: Pair) -> Family:
-    towers = {"text": pair.text, "vision": pair.vision}
-    layouts = {name: paired.encoder.layout() for name, paired in towers.items()}
-    layouts["vision"] = replace(layouts["vision"], head=ANSWER)
+    @property
+    @override
+    def nested(self) -> Mapping[str, str]:
+        return {"text": "text_config", "vision": "vision_config"}
 
-    def wrap(library: Any, kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - transformers is untyped
+    @override
+    def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
         from hydractl.families.transformers.clip_modules import wrap
 
-        return wrap(library, towers, kept)
+        return wrap(library, {"text": self.text, "vision": self.vision}, kept)
 
-    return family_of_kind(
-        Kind(
-            name=f"transformers-{pair.title}",
-            covers=", ".join(f"`{name}`" for name in pair.classes.values()) + ", both towers, zero-shot",
-            refuses=pair.refuses,
-            classes=pair.classes,
-            towers=layouts,
-            nested={name: f"{name}_config" for name in towers},
-            wrap=wrap,
-            images=_images,
-            texts=texts_of(pair.unused),
-            padding=pair.padding,
-            refusal=pair.refusal,
-            on_disk=pair.on_disk,
-            scalars=pair.scalars,
-        )
-    )
+    @override
+    def images(self, config: Any, folder: Path | None) -> Preprocess:
+        size = image_size(config)
+        return default_preprocess(size, "center") if folder is None else read_image_processor(folder, size)
 
-
-def _images(config: Any, folder: Path | None) -> Preprocess:  # noqa: ANN401 - as above
-    size = image_size(config)
-    return default_preprocess(size, "center") if folder is None else read_image_processor(folder, size)
+    @override
+    def texts(self, config: Any, source: Path | None) -> Tokenization:
+        return read_texts(config, source, unused=self.unused(config))
 
 
 def _incomparable(config: Any) -> str | None:  # noqa: ANN401 - as above
@@ -117,20 +99,20 @@ def _incomparable(config: Any) -> str | None:  # noqa: ANN401 - as above
 
 
 _CLIP_VISION = Paired(encoder=VISION, pick="first")
-_PAIRS = (
-    Pair(
+_ROWS = (
+    PairRow(
         title="clip",
         classes={"clip": "CLIPModel", "metaclip_2": "MetaClip2Model", "clipseg": "CLIPSegModel"},
         text=Paired(encoder=TEXT, pick="end", causal=True),
         vision=_CLIP_VISION,
     ),
-    Pair(
+    PairRow(
         title="chinese-clip",
         classes={"chinese_clip": "ChineseCLIPModel"},
         text=Paired(encoder=_BERT, pick="first", takes=BERT.takes),
         vision=_CLIP_VISION,
     ),
-    Pair(
+    PairRow(
         title="altclip",
         classes={"altclip": "AltCLIPModel"},
         text=Paired(
@@ -147,7 +129,7 @@ _PAIRS = (
         unused=lambda config: config.pad_token_id + 1,  # positions are counted from behind the padding token
         on_disk=((r"\.encoder\.layer\.", ".encoder.layers."),),
     ),
-    Pair(
+    PairRow(
         title="siglip",
         classes={"siglip": "SiglipModel"},
         text=Paired(encoder=replace(TEXT, final=("final_layer_norm", "head"), projection=()), pick="last"),
@@ -158,4 +140,4 @@ _PAIRS = (
         refuses="towers whose embeddings differ in width or are not pooled: the library cannot compare them",
     ),
 )
-PAIRS = tuple(_family(pair) for pair in _PAIRS)
+PAIRS = tuple(family_of_row(row) for row in _ROWS)

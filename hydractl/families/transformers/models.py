@@ -33,44 +33,67 @@ CLASS_EMBEDDINGS = "class_embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Row:
     """The models of transformers that one family reads: classifiers with one tower, or zero-shot ones with two.
 
+    What differs between texts, images and pairs of both is in its subclasses.
+
     Attributes:
-        name: The family's.
-        covers: See `Family`.
-        refuses: See `Family`.
+        title: The family's name, without the library's.
         classes: For each architecture name the class. The name is a `model_type`, or, for another class of a type, that class's
             own.
         types: The `model_type` of names that are none.
-        towers: Where heads and MLPs lie in memory, by `text` or `vision`; names on disk may differ.
-        nested: For each tower the configuration within that tells of it; empty where the configuration is the tower's.
-        wrap: Make the model out of the library's modules, given each tower's and layer's kept heads.
-        images: How images are read, by a configuration of a tower and the folder it stands in, if any.
-        texts: How texts are read, by a configuration of a tower and what holds the tokenizer, if any.
-        padding: To what length texts are padded.
+        remark: What the table of families says of the classes.
         refusal: Why heads cannot be cut in a model with this configuration, or None.
+        refuses: See `Family`.
+        padding: To what length texts are padded.
         pads_left: Whether texts may be padded on the left: whether a token that pads, where the answer is read off it then,
             comes out as the library's does.
         on_disk: See `Family`.
         scalars: See `Family`.
     """
 
-    name: str
-    covers: str
-    refuses: str = ""
+    title: str
     classes: Mapping[str, str]
     types: Mapping[str, str] = field(default_factory=dict)
-    towers: Mapping[str, TowerLayout]
-    nested: Mapping[str, str] = field(default_factory=dict)
-    wrap: Callable[[Any, Mapping[str, Kept]], Model]
-    images: Callable[[Any, Path | None], Preprocess] | None = None
-    texts: Callable[[Any, Path | None], Tokenization] | None = None
-    padding: Literal["longest", "max_length"] = "longest"
+    remark: str = ""
     refusal: Callable[[Any], str | None] = lambda _: None
+    refuses: str = ""
+    padding: Literal["longest", "max_length"] = "longest"
     pads_left: bool = True
     on_disk: tuple[tuple[str, str], ...] = ()
     scalars: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The family's."""
+        return f"{LIBRARY}-{self.title}"
+
+    @property
+    def towers(self) -> Mapping[str, TowerLayout]:
+        """Where heads and MLPs lie in memory, by `text` or `vision`; names on disk may differ."""
+        raise NotImplementedError
+
+    @property
+    def nested(self) -> Mapping[str, str]:
+        """For each tower the configuration within that tells of it; empty where the configuration is the tower's."""
+        return {}
+
+    def refused(self, config: Any) -> str | None:  # noqa: ANN401 - transformers is untyped
+        """Return why heads cannot be cut in a model with this configuration, or None."""
+        return self.refusal(config)
+
+    def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - as above
+        """Make the model out of the library's modules, given each tower's and layer's kept heads."""
+        raise NotImplementedError
+
+    def images(self, config: Any, folder: Path | None) -> Preprocess | None:  # noqa: ANN401, ARG002 - as above
+        """Return how images are read, if any are, by a configuration of a tower and the folder it stands in, if any."""
+        return None
+
+    def texts(self, config: Any, source: Path | None) -> Tokenization | None:  # noqa: ANN401, ARG002 - as above
+        """Return how texts are read, if any are, by a configuration of a tower and what holds the tokenizer, if any."""
+        return None
 
     @property
     def zero_shot(self) -> bool:
@@ -93,14 +116,14 @@ class Kind:
         return next(iter((*own, *others)), None)
 
 
-def family_of_kind(kind: Kind) -> Family:
+def family_of_row(row: Row) -> Family:
     """Return the family."""
 
     def describe(name: str, options: Mapping[str, object]) -> Described:
         given = dict(options)
-        tokenizer = given.pop("tokenizer", None) if "text" in kind.towers else None
-        config = checked(kind.model_type(name), _unfolded(kind, given))
-        return _described(kind, name, config, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
+        tokenizer = given.pop("tokenizer", None) if "text" in row.towers else None
+        config = checked(row.model_type(name), _unfolded(row, given))
+        return _described(row, name, config, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
 
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
@@ -108,10 +131,10 @@ def family_of_kind(kind: Kind) -> Family:
         from hydractl.families.dismantling import cut_heads, fill
         from hydractl.families.zero_shot import Contrast
 
-        library = blank(kind.classes[architecture.name], architecture)
-        cut_heads(library, kind.towers, architecture, mask)
+        library = blank(row.classes[architecture.name], architecture)
+        cut_heads(library, row.towers, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
-        model = kind.wrap(library, {tower: keep.keep for tower, keep in mask.items()}).eval()
+        model = row.wrap(library, {tower: keep.keep for tower, keep in mask.items()}).eval()
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
             model.answer.settle(
                 state[CLASS_EMBEDDINGS].detach()
@@ -119,97 +142,97 @@ def family_of_kind(kind: Kind) -> Family:
         return model
 
     return Family(
-        name=kind.name,
+        name=row.name,
         library=LIBRARY,
-        covers=kind.covers,
-        refuses=kind.refuses,
-        towers=kind.towers,
-        matches=lambda config: kind.name_of(config) is not None,
-        claims=lambda name: name in kind.classes,
-        read_config=lambda config, folder: _read_config(kind, config, folder),
+        covers=", ".join(f"`{name}`" for name in row.classes.values()) + row.remark,
+        refuses=row.refuses,
+        towers=row.towers,
+        matches=lambda config: row.name_of(config) is not None,
+        claims=lambda name: name in row.classes,
+        read_config=lambda config, folder: _read_config(row, config, folder),
         describe=describe,
         build=build,
         initialise=lambda architecture, seed: random_state(
-            kind.classes[architecture.name], architecture, seed
+            row.classes[architecture.name], architecture, seed
         ),
         adopt=lambda folder, architecture: adopted_state(
-            kind.classes[architecture.name], folder, architecture
+            row.classes[architecture.name], folder, architecture
         ),
-        on_disk=kind.on_disk,
-        scalars=kind.scalars,
+        on_disk=row.on_disk,
+        scalars=row.scalars,
     )
 
 
-def _read_config(kind: Kind, config: Mapping[str, object], folder: Path) -> Described:
-    name = kind.name_of(config) or str(config["model_type"])
-    wanted = kind.classes[name]
+def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Described:
+    name = row.name_of(config) or str(config["model_type"])
+    wanted = row.classes[name]
     trained = config.get("architectures") or [wanted]
     if isinstance(trained, list) and wanted not in trained:
         raise UnsupportedModelError(
             f"{folder}: is a {trained[0]}, which does not classify", hint=f"hydractl reads {wanted}"
         )
-    made = configured(kind.model_type(name), {k: v for k, v in config.items() if k != "model_type"})
-    return _described(kind, name, made, folder=folder, tokenizer=folder)
+    made = configured(row.model_type(name), {k: v for k, v in config.items() if k != "model_type"})
+    return _described(row, name, made, folder=folder, tokenizer=folder)
 
 
-def _unfolded(kind: Kind, options: Mapping[str, object]) -> dict[str, object]:
+def _unfolded(row: Row, options: Mapping[str, object]) -> dict[str, object]:
     """Return options with those of a configuration within, `vision.x=1`, in their place."""
     found = dict(options)
-    for tower, nested in kind.nested.items():
+    for tower, nested in row.nested.items():
         given, prefix = found.pop(nested, None), f"{tower}."
         own = {key.removeprefix(prefix): found.pop(key) for key in list(found) if key.startswith(prefix)}
         found[nested] = {**(given if isinstance(given, dict) else {}), **own}
     return found
 
 
-def _kept(kind: Kind, config: Any) -> dict[str, object]:  # noqa: ANN401 - untyped
+def _kept(row: Row, config: Any) -> dict[str, object]:  # noqa: ANN401 - untyped
     """Return what of a configuration makes the architecture."""
     whole: dict[str, Any] = config.to_dict()
     found = {k: v for k, v in whole.items() if k not in {*NOT_ARCHITECTURE, "model_type"}}
-    if kind.nested:
+    if row.nested:
         found = {k: v for k, v in found.items() if not k.endswith("_config")}
-    for nested in kind.nested.values():
+    for nested in row.nested.values():
         found[nested] = {k: v for k, v in whole[nested].items() if k not in NOT_ARCHITECTURE}
-    return found if kind.zero_shot else {**found, "num_labels": config.num_labels}
+    return found if row.zero_shot else {**found, "num_labels": config.num_labels}
 
 
 def _described(
-    kind: Kind,
+    row: Row,
     name: str,
     config: Any,  # noqa: ANN401 - as above
     *,
     folder: Path | None = None,
     tokenizer: Path | None = None,
 ) -> Described:
-    parts = {tower: getattr(config, kind.nested[tower]) if kind.nested else config for tower in kind.towers}
-    _check(kind, config, tuple(parts.values()))
-    labels = () if kind.zero_shot else tuple(str(config.id2label[i]) for i in range(config.num_labels))
+    parts = {tower: getattr(config, row.nested[tower]) if row.nested else config for tower in row.towers}
+    _check(row, config, tuple(parts.values()))
+    labels = () if row.zero_shot else tuple(str(config.id2label[i]) for i in range(config.num_labels))
     named = any(label != f"LABEL_{i}" for i, label in enumerate(labels))
-    texts = None if kind.texts is None else kind.texts(parts["text"], tokenizer)
+    texts = row.texts(parts["text"], tokenizer) if "text" in parts else None
     if texts is not None:
-        _check_padding(kind, texts, str(tokenizer))
-        texts = _padded(texts, kind.padding, folder)
-    images = None if kind.images is None else kind.images(parts["vision"], folder)
+        _check_padding(row, texts, str(tokenizer))
+        texts = _padded(texts, row.padding, folder)
+    images = row.images(parts["vision"], folder) if "vision" in parts else None
     return Described(
         architecture=Architecture(
             library=LIBRARY,
             name=name,
-            family=kind.name,
-            config=plain(_kept(kind, config)),
+            family=row.name,
+            config=plain(_kept(row, config)),
             towers={tower: heads_of(own) for tower, own in parts.items()},
             num_classes=len(labels),
         ),
         preprocess=cast("Preprocess | Tokenization", images or texts),
         labels=labels if named else (),
-        prompting=Prompting(tokenization=texts) if texts and kind.zero_shot else None,
+        prompting=Prompting(tokenization=texts) if texts and row.zero_shot else None,
     )
 
 
-def _check(kind: Kind, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above
+def _check(row: Row, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above
     """Refuse what no heads can be cut in, or what is no classifier."""
-    if reason := kind.refusal(config):
+    if reason := row.refused(config):
         raise UnsupportedModelError(f"`{config.model_type}` is not supported here: {reason}")
-    classless = not kind.zero_shot and config.num_labels < 1
+    classless = not row.zero_shot and config.num_labels < 1
     if classless or any(own.num_hidden_layers < 1 for own in parts):
         lacks = "no classifier; give `num_labels`" if classless else "no layers"
         raise UnsupportedModelError(f"`{config.model_type}` is not supported here: it has {lacks}")
@@ -222,11 +245,11 @@ def _check(kind: Kind, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN4
             )
 
 
-def _check_padding(kind: Kind, how: Tokenization, where: str) -> None:
+def _check_padding(row: Row, how: Tokenization, where: str) -> None:
     """Refuse texts padded on the left where what then stands first comes out otherwise than in the library."""
-    if how.padding_side == "left" and not kind.pads_left:
+    if how.padding_side == "left" and not row.pads_left:
         raise UnsupportedModelError(
-            f"{where}: its tokenizer pads texts on the left, which is not supported for {kind.name}",
+            f"{where}: its tokenizer pads texts on the left, which is not supported for {row.name}",
             hint='write `"padding_side": "right"` in tokenizer_config.json, if the model was trained so',
         )
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from hydractl.families.transformers.encoder import TextEncoder
-from hydractl.families.transformers.models import Kind, family_of_kind
-from hydractl.families.transformers.tokenizers import texts_of
+from hydractl.families.transformers.models import Row, family_of_row
+from hydractl.families.transformers.tokenizers import read_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    from hydractl.families.base import Family
+    from hydractl.families.base import TowerLayout
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
+    from hydractl.manifest.header import Tokenization
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")
 """Rotary embeddings whose angles are the same however long the batch is."""
@@ -23,52 +27,31 @@ MPNET_PADDING, MPNET_BUCKETS = 1, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TextRow(Row):
     """The text classifiers of one encoder.
 
     Attributes:
-        title: The family's name, without the library's.
         encoder: What its parts are called.
-        classes: See `Kind`.
-        covers: See `Family`; the classes, where nothing else is said.
         unused: Positions that no token takes, given the configuration.
-        refusal: See `Kind`.
-        refuses: See `Family`.
-        pads_left: See `Kind`.
-        on_disk: See `Family`.
     """
 
-    title: str
     encoder: TextEncoder
-    classes: Mapping[str, str]
-    covers: str = ""
     unused: Callable[[Any], int] = lambda _: 0
-    refusal: Callable[[Any], str | None] = lambda _: None
-    refuses: str = ""
-    pads_left: bool = True
-    on_disk: tuple[tuple[str, str], ...] = ()
 
+    @property
+    @override
+    def towers(self) -> Mapping[str, TowerLayout]:
+        return {"text": self.encoder.layout()}
 
-def _family(row: Row) -> Family:
-    def wrap(library: Any, kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - transformers is untyped
+    @override
+    def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
         from hydractl.families.transformers.text_modules import wrap_text
 
-        return wrap_text(library, kept["text"], row.encoder)
+        return wrap_text(library, kept["text"], self.encoder)
 
-    return family_of_kind(
-        Kind(
-            name=f"transformers-{row.title}",
-            covers=row.covers or ", ".join(f"`{name}`" for name in row.classes.values()),
-            refuses=row.refuses,
-            classes=row.classes,
-            towers={"text": row.encoder.layout()},
-            wrap=wrap,
-            texts=texts_of(row.unused),
-            refusal=row.refusal,
-            pads_left=row.pads_left,
-            on_disk=row.on_disk,
-        )
-    )
+    @override
+    def texts(self, config: Any, source: Path | None) -> Tokenization:
+        return read_texts(config, source, unused=self.unused(config))
 
 
 def _causal(config: Any) -> str | None:  # noqa: ANN401 - as above
@@ -138,7 +121,7 @@ BERT = TextEncoder(
     mlp=("intermediate", "output.dense"),
     drops=("attention.output.dropout", "output.dropout"),
 )
-_BERT_ROW = Row(
+_BERT_ROW = TextRow(
     title="bert",
     encoder=BERT,
     classes={"bert": "BertForSequenceClassification"},
@@ -196,7 +179,7 @@ _ROWS = (
         encoder=replace(_NO_POOLER, model="electra", embed=("embeddings", "embeddings_project")),
         classes={"electra": "ElectraForSequenceClassification"},
     ),
-    Row(
+    TextRow(
         title="distilbert",
         encoder=TextEncoder(
             model="distilbert",
@@ -213,7 +196,7 @@ _ROWS = (
         ),
         classes={"distilbert": "DistilBertForSequenceClassification"},
     ),
-    Row(
+    TextRow(
         title="modernbert",
         encoder=TextEncoder(
             model="model",
@@ -234,7 +217,7 @@ _ROWS = (
         refuses=_CHANGING,
         pads_left=False,
     ),
-    Row(
+    TextRow(
         title="deberta",
         encoder=replace(
             BERT,
@@ -248,12 +231,12 @@ _ROWS = (
             outside=(("conv", "encoder.conv"),),
         ),
         classes={"deberta-v2": "DebertaV2ForSequenceClassification"},
-        covers="`DebertaV2ForSequenceClassification`: v2, v3",
+        remark=": v2, v3",
         refusal=_other_width,
         refuses="`attention_head_size` other than the width divided by the heads",
         pads_left=False,
     ),
-    Row(
+    TextRow(
         title="mpnet",
         encoder=replace(
             _NO_POOLER,
@@ -358,14 +341,14 @@ _ROWS = (
         unused=_behind_padding,
         refusal=_unpadded,
     ),
-    Row(
+    TextRow(
         title="eurobert",
         encoder=replace(_LLAMA, projection=("dense", "activation")),
         classes={"eurobert": "EuroBertForSequenceClassification"},
         refusal=_shared_keys,
         refuses=f"keys that several heads share; {_CHANGING}",
     ),
-    Row(
+    TextRow(
         title="ultrabert",
         encoder=replace(_LLAMA, projection=("drop",)),
         classes={"ultrabert": "UltrabertForSequenceClassification"},
@@ -374,7 +357,7 @@ _ROWS = (
         pads_left=False,
         on_disk=((r"^ultrabert\.", "model."),),
     ),
-    Row(
+    TextRow(
         title="gte",
         encoder=replace(_ROTATED, model="gte", final=("pooler",), projection=("dropout",)),
         classes={"gte": "GteForSequenceClassification"},
@@ -382,7 +365,7 @@ _ROWS = (
         refuses=_CHANGING,
         on_disk=_ROTATED_ON_DISK,
     ),
-    Row(
+    TextRow(
         title="nomic-bert",
         encoder=replace(_ROTATED, model="nomic_bert", final=("pooler",), projection=("dropout",)),
         classes={"nomic_bert": "NomicBertForSequenceClassification"},
@@ -390,7 +373,7 @@ _ROWS = (
         refuses=_CHANGING,
         on_disk=_ROTATED_ON_DISK,
     ),
-    Row(
+    TextRow(
         title="jina-v3",
         encoder=replace(_ROTATED, model="roberta", final=()),
         classes={"jina_embeddings_v3": "JinaEmbeddingsV3ForSequenceClassification"},
@@ -399,4 +382,4 @@ _ROWS = (
         on_disk=_ROTATED_ON_DISK,
     ),
 )
-TEXTS = tuple(_family(row) for row in _ROWS)
+TEXTS = tuple(family_of_row(row) for row in _ROWS)

@@ -10,7 +10,7 @@ from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 WHOLE = ("tokenizer.json", "tokenizer.*.json")
@@ -81,23 +81,21 @@ def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
     return (path for pattern in patterns for path in folder.glob(pattern))
 
 
-def texts_of(unused: Callable[[Any], int]) -> Callable[[Any, Path | None], Tokenization]:
-    """Return what tells how a model's texts are read, by its configuration and what holds its tokenizer, if it has one yet.
+def read_texts(config: Any, source: Path | None, *, unused: int) -> Tokenization:  # noqa: ANN401 - untyped
+    """Return how a model's texts are read.
 
     Args:
-        unused: Positions that no token takes, given the configuration.
+        config: The model's.
+        source: What holds its tokenizer, if it has one yet.
+        unused: Positions that no token takes.
     """
-
-    def read(config: Any, source: Path | None) -> Tokenization:  # noqa: ANN401 - untyped
-        length = config.max_position_embeddings - unused(config)
-        if source is not None:
-            return read_tokenizer(source, config, max_length=length)
-        segments = getattr(config, "type_vocab_size", 0) > 1
-        return Tokenization(
-            names=("attention_mask", "token_type_ids") if segments else ("attention_mask",),
-            max_length=length,
-            pad_id=int(config.pad_token_id or 0),
-            vocab_size=int(config.vocab_size),
-        )
-
-    return read
+    length = config.max_position_embeddings - unused
+    if source is not None:
+        return read_tokenizer(source, config, max_length=length)
+    segments = getattr(config, "type_vocab_size", 0) > 1
+    return Tokenization(
+        names=("attention_mask", "token_type_ids") if segments else ("attention_mask",),
+        max_length=length,
+        pad_id=int(config.pad_token_id or 0),
+        vocab_size=int(config.vocab_size),
+    )

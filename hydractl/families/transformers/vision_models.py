@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from hydractl.families.transformers.clip import VISION
 from hydractl.families.transformers.encoder import Encoder
-from hydractl.families.transformers.models import Kind, family_of_kind
+from hydractl.families.transformers.models import Row, family_of_row
 from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hydractl.families.base import Family
+    from hydractl.families.base import TowerLayout
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
     from hydractl.manifest.header import Preprocess
@@ -82,73 +84,60 @@ _DINO = Readout(logits=_class_token_and_mean, unread=("embeddings.mask_token",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ImageRow(Row):
     """The image classifiers of one encoder.
 
     Attributes:
-        title: The family's name, without the library's.
         encoder: What its parts are called.
-        classes: For each architecture name (see `Kind`) the class, and how it reads.
-        types: See `Kind`; given for models whose configuration holds two towers'.
-        nested: The configuration within that tells of images, where there are several.
+        readout: How its classes classify.
+        otherwise: How some of them do, if they do not so.
+        within: The configuration within that tells of images, where there are several.
         resizes: Whether the library resizes positions, which it does for squares only.
         one_size: Whether a model takes no images of another size than it was made for nevertheless, given the configuration.
-        refuses: See `Family`.
-        on_disk: See `Family`.
     """
 
-    title: str
     encoder: Encoder
-    classes: Mapping[str, tuple[str, Readout]]
-    types: Mapping[str, str] = field(default_factory=dict)
-    nested: str = ""
+    readout: Readout
+    otherwise: Mapping[str, Readout] = field(default_factory=dict)
+    within: str = ""
     resizes: bool = False
     one_size: Callable[[Any], bool] = lambda _: False
-    refuses: str = ""
-    on_disk: tuple[tuple[str, str], ...] = ()
 
+    @property
+    @override
+    def towers(self) -> Mapping[str, TowerLayout]:
+        return {"vision": self.encoder.layout()}
 
-def _family(row: Row) -> Family:
-    classes = {name: model_class for name, (model_class, _) in row.classes.items()}
-    readouts = dict(row.classes.values())
+    @property
+    @override
+    def nested(self) -> Mapping[str, str]:
+        return {"vision": self.within} if self.within else {}
 
-    def wrap(library: Any, kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - as above
+    @override
+    def refused(self, config: Any) -> str | None:
+        return _unusable(getattr(config, self.within) if self.within else config, squares=self.resizes)
+
+    @override
+    def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
         from hydractl.families.tower import Model
         from hydractl.families.transformers.encoder_modules import Ends, images_of, set_aside, tower
 
-        readout, model = readouts[type(library).__name__], row.encoder.model
+        readout = self.otherwise.get(type(library).__name__, self.readout)
+        model = self.encoder.model
         set_aside(library, tuple(f"{model}.{name}" for name in readout.unread))
         ends = Ends(
-            embed=images_of(row.encoder),
+            embed=images_of(self.encoder),
             read=lambda host, stream: readout.logits(host, getattr(host, model), stream.tokens),
             reads=readout.reads(library.config),
         )
-        return Model({"vision": tower(library, row.encoder, kept["vision"], ends)})
+        return Model({"vision": tower(library, self.encoder, kept["vision"], ends)})
 
-    def images(config: Any, folder: Path | None) -> Preprocess:  # noqa: ANN401 - as above
+    @override
+    def images(self, config: Any, folder: Path | None) -> Preprocess:
         size = image_size(config)
         if folder is None:
             return default_preprocess(size)
-        return read_image_processor(folder, size, fixed=not row.resizes or row.one_size(config))
-
-    def refusal(config: Any) -> str | None:  # noqa: ANN401 - as above
-        return _unusable(getattr(config, row.nested) if row.nested else config, squares=row.resizes)
-
-    return family_of_kind(
-        Kind(
-            name=f"transformers-{row.title}",
-            covers=", ".join(f"`{name}`" for name in classes.values()),
-            refuses=row.refuses,
-            classes=classes,
-            types=row.types,
-            nested={"vision": row.nested} if row.nested else {},
-            towers={"vision": row.encoder.layout()},
-            on_disk=row.on_disk,
-            wrap=wrap,
-            images=images,
-            refusal=refusal,
-        )
-    )
+        return read_image_processor(folder, size, fixed=not self.resizes or self.one_size(config))
 
 
 def _unusable(config: Any, *, squares: bool) -> str | None:  # noqa: ANN401 - as above
@@ -210,46 +199,45 @@ _CLIP = replace(VISION, final=("post_layernorm", "head"), head=("classifier",), 
 
 _DISTILLED = "DeiTForImageClassificationWithTeacher"
 _TOWERS = {
-    "siglip": ("SiglipForImageClassification", _SIGLIP_MEAN),
-    "clip": ("CLIPForImageClassification", _CLIP_MEAN),
-    "metaclip_2": ("MetaClip2ForImageClassification", _CLIP_MEAN),
+    "SiglipForImageClassification": "siglip",
+    "CLIPForImageClassification": "clip",
+    "MetaClip2ForImageClassification": "metaclip_2",
 }
 _ROWS = (
-    Row(
+    ImageRow(
         title="vit",
         encoder=_VIT,
-        classes={
-            "vit": ("ViTForImageClassification", _CLASS_TOKEN),
-            "vit_msn": ("ViTMSNForImageClassification", _CLASS_TOKEN),
-        },
+        classes={"vit": "ViTForImageClassification", "vit_msn": "ViTMSNForImageClassification"},
+        readout=_CLASS_TOKEN,
         on_disk=((r"^encoder\.", "vit.encoder."), *_BLOCK_ON_DISK),  # so the library writes ViT-MSN
     ),
-    Row(
+    ImageRow(
         title="deit",
         encoder=replace(_VIT, model="deit", head=("classifier", "cls_classifier", "distillation_classifier")),
-        classes={
-            "deit": ("DeiTForImageClassification", _CLASS_TOKEN),
-            _DISTILLED: (_DISTILLED, _TWO_TOKENS),
-        },
+        classes={"deit": "DeiTForImageClassification", _DISTILLED: _DISTILLED},
+        readout=_CLASS_TOKEN,
+        otherwise={_DISTILLED: _TWO_TOKENS},
         types={_DISTILLED: "deit"},
         on_disk=_BLOCK_ON_DISK,
     ),
-    Row(
+    ImageRow(
         title="ijepa",
         encoder=replace(_VIT, model="ijepa"),
-        classes={"ijepa": ("IJepaForImageClassification", _MEAN)},
+        classes={"ijepa": "IJepaForImageClassification"},
+        readout=_MEAN,
         on_disk=_BLOCK_ON_DISK,
     ),
-    Row(
+    ImageRow(
         title="beit",
         encoder=_BEIT,
-        classes={"beit": ("BeitForImageClassification", _POOLER)},
+        classes={"beit": "BeitForImageClassification"},
+        readout=_POOLER,
         resizes=True,
         one_size=_relative,
         refuses=OBLONG,
         on_disk=_BLOCK_ON_DISK,
     ),
-    Row(
+    ImageRow(
         title="data2vec-vision",
         encoder=replace(
             _BEIT,
@@ -262,16 +250,18 @@ _ROWS = (
             mlp=("intermediate", "output"),
             drops=("attention.output.dropout", ""),
         ),
-        classes={"data2vec-vision": ("Data2VecVisionForImageClassification", _POOLER)},
+        classes={"data2vec-vision": "Data2VecVisionForImageClassification"},
+        readout=_POOLER,
         resizes=True,
         one_size=_relative,
         refuses=OBLONG,
     ),
     *(
-        Row(
+        ImageRow(
             title=title,
             encoder=replace(_DINOV2, model=model),
-            classes={model: (model_class, _DINO)},
+            classes={model: model_class},
+            readout=_DINO,
             resizes=True,
             refuses=OBLONG,
             on_disk=_ATTENTION_ON_DISK,
@@ -281,12 +271,14 @@ _ROWS = (
             ("dinov2-registers", "dinov2_with_registers", "Dinov2WithRegistersForImageClassification"),
         )
     ),
-    Row(
+    ImageRow(
         title="vision-tower",
         encoder=_CLIP,
-        classes={model_class: (model_class, readout) for model_class, readout in _TOWERS.values()},
-        types={model_class: model_type for model_type, (model_class, _) in _TOWERS.items()},
-        nested="vision_config",
+        classes={model_class: model_class for model_class in _TOWERS},
+        types=_TOWERS,
+        readout=_CLIP_MEAN,
+        otherwise={"SiglipForImageClassification": _SIGLIP_MEAN},
+        within="vision_config",
     ),
 )
-IMAGES = tuple(_family(row) for row in _ROWS)
+IMAGES = tuple(family_of_row(row) for row in _ROWS)
