@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
+        "align": "its image tower is an EfficientNet, which has no heads",
         "albert": "its layers share one set of weights, so no layer has heads of its own",
         "deberta": "its queries, keys and values are interleaved head by head in one matrix; DeBERTa-v2 and v3 are "
         "supported",
@@ -25,6 +26,12 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "roc_bert": "it reads the shapes and the sounds of characters beside their tokens",
         "squeezebert": "its projections are grouped convolutions",
         "xmod": "its layers hold an adapter for each language, which an input beside the text picks",
+        "siglip2": "its images are lists of patches with grids of their own; SigLIP 2 of a fixed size is of type `siglip`, "
+        "which is supported",
+        **dict.fromkeys(
+            ("donut-swin", "swin", "swinv2"),
+            "its attention is within windows, and its width changes from stage to stage",
+        ),
         "dinov3_vit": "the library has no classifier for it; timm's DINOv3 models are supported",
     }
 )

@@ -205,10 +205,18 @@ def test_what_cannot_be_covered_is_refused_with_the_reason(family, name, options
     assert caught.value.exit_code == 3
 
 
-def test_dinov3_is_refused_with_the_reason(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "dinov3_vit"}))
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("dinov3_vit", "the library has no classifier for it"),
+        ("siglip2", "its images are lists of patches with grids of their own"),
+        ("swin", "its attention is within windows"),
+    ],
+)
+def test_a_type_of_another_shape_is_refused_with_the_reason(tmp_path, model_type, reason):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(UnsupportedModelError, match="the library has no classifier for it"):
+    with pytest.raises(UnsupportedModelError, match=reason):
         open_model(str(tmp_path))
 
 
