@@ -24,7 +24,7 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
     Examples:
       hydractl finetune member.st --data train/ --val val/ --lr 1e-4 --epochs 5 -o tuned.st
       hydractl finetune member.st --data train/ --val val/ --recipe imagenet1k -o tuned.st
-      hydractl finetune bert/ --data reviews.jsonl --val val.jsonl --recipe sst2 --max-length 128 -o base.st
+      hydractl finetune bert/ --data reviews.jsonl --val val.jsonl --recipe sst2-base -o base.st
       hydractl finetune arch:vit_tiny_patch16_224::num_classes=7 --data train/ --val val/ --seed 1 -o base.st
       torchrun --nproc-per-node 2 -m hydractl finetune member.st --data train/ --val val/ -o tuned.st
     """

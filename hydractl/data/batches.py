@@ -46,10 +46,14 @@ class Batch(NamedTuple, Generic[T_co]):
 
 
 class Deal(NamedTuple):
-    """Which batches are dealt to one of several processes: numbers `which`, `which + of`, `which + 2 of`, ..."""
+    """Which batches are dealt to one of several processes: numbers `which`, `which + of`, `which + 2 of`, ...
+
+    With `as_given` texts stay in the order that they are given in, too, though more is padded then.
+    """
 
     which: int = 0
     of: int = 1
+    as_given: bool = False
 
     def positions(self, count: int, batch_size: int) -> list[int]:
         """Return where the items of one's own batches stand among `count` that lie in the order of the batches."""

@@ -73,6 +73,13 @@ def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:
     return how.model_copy(update={"max_length": max_length})
 
 
+def shortened(how: Reading, max_length: int | None) -> Reading:
+    """Return how a model reads, texts of no more than `max_length` tokens; one that reads fewer or all alike stays as it is."""
+    if max_length is None or not isinstance(how, Tokenization) or how.padding == "max_length":
+        return how
+    return how.model_copy(update={"max_length": min(how.max_length, max_length)})
+
+
 def encoded(
     items: Items,
     how: Reading,
@@ -85,7 +92,7 @@ def encoded(
     """Return evaluation batches that can be gone over again and again, in an order that is the same each time.
 
     Images come in the order of `indices`, held in memory if they fit. Texts are held as tokens, and come sorted by length so
-    that little is padded: `Batch.indices` says which items a batch holds.
+    that little is padded, unless `deal` says otherwise: `Batch.indices` says which items a batch holds.
 
     Args:
         items: The data.
@@ -104,7 +111,9 @@ def encoded(
         texts = of_kind(items, TextSet)
         order = checked_order(len(texts), batch_size, indices)
         tokens = tokenize(texts.texts, how, where=texts.name)
-        found = TokenBatches.of(tokens, texts.labels, indices=order, batch_size=batch_size)
+        found = TokenBatches.of(
+            tokens, texts.labels, indices=order, batch_size=batch_size, by_length=not deal.as_given
+        )
         return replace(found, order=found.order[deal.positions(len(order), batch_size)])
     images = of_kind(items, ImageSet)
     order = checked_order(len(images), batch_size, indices)

@@ -164,7 +164,7 @@ def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatches:
-    """Batches of texts that can be gone over again and again: texts of about one length side by side, the longest first.
+    """Batches of texts that can be gone over again and again, by default of about one length each, the longest first.
 
     Attributes:
         tokens: The whole data set's.
@@ -180,11 +180,18 @@ class TokenBatches:
 
     @classmethod
     def of(
-        cls, tokens: Tokens, labels: Sequence[int] | None, *, indices: Sequence[int], batch_size: int
+        cls,
+        tokens: Tokens,
+        labels: Sequence[int] | None,
+        *,
+        indices: Sequence[int],
+        batch_size: int,
+        by_length: bool = True,
     ) -> TokenBatches:
         """Sort positions by length; of equal lengths the order given stays, so the batches hang on nothing else."""
-        given = torch.tensor(indices, dtype=torch.int64)
-        order = given[tokens.lengths[given].argsort(descending=True, stable=True)]
+        order = torch.tensor(indices, dtype=torch.int64)
+        if by_length:
+            order = order[tokens.lengths[order].argsort(descending=True, stable=True)]
         held = None if labels is None else torch.tensor(labels)
         return cls(tokens=tokens, labels=held, order=order, batch_size=batch_size)
 

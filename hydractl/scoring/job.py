@@ -186,6 +186,7 @@ class Method:
         seeded: Whether the seed shapes the scores, beside the choice of samples.
         bounded: Whether the memory that is computed with can be bounded.
         trains: Whether scores are learned, in shuffled epochs over the data.
+        as_given: Whether batches lie in the order of the data, texts too, which else come by length.
     """
 
     name: str
@@ -197,3 +198,4 @@ class Method:
     seeded: bool = False
     bounded: bool = False
     trains: bool = False
+    as_given: bool = False

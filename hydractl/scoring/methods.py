@@ -88,6 +88,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 run=_lazily("cahp.method", "score_cahp"),
                 settings=CahpSettings,
                 seeded=True,  # t-SNE, and the first medoids
+                as_given=True,  # the salience is of the first batches
             ),
             Method(
                 name="l0",

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from hydractl.data.batches import Deal
-from hydractl.data.inputs import check_augment, check_reads, content_of, encoded, limited, of_kind, open_items
+from hydractl.data.inputs import (
+    check_augment,
+    check_reads,
+    content_of,
+    encoded,
+    limited,
+    of_kind,
+    open_items,
+    shortened,
+)
 from hydractl.data.items import Content, ImageSet, TextSet
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.manifest.header import Preprocess
@@ -47,6 +56,27 @@ def test_some_items_only(tmp_path):
         encoded(texts, tokenization(), batch_size=3, indices=[20])
     with pytest.raises(ValueError, match="batch_size is 0"):
         encoded(texts, tokenization(), batch_size=0)
+
+
+def test_texts_come_as_given_where_that_is_wanted(tmp_path):
+    texts = open_items(str(reviews(tmp_path / "t.jsonl", 20, seed=0)), tokenization())
+    chosen = [7, 2, 9, 2, 11, 0, 4]
+
+    whole = encoded(texts, tokenization(), batch_size=3, deal=Deal(as_given=True))
+    some = encoded(texts, tokenization(), batch_size=3, indices=chosen, deal=Deal(1, 2, as_given=True))
+
+    assert torch.equal(torch.cat([b.indices for b in whole]), torch.arange(20))
+    assert [b.indices.tolist() for b in some] == [[2, 11, 0]]
+
+
+@pytest.mark.parametrize(("padding", "at_most", "expected"), [
+    ("longest", None, 24), ("longest", 10, 10), ("longest", 128, 24), ("max_length", 10, 24),
+])  # fmt: skip
+def test_a_recipe_shortens_texts_of_models_that_read_more(padding, at_most, expected):
+    how = tokenization(padding=padding)
+
+    assert shortened(how, at_most) == how.model_copy(update={"max_length": expected})
+    assert shortened(GREY, at_most) is GREY
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])

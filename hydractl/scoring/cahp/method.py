@@ -39,8 +39,7 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
 
     Which heads are kept in the end, and that no layer stays empty (step 7), is for who reads the clusters.
 
-    The salience is of the first batches in the order of the data, as in the authors' code; texts come sorted by length here,
-    so these are the shortest ones. `--salience-share 1` takes all.
+    The salience is of the first batches in the order of the data, as in the authors' code. `--salience-share 1` takes all.
 
     One tower can be scored, and one that sees the samples. A profile says how a head's attention on a sample depends on the
     sample's class, and two profiles are comparable since their coordinates are the same two tokens of the same samples.

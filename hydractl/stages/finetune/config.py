@@ -52,7 +52,14 @@ class FinetuneConfig:
         panel=shared.MACHINE,
     )
     seed: int = by_default(0, shared.SEED)
-    """Of random weights, the order of the data, augmentation and dropout."""
+    """Of random weights, the order of the data, augmentation and dropout, as far as these have none of their own."""
+    order_seed: int | None = setting(
+        None, "Seed of the order of the data and of augmentation (default: --seed).", low=0, metavar="N"
+    )
+    dropout_seed: int | None = setting(None, "Seed of dropout (default: --seed).", low=0, metavar="N")
+    head_seed: int | None = setting(
+        None, "Seed of the classifier of random weights, `arch:NAME` (default: --seed).", low=0, metavar="N"
+    )
     device: str = by_default("auto", shared.DEVICE)
     arch: str | None = by_default(None, shared.ARCH)
     force: bool = flag(shared.FORCE)
@@ -70,11 +77,25 @@ class FinetuneConfig:
                 f"`--arch` has no effect with `{self.model}`, which names its architecture",
                 hint="leave `--arch` out",
             )
+        if self.head_seed is not None and (self.recipe.reset_head or not self.model.startswith("arch:")):
+            why = "starts at zero" if self.recipe.reset_head else "is there already"
+            raise UsageError(
+                f"`--head-seed {self.head_seed}` has no effect on {self.model}, whose classifier {why}",
+                hint="leave `--head-seed` out; it is for random weights, `arch:NAME`",
+            )
         refuse_shared_input(self.model)
 
     def options(self) -> dict[str, Option]:
         """Return what shapes the result, as lineage options; the lineage drops those that are None."""
-        return {**self.recipe.options(), "max_length": self.max_length}
+        own = ("order_seed", "dropout_seed", "head_seed")
+        return (
+            self.recipe.options() | {"max_length": self.tokens} | {name: getattr(self, name) for name in own}
+        )
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a text at most, as an option or else the recipe says."""
+        return self.recipe.max_length if self.max_length is None else self.max_length
 
     @property
     def state(self) -> Path | None:

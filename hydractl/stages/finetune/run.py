@@ -158,7 +158,7 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
         work.how,
         augment=recipe.augment,
         batch_size=recipe.batch_size,
-        seed=config.seed,
+        seed=config.seed if config.order_seed is None else config.order_seed,
     )
     return Job(
         build=lambda: _build(work),
@@ -169,7 +169,7 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
         evaluate=measure,
         probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
         recipe=recipe,
-        seed=config.seed,
+        seed=config.seed if config.dropout_seed is None else config.dropout_seed,
         save_every=config.save_every,
     )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydractl import __version__
-from hydractl.data.inputs import check_augment, check_reads, limited, open_items
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.inputs import check_augment, check_reads, limited, open_items, shortened
 from hydractl.data.labels import match_classes, required_labels
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.base import place_of
 from hydractl.families.opening import check_tensors, expected_specs, open_model
 from hydractl.manifest.header import InputFile, Kind
 from hydractl.runtime import digest_text, pick_device, versions
@@ -55,7 +57,7 @@ class Work:
 def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     """Check everything that headers and labels can tell."""
     pick_device(config.device)
-    opened = open_model(config.model, arch=config.arch, seed=config.seed)
+    opened = _opened(config)
     if opened.header.prompting is not None:
         raise UsageError(
             f"{config.model}: compares images with texts and has no classes to train on",
@@ -71,6 +73,8 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, header))
     check_reads(header.preprocess, model=config.model)
     how = limited(header.preprocess, config.max_length, model=config.model)
+    if config.max_length is None:
+        how = shortened(how, config.recipe.max_length)
     check_augment(how, config.recipe.augment)
     names = _trainable(config, opened)
     training = _labelled(config.data, "--data", header, progress)
@@ -91,6 +95,17 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
         val=validation,
         inputs=(opened.as_input(), training.as_input(), validation.as_input()),
     )
+
+
+def _opened(config: FinetuneConfig) -> OpenModel:
+    """Open the model, its random classifier drawn from a seed of its own where there is one."""
+    opened = open_model(config.model, arch=config.arch, seed=config.seed)
+    if config.head_seed is None:
+        return opened
+    drawn = opened.family.initialise(opened.header.architecture, config.head_seed)
+    state = opened.checkpoint.tensors()
+    head = {name: drawn[name] for name in state if place_of(opened.family, name).part == "head"}
+    return replace(opened, checkpoint=Checkpoint.of(state | head, header=opened.header))
 
 
 def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:

@@ -270,7 +270,8 @@ def _samples(
     """Return this process's batches on the device and in the dtype of `like`; held in memory where they fit."""
     indices = None if labels is None else _chosen(config, found)
     how, size = opened.header.preprocess, config.batch_size
-    cached = encoded(found, how, batch_size=size, indices=indices, deal=Deal(team.rank, team.world))
+    deal = Deal(team.rank, team.world, as_given=config.entry.as_given)
+    cached = encoded(found, how, batch_size=size, indices=indices, deal=deal)
     return Again(cached, labels, like)
 
 

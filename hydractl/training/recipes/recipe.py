@@ -1,4 +1,4 @@
-"""What training does, as data: one frozen recipe, and the paper's three by name. Importing it loads no torch."""
+"""What training does, as data: one frozen recipe, and the paper's by name. Importing it loads no torch."""
 
 from __future__ import annotations
 
@@ -98,6 +98,8 @@ class Recipe:
         panel=LEARN,
     )
     """Names from `hydractl.data.preprocess.AUGMENTATIONS`."""
+    max_length: int | None = None
+    """Tokens of a text at most, of models that read more; None for as many as they read."""
     precision: str = setting(
         "fp32", "Default: fp32; bf16 computes under autocast.", choices=("fp32", "bf16"), panel=LEARN
     )
@@ -211,6 +213,7 @@ class Recipe:
         return {key: value for key, value in asdict(self).items() if not idle.get(key, False)}
 
 
+BUT_EMBEDDING = tuple(part for part in PARTS if part != "embed")
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "imagenet1k": Recipe(
@@ -224,12 +227,14 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             augment=("rrc", "flip", "randaugment"),
             label_smoothing=0.1,
             dropout=0.1,
+            train=BUT_EMBEDDING,
         ),
         "cifar100": Recipe(
             optimizer="sgd",
             lr=(0.001, 0.003, 0.01, 0.03),
             warmup=500,
             schedule="cosine",
+            floor=1e-5,
             steps=10_000,
             batch_size=512,
             augment=("rrc", "flip"),
@@ -246,20 +251,62 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             epochs=3,
             batch_size=32,
             clip=1.0,
+            max_length=128,
+            train=BUT_EMBEDDING,
+        ),
+        "imagenet1k-base": Recipe(
+            optimizer="sgd",
+            lr=(0.003, 0.01, 0.03, 0.06),
+            warmup=500,
+            schedule="cosine",
+            steps=20_000,
+            batch_size=512,
+            augment=("rrc", "flip"),
+            dropout=0.0,
+            reset_head=True,
+            keep_best=True,
+        ),
+        "cifar100-base": Recipe(
+            optimizer="sgd",
+            lr=(0.001, 0.003, 0.01, 0.03),
+            warmup=500,
+            schedule="cosine",
+            steps=10_000,
+            batch_size=512,
+            augment=("rrc", "flip"),
+            dropout=0.0,
+            reset_head=True,
+            keep_best=True,
+        ),
+        "sst2-base": Recipe(
+            optimizer="adamw",
+            lr=(8e-6,),
+            weight_decay=0.01,
+            warmup=0.1,
+            schedule="linear",
+            epochs=7,
+            batch_size=32,
+            clip=1.0,
+            early_stop=2,
+            patience_delta=5e-4,
+            max_length=128,
         ),
     }
 )
-"""Fine-tuning after pruning as the paper's appendix has it (METHODS 0.5).
+"""Fine-tuning after pruning as the paper's appendix D.2 has it, and that of the single bases (C.1.2, C.1.3, C.2).
 
-The paper gives no batch size, and no schedule for CIFAR-100: 512 and a cosine are those of the fine-tuning whose
-grids it takes over (Dosovitskiy et al. 2021, table 4). For CIFAR-100 the paper says both that "only the last five
+After pruning attention, MLPs, norms and the classifier train, and embeddings do not. The paper gives no batch size: 512 is
+that of the fine-tuning whose grids it takes over (Dosovitskiy et al. 2021, table 4). For CIFAR-100 the paper says both that "only the last five
 blocks" and that "only the final classification layer" train. The recipe takes the first, with readout and head;
 `--last-blocks 0` or `--train head` is the second.
 
 For SST-2 the paper gives AdamW at 1e-5, decoupled weight decay, a linear warm-up over a tenth of the steps and a linear
 decay after it, gradients clipped to a norm of 1, and no label smoothing. It does not give the decay, which is here the 0.01
 that it trains its base with (there and here not on biases and norms), nor batch size and epochs: 32 and 3 are those of BERT's
-own fine-tuning (Devlin et al. 2019, appendix A.3). Its texts are cut with `--max-length 128`.
+own fine-tuning (Devlin et al. 2019, appendix A.3). Texts are cut to 128 tokens, as those of its base.
+
+Bases of images train whole, without weight decay and dropout, from a classifier that is made anew, on the augmentations of
+their pre-training, until validation converges or the steps are done: the weights that validated best are kept.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,43 @@ def test_another_seed_is_another_model(tmp_path):
     first, second = (tensors(tuned(tmp_path / f"{seed}.st", seed=seed)) for seed in (0, 1))
 
     assert all(not torch.equal(first[n], second[n]) for n in first if n.endswith("weight"))
+
+
+def test_seeds_of_one_thing_each_are_the_seed_together(tmp_path):
+    """One alone changes the model; and what the seed of everything is given for, each of its own says as well."""
+    plain = tensors(tuned(tmp_path / "plain.st"))
+    apart = {"order_seed": 5, "dropout_seed": 5, "head_seed": 5}
+    for name, seed in apart.items():
+        found = tensors(tuned(tmp_path / f"{name}.st", **{name: seed}))
+        assert any(not torch.equal(found[n], plain[n]) for n in plain)
+
+    together = tensors(tuned(tmp_path / "a.st", seed=5, order_seed=0, dropout_seed=0, head_seed=0))
+    other = tensors(tuned(tmp_path / "b.st", seed=0, **apart))
+    alike = tensors(tuned(tmp_path / "c.st", seed=0, order_seed=0, dropout_seed=0, head_seed=0))
+
+    assert all(torch.equal(alike[n], plain[n]) for n in plain)
+    assert any(not torch.equal(together[n], other[n]) for n in plain)
+    assert header(tmp_path / "b.st").made_by.options["order_seed"] == 5
+
+
+def test_the_seed_of_the_classifier_draws_the_classifier_alone(tmp_path):
+    rate = replace(SGD, lr=(1e-12,), weight_decay=0.0, dropout=None, augment=(), epochs=1)
+    first = tensors(tuned(tmp_path / "a.st", recipe=rate))
+    second = tensors(tuned(tmp_path / "b.st", recipe=rate, head_seed=3))
+    whole = tensors(tuned(tmp_path / "c.st", recipe=rate, seed=3))
+
+    assert torch.allclose(second["head.weight"], whole["head.weight"], atol=1e-9)
+    assert not torch.allclose(second["head.weight"], first["head.weight"], atol=1e-3)
+    assert all(torch.allclose(first[n], second[n], atol=1e-9) for n in first if not n.startswith("head."))
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"model": "base.st", "head_seed": 1}, "`--head-seed 1` has no effect on base.st, whose classifier is there already"),
+    ({"model": ARCH, "head_seed": 1, "recipe": Recipe(reset_head=True)}, "whose classifier starts at zero"),
+])  # fmt: skip
+def test_a_seed_of_a_classifier_that_is_not_drawn_is_refused(tmp_path, changes, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        config(tmp_path / "out.st", **changes)
 
 
 @pytest.mark.parametrize("part", PARTS)

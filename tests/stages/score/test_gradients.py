@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from hydractl.errors import UsageError
@@ -11,6 +13,7 @@ from hydractl.progress import Silent
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import base
+from support.reviews import arch, reviews
 from support.variants import variant
 
 DIGITS = "digits::classes=0-6,limit=40"
@@ -114,3 +117,22 @@ def test_bad_settings_leave_nothing_behind(model, tmp_path, method, given, messa
         run_score(config(model, tmp_path / "s.json", method, given=given))
 
     assert not list(tmp_path.iterdir())
+
+
+def test_the_salience_of_cahp_is_of_the_first_texts(tmp_path):
+    """Whatever their length: of 16 texts in batches of 4, a quarter of the batches is the first four."""
+    rows = [json.loads(line) for line in reviews(tmp_path / "all.jsonl", 32, seed=0).read_text().splitlines()]
+    rows.sort(key=lambda row: len(row["text"]))
+    short, long = rows[:16], rows[16:]
+
+    def salience(name, first, rest):
+        chosen = [*first[:4], *rest]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+        settings = {"data": str(tmp_path / f"{name}.jsonl"), "batch_size": 4, "given": {"signature_size": 8}}
+        asked = ScoreConfig(model=arch(tmp_path), out=tmp_path / f"{name}.json", method="cahp", **settings)
+        return run_score(asked).scores.towers
+
+    base_of_all = salience("a", short, long[:12])
+
+    assert salience("b", short, long[2:14]) == base_of_all
+    assert salience("c", short[4:], long[:12]) != base_of_all

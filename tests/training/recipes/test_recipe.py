@@ -6,8 +6,23 @@ import pytest
 
 from hydractl.data.preprocess import AUGMENTATIONS
 from hydractl.errors import UsageError
+from hydractl.families.base import place_of
+from hydractl.families.registry import family_for_name
+from hydractl.heads.masks import full_mask
 from hydractl.settings import words
+from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS, RECIPES, Recipe, parse_rates, parse_warmup, recipe_of
+
+TINY = "vit_tiny_patch16_224"
+OPTIONS = {
+    "img_size": 8,
+    "patch_size": 4,
+    "in_chans": 1,
+    "embed_dim": 8,
+    "depth": 6,
+    "num_heads": 2,
+    "num_classes": 7,
+}
 
 
 def test_imagenet_recipe_is_the_papers():
@@ -184,3 +199,47 @@ def test_sst2_recipe_is_the_papers_where_the_paper_says():
 def test_unknown_recipe():
     with pytest.raises(UsageError, match="unknown recipe `mnli`"):
         recipe_of("mnli", {})
+
+
+@pytest.mark.parametrize("name", ["imagenet1k", "cifar100", "sst2"])
+def test_after_pruning_embeddings_are_frozen(name):
+    """As the paper's appendix D.2 says: attention, MLPs, norms and the classifier train."""
+    family, described = family_for_name(TINY), family_for_name(TINY).describe(TINY, OPTIONS)
+    state = family.build(
+        described.architecture, full_mask(described.architecture.towers), None
+    ).library_state()
+
+    names = trainable(family, described.architecture, RECIPES[name], state)
+
+    places = [place_of(family, n) for n in names]
+    assert {p.part for p in places} == {"norm", "attention", "mlp", "readout", "head"}
+    assert {p.layer for p in places} == {None, *range(0 if name != "cifar100" else 1, 6)}
+
+
+@pytest.mark.parametrize("name", ["imagenet1k", "cifar100"])
+def test_rates_of_images_fall_to_a_floor(name):
+    assert RECIPES[name].floor == 1e-5
+
+
+def test_recipes_of_single_bases_are_the_papers():
+    imagenet, cifar, sst2 = (RECIPES[f"{name}-base"] for name in ("imagenet1k", "cifar100", "sst2"))
+
+    for found in (imagenet, cifar):
+        assert (found.optimizer, found.momentum, found.weight_decay, found.dropout) == ("sgd", 0.9, 0.0, 0.0)
+        assert (found.warmup, found.schedule, found.floor, found.augment) == (
+            500,
+            "cosine",
+            0.0,
+            ("rrc", "flip"),
+        )
+        assert (found.train, found.reset_head, found.keep_best, found.label_smoothing) == (
+            PARTS,
+            True,
+            True,
+            0.0,
+        )
+    assert (imagenet.lr, imagenet.steps) == ((0.003, 0.01, 0.03, 0.06), 20_000)
+    assert (cifar.lr, cifar.steps) == ((0.001, 0.003, 0.01, 0.03), 10_000)
+    assert (sst2.optimizer, sst2.lr, sst2.weight_decay, sst2.clip) == ("adamw", (8e-6,), 0.01, 1.0)
+    assert (sst2.warmup, sst2.schedule, sst2.epochs) == (0.1, "linear", 7)
+    assert (sst2.early_stop, sst2.patience_delta, sst2.max_length, sst2.train) == (2, 5e-4, 128, PARTS)
