@@ -23,7 +23,7 @@ RATES = {
     "transformers": (
         "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "drop_path_rate", "dropout",
         "attention_dropout", "seq_classif_dropout", "embedding_dropout", "mlp_dropout", "summary_last_dropout",
-        "pooler_dropout", "cls_dropout", "hidden_dropout", "embed_dropout",
+        "pooler_dropout", "cls_dropout", "hidden_dropout", "embed_dropout", "classifier_dropout_prob",
     ),
     "openclip": (),
 }  # fmt: skip
