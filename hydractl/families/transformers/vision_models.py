@@ -47,16 +47,6 @@ class Readout:
 _CLASS_TOKEN = Readout(
     logits=lambda host, model, x: host.classifier(model.layernorm(x[:, 0])), reads=lambda _: slice(0, 1)
 )
-_TWO_TOKENS = Readout(
-    logits=lambda host, model, x: (
-        (
-            host.cls_classifier(model.layernorm(x[:, 0]))
-            + host.distillation_classifier(model.layernorm(x[:, 1]))
-        )
-        / 2
-    ),
-    reads=lambda _: slice(0, 2),
-)
 _MEAN = Readout(logits=lambda host, model, x: host.classifier(model.layernorm(x).mean(dim=1)))
 _POOLER = Readout(  # the mean of the patches, normed, or the normed class token
     logits=lambda host, model, x: host.classifier(model.pooler(model.layernorm(x))),
@@ -71,7 +61,14 @@ _CLIP_MEAN = Readout(  # leaves its norm out
 )
 
 
-def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
+def _two_tokens(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
+    """Return the mean (N, C) of the logits of class and distillation token, with a classifier each."""
+    by_class, by_teacher = model.layernorm(x[:, :2]).unbind(dim=1)
+    found: torch.Tensor = (host.cls_classifier(by_class) + host.distillation_classifier(by_teacher)) / 2
+    return found
+
+
+def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return logits (N, C) of the class token beside the mean of the patches, normed; registers count for nothing."""
     import torch
 
@@ -80,6 +77,7 @@ def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tenso
     return found
 
 
+_TWO_TOKENS = Readout(logits=_two_tokens, reads=lambda _: slice(0, 2))
 _DINO = Readout(logits=_class_token_and_mean, unread=("embeddings.mask_token",))
 
 
