@@ -9,6 +9,7 @@ from hydractl.errors import ManifestError
 from hydractl.manifest.heads import Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import memory as circuit_memory
+from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from support import naive
@@ -143,6 +144,25 @@ def test_lazy_values_fewer_candidates():
         == 12 + 11 + 10 + 9 + 8 + 7
     )
     assert 0 < found.results["work"] < 1
+
+
+def test_two_of_those_valued_waited_the_longest(monkeypatch):
+    best, steps = Lazy.best, []
+
+    def watched(self, step):
+        since = dict(self.since)
+        answer = best(self, step)
+        heads = self.circuit.candidates()
+        left = [since[head] for head in heads if self.since[head] < step]
+        if left:
+            steps.append(sum(since[head] <= min(left) for head in heads if self.since[head] == step))
+        return answer
+
+    monkeypatch.setattr(Lazy, "best", watched)
+    run(base(variant("class-token")), data_for(base(variant("class-token"))), budget=6)
+
+    assert len(steps) > 2
+    assert min(steps) >= 2
 
 
 def test_every_head_can_go():

@@ -271,6 +271,19 @@ def test_pieces_change_nothing(tmp_path):
     assert all(torch.allclose(one[n], three[n], atol=1e-5) for n in one)
 
 
+def test_smoothed_labels_pull_that_much_less(tmp_path):
+    """From a head of zeros, which answers all classes alike, the first step is 1 - s of what it is without smoothing."""
+    recipe = replace(SGD, reset_head=True, train=("head",), steps=1, epochs=None, warmup=0)
+    model = base().save(tmp_path / "model.st")
+    plain, smoothed = (
+        tensors(tuned(tmp_path / f"{s}.st", model, recipe=replace(recipe, label_smoothing=s)))
+        for s in (0.0, 0.25)
+    )
+
+    assert plain["head.bias"].abs().max() > 1e-3
+    assert torch.allclose(smoothed["head.bias"], 0.75 * plain["head.bias"])
+
+
 def test_reported_metrics_are_those_of_the_file(tmp_path):
     for dtype in (torch.float32, torch.bfloat16):
         model = base().cast(dtype).save(tmp_path / "model.st")

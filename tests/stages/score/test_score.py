@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
 from hydractl.heads.budget import Budget
@@ -172,6 +173,20 @@ def test_other_methods_score_every_head_twice_alike(model, tmp_path, method):
     assert [len(row) for row in found.towers["vision"].scores] == [4, 4, 4]
     assert found.removals is None
     assert ("id" in found.data) == (method == "taylor")
+
+
+@pytest.mark.parametrize("method", ["taylor", "l0"])
+def test_scoring_in_a_dtype_is_scoring_a_model_of_that_dtype(model, tmp_path, method):
+    half = base(variant("class-token")).cast(torch.bfloat16).save(tmp_path / "half.st")
+
+    full, asked, stored = (
+        run_score(
+            circuit(str(path), tmp_path / f"{i}.json", method=method, ood=None, dtype=dtype)
+        ).scores.towers
+        for i, (path, dtype) in enumerate([(model, None), (model, "bf16"), (half, None)])
+    )
+
+    assert asked == stored != full
 
 
 @pytest.mark.parametrize(
