@@ -1,4 +1,4 @@
-"""A fast part of the coverage benchmark: one architecture of each kind that the libraries have."""
+"""A fast part of the architectures benchmark: one architecture of each kind that the libraries have."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ REFUSED = {
         "roberta-ViT-B-32": "its text tower is transformers' `roberta-base`",
     },
 }
-MODULES = ("coverage", *(f"coverage_{x}" for x in ("check", "timm", "transformers", "openclip", "variants")))
+PARTS = ("check", "timm", "transformers", "openclip", "variants")
+MODULES = ("architectures", *(f"architectures_{part}" for part in PARTS))
 
 
 def named(table):
@@ -75,12 +76,12 @@ def named(table):
 
 
 @pytest.fixture(scope="module")
-def coverage():
+def architectures():
     """Return the benchmark as it is when run as a script: its folder comes first on the path."""
     kept = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
     path = list(sys.path)
     sys.path.insert(0, str(FOLDER))
-    yield importlib.import_module("coverage")
+    yield importlib.import_module("architectures")
     sys.path[:] = path
     for name in MODULES:
         sys.modules.pop(name, None)
@@ -88,13 +89,13 @@ def coverage():
 
 
 @pytest.fixture(scope="module")
-def found(coverage):
+def found(architectures):
     """Return what examines a case by its name."""
     cases = {
-        library: {c.name: c for c in coverage.cases(library, everything=True)}
-        for library in coverage.LIBRARIES
+        library: {c.name: c for c in architectures.cases(library, everything=True)}
+        for library in architectures.LIBRARIES
     }
-    return lambda library, name: coverage.examine(cases[library][name])
+    return lambda library, name: architectures.examine(cases[library][name])
 
 
 @pytest.mark.parametrize(("library", "name"), named(SUPPORTED))
@@ -110,45 +111,45 @@ def test_refused_with_the_reason(found, library, name):
     assert finding.reason.startswith(REFUSED[library][name])
 
 
-def test_every_architecture_of_the_issue_is_swept(coverage):
-    names = {case.name for case in coverage.cases("timm")}
+def test_every_architecture_of_the_issue_is_swept(architectures):
+    names = {case.name for case in architectures.cases("timm")}
     assert {*SUPPORTED["timm"], "beit3_base_patch16_224", "vitamin_small_224"} <= names
-    assert names < {case.name for case in coverage.cases("timm", everything=True)}
+    assert names < {case.name for case in architectures.cases("timm", everything=True)}
 
 
-def test_every_class_of_transformers_families_is_swept_in_several_configurations(coverage):
+def test_every_class_of_transformers_families_is_swept_in_several_configurations(architectures):
     """A class that a family reads and that is not here would go unchecked."""
     from hydractl.families.registry import FAMILIES
 
-    cases = coverage.cases("transformers")
+    cases = architectures.cases("transformers")
     covered = " ".join(f.covers for f in FAMILIES.values() if f.library == "transformers").split("`")[1::2]
     assert len(covered) >= 19
     for model_class in covered:
         assert sum(case.group == model_class for case in cases) >= 3, model_class
 
 
-def test_names_are_unique(coverage):
-    for library in coverage.LIBRARIES:
-        names = [case.name for case in coverage.cases(library, everything=True)]
+def test_names_are_unique(architectures):
+    for library in architectures.LIBRARIES:
+        names = [case.name for case in architectures.cases(library, everything=True)]
         assert len(names) == len({*names})
 
 
-def test_json_and_exit_code(coverage, capsys):
-    assert coverage.main(["--library", "timm", "--match", "vit_base_patch16_xp_224", "--json"]) == 0
+def test_json_and_exit_code(architectures, capsys):
+    assert architectures.main(["--library", "timm", "--match", "vit_base_patch16_xp_224", "--json"]) == 0
     (finding,) = json.loads(capsys.readouterr().out)
     assert (finding["of"], finding["verdict"]) == ("timm", "refused")
-    assert coverage.main(["--match", "nothing-is-called-so"]) == 1
+    assert architectures.main(["--match", "nothing-is-called-so"]) == 1
 
 
-def test_a_line_a_group_reasons_with_counts_and_totals(coverage, capsys):
-    assert coverage.main(["--library", "transformers", "--match", "gpt*"]) == 0
+def test_a_line_a_group_reasons_with_counts_and_totals(architectures, capsys):
+    assert architectures.main(["--library", "transformers", "--match", "gpt*"]) == 0
     out = capsys.readouterr().out
     assert "models of type `…` are not supported" in out
     assert "supported 0 refused" in out
 
 
-def test_a_failure_is_seen(coverage, monkeypatch, capsys):
+def test_a_failure_is_seen(architectures, monkeypatch, capsys):
     """The benchmark can fail: a perturbed comparison does not pass."""
-    monkeypatch.setattr(sys.modules["coverage_check"], "largest_difference", lambda *_: 0.5)
-    assert coverage.main(["--library", "openclip", "--match", "ViT-B-32"]) == 1
+    monkeypatch.setattr(sys.modules["architectures_check"], "largest_difference", lambda *_: 0.5)
+    assert architectures.main(["--library", "openclip", "--match", "ViT-B-32"]) == 1
     assert "supported 0 refused 0 failed 1" in capsys.readouterr().out

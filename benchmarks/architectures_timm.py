@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
-from coverage_check import DEPTH, Case
+from architectures_check import DEPTH, Case
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import family_for_name

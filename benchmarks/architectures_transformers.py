@@ -6,8 +6,8 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from coverage_check import Case
-from coverage_variants import TINY, VARIANTS, Options
+from architectures_check import Case
+from architectures_variants import TINY, VARIANTS, Options
 from transformers.models.auto import modeling_auto
 
 from hydractl.families.registry import family_for_config

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import coverage_timm
+import architectures_timm
 import open_clip
 import timm
 import torch
-from coverage_check import DEPTH, Case
+from architectures_check import DEPTH, Case
 
 from hydractl.families.registry import family_for_name
 
@@ -63,7 +63,7 @@ def shrunk(name: str) -> Described:
 def _shrunk_trunk(name: str, own: Mapping[str, Any]) -> Described:
     """Return a model whose image tower is timm's, shrunk as timm's own are: in its registry, as open_clip gives no sizes."""
     timm_name = own["vision_cfg"]["timm_model_name"]
-    config = coverage_timm.shrunk(timm_name).architecture.config
+    config = architectures_timm.shrunk(timm_name).architecture.config
     sizes: dict[str, Any] = {key: value for key, value in config.items() if key != "num_classes"}
     small = f"{timm_name}_shrunk"
 

@@ -1,6 +1,6 @@
 """Which architectures of timm, transformers and open_clip are covered, and is what we say of them true?
 
-    python benchmarks/coverage.py [--library timm|transformers|openclip] [--match GLOB] [--all] [--verbose] [--json]
+    python benchmarks/architectures.py [--library timm|transformers|openclip] [--match GLOB] [--all] [--verbose] [--json]
 
 What is swept:
 
@@ -34,7 +34,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
-from coverage_check import Case, Finding, examine
+from architectures_check import Case, Finding, examine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,16 +72,16 @@ def main(argv: list[str] | None = None) -> int:
 def cases(library: str, *, everything: bool = False) -> list[Case]:
     """Return what is swept of a library; `everything` matters for timm alone."""
     if library == "timm":
-        import coverage_timm
+        import architectures_timm
 
-        return coverage_timm.cases(everything=everything)
+        return architectures_timm.cases(everything=everything)
     if library == "transformers":
-        import coverage_transformers
+        import architectures_transformers
 
-        return coverage_transformers.cases()
-    import coverage_openclip
+        return architectures_transformers.cases()
+    import architectures_openclip
 
-    return coverage_openclip.cases()
+    return architectures_openclip.cases()
 
 
 def _examined(case: Case, *, verbose: bool) -> Finding:
