@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,8 +41,6 @@ from hydractl.tensors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import torch
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 import codecs
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from hydractl.errors import CheckpointError, ManifestError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_BYTES = 100_000_000
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
@@ -18,8 +19,6 @@ from hydractl.runtime import pick_device
 from hydractl.signals import signals_that_kill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     import torch
     from torch.distributed import Work
     from torch.distributed.distributed_c10d import Store

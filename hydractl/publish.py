@@ -13,13 +13,11 @@ import os
 import secrets
 import stat
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from hydractl.errors import OutputError, OutputExists
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 STDOUT = Path("-")
 

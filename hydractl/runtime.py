@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     import torch
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

@@ -7,15 +7,13 @@ Importing it loads no torch.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from math import inf, isfinite
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hydractl.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 C = TypeVar("C")
 P = ParamSpec("P")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
-
-    Answer: TypeAlias = Callable[[int, FrameType | None], object]
+Answer: TypeAlias = Callable[[int, FrameType | None], object]
 
 ENDING = tuple(
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if name in signal.Signals.__members__

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError
+from hydractl.publish import Sink
 from hydractl.runtime import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    import io
-    from pathlib import Path
-
     import torch
-
-    from hydractl.publish import Sink
 
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,

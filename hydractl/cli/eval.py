@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, count, line, table
@@ -12,16 +13,13 @@ from hydractl.progress import counted
 from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
-
     from rich.console import Console
 
     from hydractl.manifest.document import Fingerprint
     from hydractl.manifest.report import Report, Row
     from hydractl.stages.evaluate.run import EvalReport
 
-    Column: TypeAlias = tuple[str | None, Metric]
+Column: TypeAlias = tuple[str | None, Metric]
 
 CELLS: dict[Unit, Callable[[float], str]] = {
     Unit.SHARE: lambda value: f"{100 * value:.1f}",

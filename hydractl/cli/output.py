@@ -9,19 +9,17 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from hydractl.errors import HydraError
 from hydractl.parallel import LINGER_S
 from hydractl.signals import heed_no_more_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from rich.console import Console, RenderableType
-
-    from hydractl.errors import HydraError
 
 T = TypeVar("T")
 

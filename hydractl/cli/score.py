@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, table
 from hydractl.progress import counted
-from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.config import ScoreConfig, ScoreReport
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.manifest.heads import HeadScores
-    from hydractl.stages.score.config import ScoreReport
 
 HEADS_SHOWN = 10
 

@@ -7,15 +7,12 @@ is out of date. No model library is loaded.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.models import LIBRARY as TRANSFORMERS
 from hydractl.families.transformers.refused import REFUSED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PAGE = Path("docs/models.md")
 START = "<!-- models: written by `python -m hydractl.cli.supported` -->"

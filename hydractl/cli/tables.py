@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import ConsoleOptions, RenderResult
 
 NARROWEST_FIRST_COLUMN = 14
 KEPT_DROPPED = (("■", "·"), ("#", "."))

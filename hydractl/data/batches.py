@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,14 +16,11 @@ from torch import Tensor
 from hydractl.data.preprocess import TrainTransform, sample_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from PIL import Image
 
     from hydractl.data.items import ImageSet
 
-    Transform = Callable[[Image.Image], Tensor] | TrainTransform
-
+Transform: TypeAlias = "Callable[[Image.Image], Tensor] | TrainTransform"
 CACHE_BYTES = 512 * 2**20
 _AHEAD = 2
 """How many batches are decoded while one is in use."""

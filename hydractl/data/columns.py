@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from PIL import Image
 from typing_extensions import override
 
 from hydractl.data.items import ImageSet, ImageStore, Labels, Text, TextSet, decode, read_bytes
 from hydractl.data.labels import are_numerals
+from hydractl.data.reference import DataRef
+from hydractl.data.tabular import Read, Table
 from hydractl.errors import DataError
 from hydractl.progress import Progress, did_you_mean, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from PIL import Image
-
-    from hydractl.data.reference import DataRef
-    from hydractl.data.tabular import Read, Table
 
 IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
 TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from hydractl.data import columns, folder, tabular
 from hydractl.data.items import Content, Items
@@ -13,10 +13,6 @@ from hydractl.data.reference import BUILT_IN_TEXTS, DataRef, SourceKind
 from hydractl.data.toys import builtin, prose, shapes
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
     {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from PIL import Image
 from typing_extensions import override
 
 from hydractl.data import items
@@ -16,12 +17,6 @@ from hydractl.data.items import Content
 from hydractl.data.reference import BUILT_IN, SOURCES_HINT, DataRef
 from hydractl.errors import DataError
 from hydractl.progress import Progress, did_you_mean, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from PIL import Image
-
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     {

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
+
+from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, Deal, checked_order, tensor_cache
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
+from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
+from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.progress import SILENT, Progress, counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch import Tensor
-
-    from hydractl.data.reference import DataRef
-    from hydractl.inputs import Inputs
 
 T = TypeVar("T", bound=Items)
 Reading: TypeAlias = "Preprocess | Tokenization"

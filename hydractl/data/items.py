@@ -7,19 +7,16 @@ import hashlib
 import io
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 from PIL import Image
 from typing_extensions import override
 
 from hydractl.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
 
 LABELS_HINT = (
     "a folder has one sub-folder a class; a table a column `label`, or one that you name: `::label=COLUMN`"

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from hydractl.data.items import LABELS_HINT, Items
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")

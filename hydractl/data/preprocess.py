@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from PIL import Image
-    from torch import Tensor
 
     from hydractl.manifest.header import Preprocess
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from hydractl.errors import UsageError
 from hydractl.progress import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 HUB_PREFIX = "hf:"

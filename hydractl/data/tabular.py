@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,10 @@ from hydractl.jsonfile import NotJSONError, parse
 from hydractl.progress import Progress, did_you_mean, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from hydractl.data.items import Content
 
-    Rows = list[dict[str, object]]
-    Read = Callable[[int], bytes | Path]
+Rows = list[dict[str, object]]
+Read = Callable[[int], bytes | Path]
 
 
 class Table(ABC):

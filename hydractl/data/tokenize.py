@@ -5,22 +5,21 @@ Axes: N texts, B batch, T tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from hydractl.data.batches import Batch
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.progress import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from tokenizers import Tokenizer
-    from torch import Tensor
 
     from hydractl.data.items import Text
     from hydractl.manifest.header import Tokenization

@@ -7,8 +7,9 @@ of heads is allowed, zero included. `Attention` puts the groups of M members sid
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar, cast
+from typing import ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import nn
@@ -16,9 +17,6 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
 from hydractl.inputs import split_batch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 Rotation = Literal["half", "pairs"]

@@ -6,14 +6,13 @@ Axes: B batch, T tokens, D width, H heads, K head width, L layers.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
     import torch
 
     from hydractl.families.tower import Model

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import ScratchFolder, write_tensors
 from hydractl.errors import CheckpointError
+from hydractl.families.base import Family
+from hydractl.manifest.header import Architecture
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
-
-    from hydractl.families.base import Family
-    from hydractl.manifest.header import Architecture
 
 
 def convert(

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+from hydractl.families.base import TowerLayout
 
-    from hydractl.families.base import TowerLayout
+if TYPE_CHECKING:
     from hydractl.manifest.header import Architecture
     from hydractl.manifest.heads import TowerKeep
 
-    Kept = Sequence[tuple[int, ...]]
-    """A tower's heads that are kept, layer by layer."""
+Kept = Sequence[tuple[int, ...]]
+"""A tower's heads that are kept, layer by layer."""
 
 
 def without_weights() -> AbstractContextManager[None]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.base import Described, Family
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Header, InputFile, Kind
@@ -18,11 +20,8 @@ from hydractl.source import Located, locate, parse_arch
 from hydractl.tensors import TensorSpec, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
-    from hydractl.families.base import Described, Family
     from hydractl.families.tower import Model
 
 BESIDE = (

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from types import ModuleType
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.progress import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import ModuleType
 
 _UNEXPECTED = re.compile(
     r"(?P<maker>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<key>\w+)'"

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from hydractl.manifest.header import Tokenization
-
-if TYPE_CHECKING:
-    from hydractl.inputs import Inputs
-    from hydractl.manifest.header import Header, Preprocess
+from hydractl.inputs import Inputs
+from hydractl.manifest.header import Header, Preprocess, Tokenization
 
 TOLERANCE = 1e-5
 PROBE_TOKENS = 24

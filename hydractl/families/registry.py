@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from hydractl.errors import UnsupportedModelError
+from hydractl.families.base import Family
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
 from hydractl.families.transformers.clip import PAIRS
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.vision_models import IMAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hydractl.families.base import Family
-    from hydractl.manifest.header import Architecture
+from hydractl.manifest.header import Architecture
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

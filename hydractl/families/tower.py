@@ -8,19 +8,16 @@ library's own forward pass.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from typing_extensions import override
 
+from hydractl.families.attention import Attention
 from hydractl.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from hydractl.families.attention import Attention
 
 
 @dataclass(frozen=True, slots=True)

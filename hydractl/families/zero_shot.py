@@ -7,21 +7,14 @@ which is what a checkpoint with named classes holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from hydractl.errors import CheckpointError
-from hydractl.families.tower import Answer
-from hydractl.inputs import TEXTS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hydractl.families.tower import Towers
-    from hydractl.inputs import Inputs
+from hydractl.families.tower import Answer, Towers
+from hydractl.inputs import TEXTS, Inputs
 
 CLASS_EMBEDDINGS = "class_embeddings"
 

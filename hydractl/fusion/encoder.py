@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -9,16 +10,13 @@ import torch
 
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
-from hydractl.manifest.header import Tokenization
+from hydractl.inputs import Inputs
+from hydractl.manifest.header import Header, Preprocess, Tokenization
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from PIL import Image
 
     from hydractl.data.items import Text
-    from hydractl.inputs import Inputs
-    from hydractl.manifest.header import Header, Preprocess
 
 Item: TypeAlias = "Text | Image.Image"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,21 +13,13 @@ from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
 from hydractl.families.registry import family_of
-from hydractl.families.tower import Block, Stream, Tower, Towers, joined
+from hydractl.families.tower import Block, Model, Stream, Tower, Towers, joined
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
 from hydractl.fusion.encoder import Encoder
 from hydractl.fusion.plan import split_members
 from hydractl.inputs import Inputs, checked_inputs, split_inputs
-from hydractl.manifest.header import Kind
+from hydractl.manifest.header import Header, Kind
 from hydractl.metrics.samples import ensemble_log_probs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from hydractl.families.tower import Model
-    from hydractl.inputs import Inputs
-    from hydractl.manifest.header import Header
 
 
 class Grouped(nn.Module):

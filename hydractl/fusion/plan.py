@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
 from hydractl.families.base import Family, place_of
+from hydractl.families.opening import OpenModel
 from hydractl.manifest.header import Fate, Header
+from hydractl.manifest.heads import Shape
 from hydractl.runtime import one_thread
-from hydractl.tensors import TensorSpec, tensor_bytes, tensor_of
+from hydractl.tensors import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import torch
-
-    from hydractl.families.opening import OpenModel
-    from hydractl.manifest.heads import Shape
-    from hydractl.tensors import Chunks, Span
 
 
 def group_axis(family: Family, name: str) -> int:

@@ -6,14 +6,13 @@ projection; the projection's bias stays (Hydra Ensembles, Algorithm 1).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydractl.families.base import Family, HeadTensor, Role, place_of
 from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import torch
 
     from hydractl.manifest.header import Architecture

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from scipy import stats
 
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import all_heads, dropped, shape_of, shape_of_scores
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hydractl.manifest.heads import HeadId, Mask, Tables
+from hydractl.manifest.heads import HeadId, Mask, Tables
 
 
 def overlap(first: Mask, second: Mask) -> float:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 
 def eligible(values: Sequence[float], members: int) -> tuple[int, ...]:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from hydractl.manifest.heads import HeadId, TowerKeep, TowerShape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hydractl.manifest.heads import Mask, Shape, Tables
+from hydractl.manifest.heads import HeadId, Mask, Shape, Tables, TowerKeep, TowerShape
 
 
 def full_mask(shape: Shape) -> dict[str, TowerKeep]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hydractl.heads.masks import (
     all_heads,
@@ -16,12 +16,7 @@ from hydractl.heads.masks import (
     shape_of,
     shape_of_scores,
 )
-from hydractl.manifest.heads import HeadId, TowerKeep
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hydractl.manifest.heads import HeadId, Mask, Shape, Tables
+from hydractl.manifest.heads import HeadId, Mask, Shape, Tables, TowerKeep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -6,24 +6,18 @@ Axes: M members, N samples, C classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from hydractl.manifest.report import Value
-from hydractl.metrics.metric import Needs
+from hydractl.metrics.metric import Metric, Needs
+from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import answers, ensemble_log_probs, places
 from hydractl.metrics.scores import msp_score
 from hydractl.metrics.table import METRICS, needing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from hydractl.metrics.metric import Metric
-    from hydractl.metrics.resampling import Resampling
 
 SAMPLES_AT_ONCE = 4096  # in float64
 

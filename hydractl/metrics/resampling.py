@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from hydractl.manifest.report import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
-    from hydractl.metrics.metric import Metric
+from hydractl.metrics.metric import Metric
 
 BOUNDS = (0.025, 0.975)
 DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are many

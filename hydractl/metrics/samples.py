@@ -6,14 +6,11 @@ Axes: M members, N samples of ID and N' of OOD data, C classes; dots are candida
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from hydractl.metrics.checks import check_labels, check_probs
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:

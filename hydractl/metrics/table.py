@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.metrics.diversity import DIVERSITY
 from hydractl.metrics.labelled import LABELLED
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.ranking import RANKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 TEMPERATURE = "temperature"
 _OTHERS = (

@@ -10,16 +10,14 @@ Axes: M members, N samples, C classes.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from scipy.optimize import minimize_scalar
+from torch import Tensor
 
 from hydractl.metrics.checks import check_labels
 from hydractl.metrics.samples import at_labels
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LOWEST, HIGHEST = 0.05, 20.0
 LOG_TOLERANCE = 1e-6

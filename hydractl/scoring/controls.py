@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import torch
 
 from hydractl.families.base import Role, place_of
+from hydractl.progress import Progress
 from hydractl.scoring.gradients.settings import MagnitudeSettings
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
-
-if TYPE_CHECKING:
-    from hydractl.progress import Progress
 
 
 def score_random(job: ScoreJob, _: Progress) -> Ranking:

@@ -5,23 +5,20 @@ Axes: K heads of a layer, B samples of a batch, C classes, N inputs of a tower, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
+from hydractl.families.tower import Stream, Tower
 from hydractl.inputs import map_inputs
+from hydractl.progress import Progress
 from hydractl.scoring.circuit.memory import Room
 from hydractl.scoring.circuit.tower import Entered, without
 from hydractl.scoring.gradients.settings import HeadmapSettings
 from hydractl.scoring.gradients.weights import losses_of, not_finite, sample_losses
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 from hydractl.scoring.taps import heads_left, keep_heads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hydractl.families.tower import Stream, Tower
-    from hydractl.progress import Progress
 
 
 def score_headmap(job: ScoreJob, progress: Progress) -> Ranking:

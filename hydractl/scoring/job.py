@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from hydractl.families.base import Family
+from hydractl.inputs import Inputs
 from hydractl.parallel import Team
+from hydractl.progress import Progress
 from hydractl.scoring.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     import torch
 
-    from hydractl.families.base import Family
     from hydractl.families.tower import Model
-    from hydractl.inputs import Inputs
     from hydractl.manifest.document import Option
     from hydractl.manifest.header import Architecture
     from hydractl.manifest.heads import HeadName, Removal, TowerHeads
-    from hydractl.progress import Progress
     from hydractl.training.feeding.feed import Feed
     from hydractl.training.state import Snapshot, StateFolder
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean
+from hydractl.progress import Progress, did_you_mean
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.gates.settings import DspSettings, L0Settings
@@ -24,10 +25,7 @@ from hydractl.scoring.settings import PANELS, Settings
 from hydractl.settings import Declared, declared, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from hydractl.manifest.document import Option
-    from hydractl.progress import Progress
 
 
 def _lazily(module: str, name: str) -> Callable[[ScoreJob, Progress], Ranking]:

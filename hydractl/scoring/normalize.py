@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hydractl.progress import Progress
-    from hydractl.scoring.job import ScoreJob
+from hydractl.progress import Progress
+from hydractl.scoring.job import ScoreJob
 
 Tables: TypeAlias = "Mapping[str, Sequence[Sequence[float]]]"
 

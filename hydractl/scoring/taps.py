@@ -8,17 +8,15 @@ Axes: B batch, T tokens, H heads that are left in a layer, K head width.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from hydractl.families.attention import NOTHING, Attention
+import torch
+
+from hydractl.families.attention import NOTHING, Attention, Side
+from hydractl.families.tower import Model, Tower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    import torch
-
-    from hydractl.families.attention import Side
-    from hydractl.families.tower import Model, Tower
     from hydractl.manifest.heads import HeadId
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from hydractl.inputs import Inputs, map_inputs
 from hydractl.training.engine import Engine, OrderedGradients
 from hydractl.training.noise import set_dropout
 from hydractl.training.recipes.optimizers import PEAK, make_optimizer, optimizer_tensors, restore_optimizer
+from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.recipes.schedule import lr_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import nn
-
     from hydractl.training.feeding.feed import Feed, Piece
-    from hydractl.training.recipes.recipe import Recipe
     from hydractl.training.state import Metrics, Snapshot
 
 

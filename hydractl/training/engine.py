@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,6 @@ from torch import nn
 
 from hydractl.parallel import meeting, refuse_shared_device, world_size
 from hydractl.runtime import pick_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)

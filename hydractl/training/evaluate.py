@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch import nn
 
+from hydractl.data.batches import Batch
 from hydractl.inputs import Inputs, map_inputs
 from hydractl.metrics.labelled import mean
 from hydractl.metrics.samples import answers
+from hydractl.training.engine import Engine
 from hydractl.training.state import Metrics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch import nn
-
-    from hydractl.data.batches import Batch
-    from hydractl.training.engine import Engine
 
 TALLIED = 4
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import torch
 
 from hydractl.errors import CheckFailed
+from hydractl.progress import Progress
 from hydractl.signals import held
 from hydractl.training.candidate import Job, Run
+from hydractl.training.engine import Engine
 from hydractl.training.state import Metrics, Position, Snapshot, StateFolder, Winner
-
-if TYPE_CHECKING:
-    import torch
-
-    from hydractl.progress import Progress
-    from hydractl.training.engine import Engine
 
 SAVE_EVERY_S = 30.0
 EPOCH_SAVE_EVERY_S = 5.0

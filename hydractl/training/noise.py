@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from hydractl.data.preprocess import sample_seed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NOT_DROPPED = ("attn_drop", "head_drop")
 """Attention weights and the classifier's input keep what the architecture says, as in Dosovitskiy et al. (2021)."""

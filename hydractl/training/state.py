@@ -7,7 +7,9 @@ leaves either the state before or the state after.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -18,9 +20,6 @@ from hydractl.manifest.document import Digest, Document, Strict
 from hydractl.publish import publish, publish_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     import torch
 
 NAME = "state.json"

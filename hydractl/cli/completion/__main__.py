@@ -7,8 +7,9 @@ them to `completions/`; with `--check` it says which are out of date.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import typer.core
 
@@ -24,9 +25,6 @@ from hydractl.cli.completion.shells import (
 from hydractl.cli.helptext import unescaped
 from hydractl.data.reference import BUILT_IN
 from hydractl.runtime import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FOLDER = Path("completions")
 CHECKPOINTS = ("st", "safetensors")

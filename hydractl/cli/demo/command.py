@@ -7,21 +7,18 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, assert_never
+from typing import Annotated, Protocol, assert_never
 
 import typer
 
 from hydractl.cli.command import JSON, QUIET, typed
 from hydractl.cli.demo.findings import findings
+from hydractl.cli.demo.plan import Part
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.stages.shared.settings import FORCE, SEED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hydractl.cli.demo.plan import Part
 
 
 class Task(StrEnum):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from hydractl.cli.demo.plan import ENSEMBLE, HYDRAS, REPORT, SINGLE, Experiment, Part
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["ENSEMBLE", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from hydractl.manifest.report import Report
 
 ACCURACY, AUROC = "accuracy", "mean OOD AUROC"

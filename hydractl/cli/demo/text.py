@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hydractl.cli.demo.plan import ENSEMBLE, HYDRAS, REPORT, SINGLE, Experiment, Part
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["ENSEMBLE", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from hydractl.progress import counted
 from hydractl.stages.inspect.config import InspectConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rich.console import Console
 
     from hydractl.manifest.header import Architecture, Preprocess, Tokenization

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydractl.cli.output import line, model_cell, table
@@ -9,8 +10,6 @@ from hydractl.progress import counted
 from hydractl.reporting.heads_figure import told_apart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from rich.console import Console
     from rich.tree import Tree
 

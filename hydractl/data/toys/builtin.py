@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from typing_extensions import override
 
 from hydractl.data.items import ImageSet, ImageStore
+from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from hydractl.data.reference import DataRef
 
 DEFAULT_SIZE = 8
 DEFAULT_LIMIT = 400

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from hydractl.data.items import TextSet
+from hydractl.data.reference import DataRef
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
 from hydractl.progress import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hydractl.data.reference import DataRef
 
 COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (8000, 600, 1000), strict=True)))
 """How many reviews of films a split has."""

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
 from typing_extensions import override
 
 from hydractl.data.items import ImageSet, ImageStore
+from hydractl.data.reference import DataRef
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hydractl.data.reference import DataRef
-
-    Point = tuple[float, float]
-    Colour = tuple[int, int, int]
+Point = tuple[float, float]
+Colour = tuple[int, int, int]
 
 SIZE = 24
 COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (9600, 720, 960), strict=True)))

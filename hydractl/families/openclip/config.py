@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import difflib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import torch
 
 DISTRIBUTION = "open_clip_torch"

@@ -22,13 +22,12 @@ from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Preprocess, Prompting
-from hydractl.manifest.heads import TowerHeads
+from hydractl.manifest.heads import TowerHeads, TowerKeep
 
 if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest.heads import TowerKeep
 
 LIBRARY = FAMILY = "openclip"
 TIMM, CUSTOM_TEXT = "-timm", "-custom-text"

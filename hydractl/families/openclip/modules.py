@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, Side
-from hydractl.families.dismantling import part
+from hydractl.families.dismantling import Kept, part
 from hydractl.families.timm import modules as timm
 from hydractl.families.tower import Block, Model, Run, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hydractl.families.dismantling import Kept
 
 NAMES = {
     "attn.members.0.qkv.": "attn.in_proj_",

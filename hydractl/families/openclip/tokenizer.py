@@ -8,7 +8,9 @@ text that was decoded wrongly (mojibake), full-width letters, and entities witho
 from __future__ import annotations
 
 import gzip
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,6 @@ from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from tokenizers import Tokenizer
 
 START, END = "<start_of_text>", "<end_of_text>"

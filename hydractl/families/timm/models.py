@@ -10,8 +10,9 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
@@ -22,16 +23,12 @@ from hydractl.families.options import check_known
 from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Preprocess
-from hydractl.manifest.heads import TowerHeads
+from hydractl.manifest.heads import TowerHeads, TowerKeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     import torch
 
     from hydractl.families.tower import Model
-    from hydractl.manifest.heads import TowerKeep
 
 LIBRARY = "timm"
 TOWER = "vision"

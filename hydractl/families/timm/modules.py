@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from timm.models import beit, deit, eva, vision_transformer, vision_transformer_relpos
@@ -19,13 +20,8 @@ from hydractl.families.attention import (
     only_rows,
     shallow,
 )
-from hydractl.families.dismantling import part
+from hydractl.families.dismantling import Kept, part
 from hydractl.families.tower import Block, LayerScale, Model, Run, Stream, Tower
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hydractl.families.dismantling import Kept
 
 READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 NORMS_LAST = (

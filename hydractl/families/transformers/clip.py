@@ -5,25 +5,24 @@ Names in memory are those of the whole model (`CLIPModel`, `SiglipModel`), for b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from hydractl.families.base import TowerLayout
 from hydractl.families.transformers.encoder import Encoder, Paired
 from hydractl.families.transformers.models import CLASS_EMBEDDINGS, Row, family_of_row
 from hydractl.families.transformers.text import BERT
 from hydractl.families.transformers.tokenizers import read_texts
 from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
+from hydractl.manifest.header import Preprocess, Tokenization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from hydractl.families.base import TowerLayout
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
-    from hydractl.manifest.header import Preprocess, Tokenization
 
 ANSWER = ("logit_scale", "logit_bias", CLASS_EMBEDDINGS)
 TEXT = Encoder(

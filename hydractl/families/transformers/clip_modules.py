@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
+from hydractl.families.dismantling import Kept
 from hydractl.families.tower import Model, Stream
+from hydractl.families.transformers.encoder import Paired
 from hydractl.families.transformers.encoder_modules import Ends, images_of, key_mask, tower
 from hydractl.families.zero_shot import Contrast, unit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from hydractl.families.dismantling import Kept
-    from hydractl.families.transformers.encoder import Paired
 
 PICKS: Mapping[str, Callable[[Stream], torch.Tensor]] = MappingProxyType(
     {

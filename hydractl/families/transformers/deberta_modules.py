@@ -5,8 +5,9 @@ P is the number of relative positions that are told apart: one for each bucket t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,14 +15,9 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from typing_extensions import override
 
 from hydractl.families.attention import HeadGroup, HeadParts, Side
-from hydractl.families.tower import Hosted, Stream
+from hydractl.families.tower import Hosted, Stream, Tower
+from hydractl.families.transformers.encoder import Encoder, TextEncoder
 from hydractl.families.transformers.encoder_modules import PostNormBlock, key_mask
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hydractl.families.tower import Tower
-    from hydractl.families.transformers.encoder import Encoder, TextEncoder
 
 
 class DisentangledGroup(HeadGroup):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.manifest.heads import TowerHeads
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TABLE = "relative_position_bias_table"
 

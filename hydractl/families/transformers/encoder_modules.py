@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention, HeadGroup, HeadParts, PositionBias, Side
-from hydractl.families.dismantling import part
+from hydractl.families.dismantling import Kept, part
 from hydractl.families.tower import Block, LayerScale, Run, Stream, Tower
-from hydractl.families.transformers.encoder import heads_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hydractl.families.dismantling import Kept
-    from hydractl.families.transformers.encoder import Encoder
+from hydractl.families.transformers.encoder import Encoder, heads_of
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 """Kinds of layers: in which a token looks at all others, and at its neighbours only."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +13,6 @@ from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.progress import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
     import torch
 
     from hydractl.manifest.header import Architecture

@@ -5,27 +5,24 @@ A family of this library states its model types, their classes, where heads lie,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, Family
+from hydractl.families.base import Described, Family, TowerLayout
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.library import adopted_state, blank, checked, configured, random_state
 from hydractl.jsonfile import plain, read_object
-from hydractl.manifest.header import Architecture, Prompting
+from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
+from hydractl.manifest.heads import TowerKeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import torch
 
-    from hydractl.families.base import TowerLayout
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
-    from hydractl.manifest.header import Preprocess, Tokenization
-    from hydractl.manifest.heads import TowerKeep
 
 LIBRARY = "transformers"
 NOT_ARCHITECTURE = ("id2label", "label2id", "transformers_version", "_name_or_path", "architectures", "dtype")

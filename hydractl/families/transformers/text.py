@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from hydractl.families.base import TowerLayout
 from hydractl.families.transformers.encoder import TextEncoder
 from hydractl.families.transformers.models import Row, family_of_row
 from hydractl.families.transformers.tokenizers import read_texts
+from hydractl.manifest.header import Tokenization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from hydractl.families.base import TowerLayout
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
-    from hydractl.manifest.header import Tokenization
 
 ROTATIONS = ("default", "linear", "yarn", "llama3")
 """Rotary embeddings whose angles are the same however long the batch is."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import HeadGroup, HeadParts, Side
+from hydractl.families.dismantling import Kept
 from hydractl.families.tower import Model, Stream
 from hydractl.families.transformers import deberta_modules as deberta
+from hydractl.families.transformers.encoder import TextEncoder
 from hydractl.families.transformers.encoder_modules import (
     FULL,
     LOCAL,
@@ -22,15 +26,7 @@ from hydractl.families.transformers.encoder_modules import (
     tower,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from hydractl.families.dismantling import Kept
-    from hydractl.families.transformers.encoder import TextEncoder
-
-    Texts = Mapping[str, torch.Tensor]
+Texts = Mapping[str, torch.Tensor]
 
 
 class RotatedGroup(HeadGroup):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from hydractl.errors import CheckpointError
 from hydractl.families.transformers.library import quiet
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Tokenization
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 WHOLE = ("tokenizer.json", "tokenizer.*.json")
 TOKENIZER_FILES = (*WHOLE, "vocab.*", "merges.txt", "*.model")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -13,10 +14,6 @@ from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.transformers.library import quiet
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Preprocess
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 PLAIN = frozenset({"ViT", "DeiT", "Beit", "Bit", "ChineseCLIP", "CLIP", "Siglip"})

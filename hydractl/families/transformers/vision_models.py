@@ -5,26 +5,25 @@ All are pre-norm with q, k and v apart. Names on disk are older than those in me
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from hydractl.families.base import TowerLayout
 from hydractl.families.transformers.clip import VISION
 from hydractl.families.transformers.encoder import Encoder
 from hydractl.families.transformers.models import Row, family_of_row
 from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
+from hydractl.manifest.header import Preprocess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     import torch
 
-    from hydractl.families.base import TowerLayout
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
-    from hydractl.manifest.header import Preprocess
 
 OBLONG = "oblong images: the library resizes positions of squares only"
 

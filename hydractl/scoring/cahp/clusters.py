@@ -5,15 +5,13 @@ Axes: N points, k groups.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import kmedoids
 import torch
 from kneed import KneeLocator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 FLAT = 1e-9
 """A curve that rises by less has no knee: what a polynomial adds by rounding would decide."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
@@ -19,8 +20,6 @@ from threadpoolctl import threadpool_limits
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from hydractl.scoring.cahp.profile import Compared
 
 STEPS = 1000

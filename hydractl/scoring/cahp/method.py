@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from hydractl.errors import DataError, UsageError
+from hydractl.manifest.document import Option
 from hydractl.manifest.heads import HeadName
-from hydractl.progress import counted
+from hydractl.progress import Progress, counted
 from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes
 from hydractl.scoring.cahp.embedding import embed, fitting_perplexity
-from hydractl.scoring.cahp.moments import class_moments
-from hydractl.scoring.cahp.profile import compare
+from hydractl.scoring.cahp.moments import Moments, class_moments
+from hydractl.scoring.cahp.profile import Compared, compare
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.gradients.salience import gate_gradients
 from hydractl.scoring.job import Ranking, ScoreJob
-
-if TYPE_CHECKING:
-    from hydractl.manifest.document import Option
-    from hydractl.progress import Progress
-    from hydractl.scoring.cahp.moments import Moments
-    from hydractl.scoring.cahp.profile import Compared
 
 FEWEST_HEADS = 3
 

@@ -6,15 +6,13 @@ Axes: B batch, N heads, D numbers of a signature, C classes that the data has.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from hydractl.errors import DataError
 from hydractl.scoring.cahp.signature import signatures
-
-if TYPE_CHECKING:
-    from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.job import Samples, ScoreJob
 
 VARIANCE_FLOOR = 1e-6
 """The variance of a class with one sample, and the least one that a distance is computed with (CAHP)."""

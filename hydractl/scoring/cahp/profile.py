@@ -5,21 +5,16 @@ Axes: C classes, P = C (C - 1) / 2 pairs of them, N heads, D numbers of a signat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from scipy.spatial.distance import cdist
 
 from hydractl.errors import DataError
-from hydractl.progress import counted
-from hydractl.scoring.cahp.moments import VARIANCE_FLOOR
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hydractl.progress import Progress
-    from hydractl.scoring.cahp.moments import Moments
+from hydractl.progress import Progress, counted
+from hydractl.scoring.cahp.moments import VARIANCE_FLOOR, Moments
 
 DIRECT_BYTES = 256 << 20
 """How large the table of profiles, 8 N D P bytes, may be; beyond it only the heads' distances are computed."""

@@ -5,21 +5,16 @@ Axes: B batch, T tokens, H heads of a layer, N heads of a tower (layer after lay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError
+from hydractl.families.attention import Attention
+from hydractl.families.tower import Model
+from hydractl.inputs import Inputs
 from hydractl.scoring.taps import Watched, tapped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hydractl.families.attention import Attention
-    from hydractl.families.tower import Model
-    from hydractl.inputs import Inputs
 
 
 def signatures(model: Model, tower: str, inputs: Inputs, *, size: int) -> torch.Tensor:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from hydractl.errors import ManifestError
+from hydractl.manifest.document import Option
+from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.outcomes import Outcomes, guessed, values_of
 from hydractl.scoring.circuit.search import Exact, best_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hydractl.manifest.document import Option
-    from hydractl.manifest.heads import HeadId
-    from hydractl.scoring.job import Memory, ScoreJob
+from hydractl.scoring.job import Memory, ScoreJob
 
 SPENT = "spent"
 PROMISING, LONG_AGO = 3, 2

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hydractl.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
 
 STREAM_ELEMENTS = 1 << 18
 """How many elements of a stream run side by side on a CPU: enough to fill a matrix product, small enough to stay in cache."""

@@ -5,20 +5,16 @@ How that head is looked for: exactly (`circuit_search`), or by what is remembere
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 
 from hydractl.manifest.heads import Removal
+from hydractl.progress import Progress
 from hydractl.scoring.circuit import settings
 from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.search import Exact
 from hydractl.scoring.job import Ranking, ScoreJob
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hydractl.progress import Progress
 
 SEARCHES: Mapping[str, type[Exact]] = dict(zip(settings.SEARCHES, (Exact, Lazy), strict=True))
 

@@ -14,27 +14,21 @@ Candidates of one layer run side by side on the batch axis.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 
 from hydractl.errors import DataError
-from hydractl.inputs import batch_of
+from hydractl.inputs import Inputs, batch_of
 from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.memory import Room
-from hydractl.scoring.circuit.objective import parse_objective
+from hydractl.scoring.circuit.objective import Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, outcomes_read, traits_of, values_of
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.circuit.streams import Streams
-from hydractl.scoring.circuit.tower import Picks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from hydractl.inputs import Inputs
-    from hydractl.scoring.circuit.objective import Objective
-    from hydractl.scoring.circuit.tower import Entered
-    from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.circuit.tower import Entered, Picks
+from hydractl.scoring.job import Samples, ScoreJob
 
 _Kind: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None, Objective, str], dict[str, torch.Tensor]]"
 _Logits: TypeAlias = "Callable[[Batch], Iterable[torch.Tensor]]"

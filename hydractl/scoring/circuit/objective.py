@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hydractl.errors import UsageError
-from hydractl.metrics.metric import Needs
+from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.table import METRICS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hydractl.metrics.metric import Metric
-
 
 TERMS: Mapping[str, Metric] = MappingProxyType(
     {

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from hydractl.metrics.samples import at_labels, places
 from hydractl.metrics.scores import LOGIT_SCORES
-from hydractl.scoring.circuit.objective import TERMS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hydractl.scoring.circuit.objective import Objective
+from hydractl.scoring.circuit.objective import TERMS, Objective
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
 MSP = "msp"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from hydractl.manifest.document import Option
+from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.outcomes import first_best
 from hydractl.scoring.circuit.settings import CircuitSettings
-from hydractl.scoring.job import NOTHING_LEARNT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hydractl.manifest.document import Option
-    from hydractl.manifest.heads import HeadId
-    from hydractl.scoring.job import Memory, ScoreJob
+from hydractl.scoring.job import NOTHING_LEARNT, Memory, ScoreJob
 
 
 class Exact:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
+
+from hydractl.families.tower import Tower
+from hydractl.inputs import Inputs
+from hydractl.scoring.circuit.memory import Room
 from hydractl.scoring.circuit.tower import Entered, Without, each_without, entering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import torch
-
-    from hydractl.families.tower import Tower
-    from hydractl.inputs import Inputs
     from hydractl.manifest.heads import HeadId
-    from hydractl.scoring.circuit.memory import Room
 
 Key: TypeAlias = tuple[str, str, int]
 """A tower, and a batch: its set and its number."""

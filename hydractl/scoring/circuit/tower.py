@@ -5,17 +5,15 @@ Axes: k candidates, B or N batch, T tokens, H heads, K head width, D width, F a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hydractl.families.tower import Block, Stream, Tower
-    from hydractl.inputs import Inputs
-    from hydractl.scoring.circuit.memory import Room
+from hydractl.families.tower import Block, Stream, Tower
+from hydractl.inputs import Inputs
+from hydractl.scoring.circuit.memory import Room
 
 
 class Entered(NamedTuple):

@@ -5,20 +5,16 @@ Axes: N heads of all scored towers, of which K stay.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import total_heads
+from hydractl.progress import Progress
 from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates.settings import DspSettings
 from hydractl.scoring.gates.training import joint_weights, train_gates, warn_of_lost_weights
 from hydractl.scoring.job import Ranking, ScoreJob
-
-if TYPE_CHECKING:
-    from hydractl.progress import Progress
 
 COLDEST = 1e-8
 """Where the temperature ends."""

@@ -6,18 +6,15 @@ Axes: N heads of all scored towers.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from hydractl.progress import Progress
 from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
 from hydractl.scoring.gates.settings import L0Settings
 from hydractl.scoring.gates.training import joint_weights, train_gates, warn_of_lost_weights
 from hydractl.scoring.job import Ranking, ScoreJob
-
-if TYPE_CHECKING:
-    from hydractl.progress import Progress
 
 BETA = 0.33
 LOW, HIGH = -0.1, 1.1

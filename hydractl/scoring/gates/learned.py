@@ -6,19 +6,18 @@ Axes: N heads of all scored towers (tower after tower, layer after layer), H hea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from hydractl.data.preprocess import sample_seed
+from hydractl.families.tower import Model
+from hydractl.inputs import Inputs
 from hydractl.scoring.taps import Gated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hydractl.families.tower import Model
-    from hydractl.inputs import Inputs
     from hydractl.manifest.heads import TowerHeads
 
 _INITIAL, _NOISE = -3, -4

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import CheckFailed, DataError
 from hydractl.inputs import map_inputs
 from hydractl.parallel import world_size
+from hydractl.progress import Progress
 from hydractl.scoring.gates.learned import GatedModel, Gates
+from hydractl.scoring.gates.settings import GateSettings
+from hydractl.scoring.job import ScoreJob, Training
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Share, start_engine
 from hydractl.training.evaluate import metrics_of, tally
-from hydractl.training.loop import train
+from hydractl.training.loop import Trained, train
 from hydractl.training.recipes.recipe import Recipe
-from hydractl.training.state import Snapshot
+from hydractl.training.state import Metrics, Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from hydractl.progress import Progress
-    from hydractl.scoring.gates.settings import GateSettings
-    from hydractl.scoring.job import ScoreJob, Training
     from hydractl.training.feeding.feed import Feed
-    from hydractl.training.loop import Trained
-    from hydractl.training.state import Metrics
 
 PIECES = 4
 """Of each batch: so many processes share the work at most, and the result hangs on no number of them."""

@@ -6,18 +6,15 @@ Axes: B batch, T tokens, H heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
 from hydractl.errors import DataError
+from hydractl.families.attention import Attention
+from hydractl.inputs import Inputs
 from hydractl.scoring.gradients.weights import at_least_single
+from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.taps import Watched, tapped
-
-if TYPE_CHECKING:
-    from hydractl.families.attention import Attention
-    from hydractl.inputs import Inputs
-    from hydractl.scoring.job import Samples, ScoreJob
 
 
 def attention_entropy(job: ScoreJob) -> dict[str, list[list[float]]]:

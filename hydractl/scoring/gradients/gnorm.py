@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from hydractl.progress import Progress
 from hydractl.scoring.gradients.settings import GnormSettings
 from hydractl.scoring.gradients.stepwise import Measured, remove_lowest
 from hydractl.scoring.gradients.weights import input_blocks, mean_gradient
+from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
 from hydractl.scoring.taps import heads_left
-
-if TYPE_CHECKING:
-    from hydractl.progress import Progress
-    from hydractl.scoring.job import Ranking, ScoreJob
 
 MATRICES = 3
 

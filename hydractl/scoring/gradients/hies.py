@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from hydractl.progress import Progress
 from hydractl.scoring.gradients.entropy import attention_entropy
 from hydractl.scoring.gradients.samples import absolute_gradients
 from hydractl.scoring.gradients.settings import HiesSettings
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import min_max, normalized, warn_of_unlike_towers
-
-if TYPE_CHECKING:
-    from hydractl.progress import Progress
 
 
 def score_hies(job: ScoreJob, progress: Progress) -> Ranking:

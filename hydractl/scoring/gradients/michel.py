@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from hydractl.progress import Progress
 from hydractl.scoring.gradients.salience import gate_gradients
 from hydractl.scoring.gradients.samples import absolute_gradients
 from hydractl.scoring.gradients.settings import MichelSettings
 from hydractl.scoring.gradients.stepwise import Measured, remove_lowest
 from hydractl.scoring.gradients.weights import mean_loss
 from hydractl.scoring.job import Ranking, ScoreJob
-from hydractl.scoring.normalize import min_max, normalized, warn_of_unlike_towers
+from hydractl.scoring.normalize import Tables, min_max, normalized, warn_of_unlike_towers
 from hydractl.scoring.taps import heads_left
-
-if TYPE_CHECKING:
-    from hydractl.progress import Progress
-    from hydractl.scoring.normalize import Tables
 
 
 def score_michel(job: ScoreJob, progress: Progress) -> Ranking:

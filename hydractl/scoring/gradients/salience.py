@@ -7,17 +7,14 @@ first order, from the head (Michel et al. 2019, section 4).
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError
+from hydractl.families.attention import Attention
+from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.taps import Gated, tapped
-
-if TYPE_CHECKING:
-    from hydractl.families.attention import Attention
-    from hydractl.scoring.job import Samples, ScoreJob
 
 
 def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, torch.Tensor]:

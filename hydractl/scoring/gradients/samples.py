@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import DataError
-from hydractl.inputs import batch_of
+from hydractl.families.attention import Attention
+from hydractl.families.tower import Tower
+from hydractl.inputs import Inputs, batch_of
 from hydractl.scoring.gradients.weights import at_least_single, checked_loss, losses_of, not_finite
+from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.taps import Gated, heads_left, tapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hydractl.families.attention import Attention
-    from hydractl.families.tower import Tower
-    from hydractl.inputs import Inputs
-    from hydractl.scoring.job import Samples, ScoreJob
 
 
 class Fixed(NamedTuple):

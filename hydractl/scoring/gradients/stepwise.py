@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from hydractl.manifest.heads import HeadId, Removal
+from hydractl.progress import Progress
 from hydractl.scoring.gradients.weights import mean_loss
 from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.scoring.normalize import Tables
 from hydractl.scoring.taps import heads_left, remove_head
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hydractl.progress import Progress
-    from hydractl.scoring.normalize import Tables
 
 
 class Measured(NamedTuple):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 
+from hydractl.progress import Progress
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.weights import (
     Block,
@@ -18,11 +20,6 @@ from hydractl.scoring.gradients.weights import (
 from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.scoring.normalize import normalized, warn_of_unlike_towers
 from hydractl.scoring.taps import heads_left, keep_heads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hydractl.progress import Progress
 
 _Rows: TypeAlias = "dict[Layer, list[float]]"
 

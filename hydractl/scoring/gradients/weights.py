@@ -5,21 +5,17 @@ Axes: B samples of a batch, H heads that are left in a layer, C classes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError
 from hydractl.families.base import HeadTensor, Role, place_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from torch import nn
-
-    from hydractl.families.tower import Model
-    from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.families.tower import Model
+from hydractl.scoring.job import Samples, ScoreJob
 
 Layer: TypeAlias = "tuple[str, int]"
 """A tower's name and the number of one of its layers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -14,8 +15,6 @@ from hydractl.metrics.table import METRICS, metric_named
 from hydractl.progress import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from hydractl.manifest.report import Check, Row
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}

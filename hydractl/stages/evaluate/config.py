@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
@@ -20,10 +20,6 @@ from hydractl.stages.evaluate.refs import (
 )
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 TABLE, DATA = "Table", "Data"
 LEAST_GIVEN, MOST_GIVEN = 1e-3, 1e3  # beyond, float32 cannot hold what differs

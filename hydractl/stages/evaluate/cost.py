@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.func import functional_call
 
 from hydractl.families.probe import blank_inputs
+from hydractl.inputs import Inputs
+from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Value
 from hydractl.metrics.cost import count_macs, count_parameters
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
-    from hydractl.inputs import Inputs
-    from hydractl.manifest.header import Preprocess, Tokenization
     from hydractl.stages.evaluate.predictions import Predictor
 
 LEAST, MOST = 3, 50

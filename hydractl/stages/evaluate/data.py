@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES
 from hydractl.data.inputs import open_items
+from hydractl.data.items import Items
 from hydractl.data.labels import are_numerals, match_classes, required_labels
 from hydractl.errors import DataError
+from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.metrics.table import TEMPERATURE
+from hydractl.progress import Progress
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.predictions import PreparedData
 from hydractl.stages.evaluate.refs import ID_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from hydractl.data.items import Items
-    from hydractl.families.opening import OpenModel
-    from hydractl.progress import Progress
-    from hydractl.stages.evaluate.config import EvalConfig
-    from hydractl.stages.shared.classes import Classes
+from hydractl.stages.shared.classes import Classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

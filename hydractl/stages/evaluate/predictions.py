@@ -5,34 +5,29 @@ Axes: M members, B batch, N samples, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 import torch
+from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.data.batches import CACHE_BYTES, Batch
 from hydractl.data.inputs import Reading, encoded
+from hydractl.data.items import Items
 from hydractl.errors import CheckpointError, InputError
-from hydractl.inputs import batch_of, inputs_like
+from hydractl.families.tower import Model
+from hydractl.fusion.hydra import Hydra
+from hydractl.inputs import Inputs, batch_of, inputs_like
 from hydractl.manifest.report import Value
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale_log_probs
 from hydractl.progress import SILENT, Progress, counted
+from hydractl.publish import Sink
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from hydractl.data.items import Items
-    from hydractl.families.tower import Model
-    from hydractl.fusion.hydra import Hydra
-    from hydractl.inputs import Inputs
-    from hydractl.publish import Sink
-
-    Predictor = Model | Hydra
+Predictor = Model | Hydra
 
 LOG_PROBS, LABELS = "log_probs", "labels"
 

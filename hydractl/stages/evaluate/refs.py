@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")

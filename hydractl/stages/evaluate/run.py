@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from hydractl import __version__
 from hydractl.data.inputs import content_of
 from hydractl.errors import CheckFailed, InputError
+from hydractl.families.opening import OpenModel
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.report import Report, Row
+from hydractl.manifest.report import Report, Row, Value
 from hydractl.metrics.measures import measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
@@ -22,25 +26,14 @@ from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish, publish_text
 from hydractl.runtime import pick_device, torch_dtype, versions
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.predictions import SavedPredictions, Scaling, predict
-from hydractl.stages.evaluate.refs import ID_NAME
+from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions, Scaling, predict
+from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.stages.shared.reading import open_reader
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from hydractl.families.opening import OpenModel
-    from hydractl.manifest.report import Value
-    from hydractl.stages.evaluate.config import EvalConfig
-    from hydractl.stages.evaluate.predictions import PreparedData
-    from hydractl.stages.evaluate.refs import NamedModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.data.reference import DataRef
@@ -14,8 +15,6 @@ from hydractl.stages.shared import settings as shared
 from hydractl.training.recipes.recipe import RECIPES, Recipe, recipe_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hydractl.manifest.document import Option
 
 RECIPE = Declared("recipe", "str", Setting("As in the paper; options override it.", choices=tuple(RECIPES)))

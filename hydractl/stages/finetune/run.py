@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.checkpoint import write_tensors
@@ -13,33 +15,22 @@ from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, DataError
 from hydractl.families.opening import build_checked
 from hydractl.families.probe import blank_inputs
-from hydractl.manifest.header import Kind
+from hydractl.families.tower import Model
+from hydractl.manifest.header import Header, Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
+from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import resumable
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.candidate import Job
-from hydractl.training.engine import start_engine
+from hydractl.training.engine import Engine, start_engine
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.feed import ItemFeed
-from hydractl.training.loop import train
+from hydractl.training.loop import Trained, train
 from hydractl.training.recipes.parts import reset_head
-from hydractl.training.state import Snapshot, StateFolder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch import nn
-
-    from hydractl.families.tower import Model
-    from hydractl.manifest.header import Header
-    from hydractl.stages.finetune.config import FinetuneConfig
-    from hydractl.training.engine import Engine
-    from hydractl.training.loop import Trained
-    from hydractl.training.state import Metrics
+from hydractl.training.state import Metrics, Snapshot, StateFolder
 
 EVAL_BATCH = 256
 

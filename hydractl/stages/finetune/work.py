@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from hydractl import __version__
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.inputs import check_augment, check_reads, limited, open_items, shortened
+from hydractl.data.inputs import Reading, check_augment, check_reads, limited, open_items, shortened
+from hydractl.data.items import Items
 from hydractl.data.labels import match_classes, required_labels
+from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import place_of
-from hydractl.families.opening import check_tensors, expected_specs, open_model
-from hydractl.manifest.header import InputFile, Kind
+from hydractl.families.opening import OpenModel, check_tensors, expected_specs, open_model
+from hydractl.manifest.header import Header, InputFile, Kind
+from hydractl.progress import Progress
 from hydractl.runtime import digest_text, pick_device, versions
+from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.recipes.parts import trainable
-
-if TYPE_CHECKING:
-    from hydractl.data.inputs import Reading
-    from hydractl.data.items import Items
-    from hydractl.data.reference import DataRef
-    from hydractl.families.opening import OpenModel
-    from hydractl.manifest.header import Header
-    from hydractl.progress import Progress
-    from hydractl.stages.finetune.config import FinetuneConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

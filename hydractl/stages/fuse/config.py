@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from hydractl.errors import UsageError
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hydractl.checkpoint import digest_together, write_checkpoint
 from hydractl.errors import CheckFailed, CheckpointError
-from hydractl.families.opening import open_model
+from hydractl.families.opening import OpenModel, open_model
 from hydractl.fusion.plan import Fusion, trunk_length
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish
+from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from hydractl.families.opening import OpenModel
-    from hydractl.stages.fuse.config import FuseConfig
 
 UNKNOWN = f"sha256:{'0' * 64}"
 """What stands for a digest until it is known: as long as one."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError
+from hydractl.families.base import Family
 from hydractl.families.conversion import convert
+from hydractl.manifest.header import Architecture
 from hydractl.progress import quoted
 from hydractl.tensors import TensorSpec, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
-
-    from hydractl.families.base import Family
-    from hydractl.manifest.header import Architecture
 
 COMPILED = "_orig_mod."
 WHOLE = ("module.", "model.", "net.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
+from hydractl.families.base import Described, Family
 from hydractl.families.opening import base_header, expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
@@ -18,14 +18,11 @@ from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import publish
 from hydractl.runtime import digest_file, digest_text
 from hydractl.source import folder_config, parse_arch
+from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit
 from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from hydractl.families.base import Described, Family
-    from hydractl.stages.importing.config import ImportConfig
 
 CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}
 """What the libraries call the number of classes."""

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
 from hydractl.heads.masks import shape_of, shape_of_scores, total_kept
-from hydractl.manifest.header import Kind
-from hydractl.manifest.heads import HeadMask, HeadScores
+from hydractl.manifest.document import Document
+from hydractl.manifest.header import Header, Kind
+from hydractl.manifest.heads import HeadMask, HeadScores, Mask, Shape, Tables
 from hydractl.stages.inspect.sniff import member_names, open_local
-from hydractl.stages.shared.choosing import mask_of, order_of, own_quota, quota_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hydractl.manifest.document import Document
-    from hydractl.manifest.header import Header
-    from hydractl.manifest.heads import Mask, Shape, Tables
-    from hydractl.stages.shared.choosing import Quota
+from hydractl.stages.shared.choosing import Quota, mask_of, order_of, own_quota, quota_of
 
 COMPARABLE = "scores, head masks and checkpoints of hydractl say which heads stay"
 

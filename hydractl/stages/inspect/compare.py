@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
+from hydractl.manifest.heads import Mask, Tables
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import check_output, publish
 from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads, told_apart
-from hydractl.stages.inspect.choices import check_comparable, read_choices
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hydractl.manifest.heads import Mask, Tables
-    from hydractl.stages.inspect.choices import Choice
-    from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.inspect.choices import Choice, check_comparable, read_choices
+from hydractl.stages.inspect.config import InspectConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hydractl.errors import UsageError
+from hydractl.heads.budget import Budget
 from hydractl.publish import is_stream
 from hydractl.reporting.heads_figure import FORMATS
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hydractl.heads.budget import Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from hydractl.errors import HydraError
+from hydractl.families.base import Described, Family
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.jsonfile import parse
-from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.manifest.header import Architecture, Header, Preprocess, Prompting, Tokenization
+from hydractl.manifest.heads import Mask
 from hydractl.runtime import digest_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from hydractl.families.base import Described, Family
-    from hydractl.manifest.header import Architecture, Header, Prompting
-    from hydractl.manifest.heads import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

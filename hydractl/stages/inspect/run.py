@@ -5,31 +5,25 @@ No tensors are read, and of files no model library is loaded; a folder is read b
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hydractl.checkpoint import METADATA_KEY, Checkpoint
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.base import name_in_memory, place_of
+from hydractl.families.base import Family, name_in_memory, place_of
 from hydractl.families.registry import FAMILIES
-from hydractl.manifest.header import Fate
+from hydractl.manifest.document import Document
+from hydractl.manifest.header import Fate, Header, Step
+from hydractl.manifest.heads import HeadScores
 from hydractl.progress import SILENT, Progress
+from hydractl.source import Located
+from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.identity import Identity, identity_of, of_folder
 from hydractl.stages.inspect.sniff import member_names, open_local
 from hydractl.stages.shared.choosing import order_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from hydractl.families.base import Family
-    from hydractl.manifest.document import Document
-    from hydractl.manifest.header import Header, Step
-    from hydractl.manifest.heads import HeadScores
-    from hydractl.source import Located
-    from hydractl.stages.inspect.config import InspectConfig
-    from hydractl.tensors import TensorSpec
+from hydractl.tensors import TensorSpec
 
 FOREIGN, PREDICTIONS = "foreign", "predictions"
 PART_ORDER = ("embed", "attention", "mlp", "norm", "readout", "head")

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder
 from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse, read_exactly, read_limited
+from hydractl.manifest.document import Document
+from hydractl.manifest.header import Header
 from hydractl.manifest.report import DOCUMENTS
 from hydractl.publish import is_stream
 from hydractl.runtime import CHUNK_BYTES
 from hydractl.source import HUB_ID, Located, locate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hydractl.manifest.document import Document
-    from hydractl.manifest.header import Header
 
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80")
 TEXT_STARTS = b"\xef\xbb\xbf \t\r\n"

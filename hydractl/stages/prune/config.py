@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hydractl.errors import UsageError
+from hydractl.heads.budget import Budget
 from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, spelled
 from hydractl.stages.prune.strategy import DEFAULT_CANDIDATES, RULES, Diversity, Strategy
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hydractl.heads.budget import Budget
 
 MEMBERS, DIVERSE = "Members", "Strategy diverse"
 AUTO = "auto"

@@ -6,40 +6,35 @@ Axes: N candidates, S samples, C classes, M members, B batch.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from hydractl.data.inputs import encoded, limited
+from hydractl.data.items import Items
 from hydractl.errors import DataError, InputError, ManifestError, UsageError
 from hydractl.families.attention import Attention
-from hydractl.families.opening import load_model
+from hydractl.families.opening import OpenModel, load_model
+from hydractl.families.tower import Model
 from hydractl.heads.diverse import choose_diverse
+from hydractl.inputs import Inputs
+from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile
+from hydractl.manifest.heads import HeadScores, Mask
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.scores import LOGIT_SCORES
-from hydractl.progress import counted
+from hydractl.progress import Progress, counted
 from hydractl.runtime import pick_device
 from hydractl.scoring.circuit.objective import AVERAGE, Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import MSP, Outcomes, outcomes_of, values_of
+from hydractl.scoring.job import Samples
 from hydractl.scoring.taps import tapped
+from hydractl.stages.prune.config import DiverseConfig
 from hydractl.stages.prune.strategy import Diversity
 from hydractl.stages.shared.classes import ask
 from hydractl.stages.shared.reading import Again, labels_of, open_sets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from hydractl.data.items import Items
-    from hydractl.families.opening import OpenModel
-    from hydractl.families.tower import Model
-    from hydractl.inputs import Inputs
-    from hydractl.manifest.document import Option
-    from hydractl.manifest.heads import HeadScores, Mask
-    from hydractl.progress import Progress
-    from hydractl.scoring.job import Samples
-    from hydractl.stages.prune.config import DiverseConfig
 
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30

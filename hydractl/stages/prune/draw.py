@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hydractl.errors import UsageError
+from hydractl.families.opening import OpenModel
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.heads.members import (
@@ -16,24 +18,14 @@ from hydractl.heads.members import (
     sample_masks,
     share_before,
 )
-from hydractl.progress import counted
-from hydractl.stages.prune.diverse import choose
+from hydractl.manifest.document import Option
+from hydractl.manifest.header import InputFile
+from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
+from hydractl.progress import Progress, counted
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.diverse import DiverseReport, choose
 from hydractl.stages.prune.strategy import Strategy
-from hydractl.stages.shared.choosing import check_long_enough, clusters_of, mask_of, order_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from hydractl.families.opening import OpenModel
-    from hydractl.manifest.document import Option
-    from hydractl.manifest.header import InputFile
-    from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
-    from hydractl.progress import Progress
-    from hydractl.stages.prune.config import PruneConfig
-    from hydractl.stages.prune.diverse import DiverseReport
-    from hydractl.stages.shared.choosing import Quota
-
+from hydractl.stages.shared.choosing import Quota, check_long_enough, clusters_of, mask_of, order_of
 
 TOO_ALIKE = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"
 

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hydractl.errors import ManifestError, UsageError
+from hydractl.families.opening import OpenModel
 from hydractl.heads.masks import full_mask, shape_of
+from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile, check_mask_fits
-from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin
-from hydractl.progress import counted
+from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
+from hydractl.progress import Progress, counted
 from hydractl.publish import is_stream
-from hydractl.stages.prune.config import needs_pool
+from hydractl.stages.prune.config import PruneConfig, needs_pool
+from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.draw import STRATEGIES, Drawn, Material
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.choosing import Quota, own_quota, quota_of
 from hydractl.stages.shared.lineage import TOOL, document_input
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from hydractl.families.opening import OpenModel
-    from hydractl.manifest.document import Option
-    from hydractl.manifest.heads import Shape, TowerShape
-    from hydractl.progress import Progress
-    from hydractl.stages.prune.config import PruneConfig
-    from hydractl.stages.prune.diverse import DiverseReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
@@ -17,26 +18,19 @@ from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference,
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
-from hydractl.manifest.header import Header, Kind
+from hydractl.manifest.header import Header, InputFile, Kind
+from hydractl.manifest.heads import HeadMask, Mask
 from hydractl.metrics.cost import count_macs
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish
 from hydractl.runtime import torch_dtype
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
-from hydractl.tensors import TensorSpec, tensor_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from hydractl.manifest.header import InputFile
-    from hydractl.manifest.heads import HeadMask, Mask
-    from hydractl.stages.prune.config import PruneConfig
-    from hydractl.stages.prune.diverse import DiverseReport
-    from hydractl.tensors import Chunks
+from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.heads.budget import Budget
 from hydractl.parallel import refuse_shared_input
+from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
-from hydractl.scoring.settings import CIRCUIT, GATES
+from hydractl.scoring.settings import CIRCUIT, GATES, Settings
 from hydractl.settings import Composed, by_default, bytes_of, check, declared, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from hydractl.heads.budget import Budget
     from hydractl.manifest.document import Option
     from hydractl.manifest.heads import HeadScores
-    from hydractl.scoring.job import Method
-    from hydractl.scoring.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

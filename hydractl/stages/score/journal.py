@@ -9,20 +9,17 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 from pydantic import TypeAdapter
 
 from hydractl.errors import ManifestError
 from hydractl.jsonfile import parse
 from hydractl.manifest.heads import Removal
+from hydractl.parallel import Team
 from hydractl.publish import is_stream, publish_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hydractl.parallel import Team
 
 MEMORY = "memory"
 _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from hydractl.data.batches import Deal, epoch_order
 from hydractl.data.inputs import encoded
+from hydractl.data.items import Items
 from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
-from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.header import InputFile, Kind
-from hydractl.manifest.heads import HeadScores, TowerScores
-from hydractl.parallel import own_device, start_team
+from hydractl.manifest.document import Fingerprint, Option
+from hydractl.manifest.header import Architecture, InputFile, Kind
+from hydractl.manifest.heads import HeadScores, TowerHeads, TowerScores
+from hydractl.parallel import Team, own_device, start_team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.runtime import digest_text, torch_dtype
-from hydractl.scoring.job import ScoreJob
+from hydractl.scoring.job import Ranking, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
-from hydractl.stages.score.training import check_training, offered, open_state, publish_scores
+from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
 from hydractl.stages.shared.choosing import quota_of
-from hydractl.stages.shared.classes import ask
+from hydractl.stages.shared.classes import Classes, ask
 from hydractl.stages.shared.lineage import TOOL
 from hydractl.stages.shared.outputs import check_outputs, resumable
 from hydractl.stages.shared.reading import Again, digests, labels_of, open_reader, open_sets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hydractl.data.items import Items
-    from hydractl.manifest.document import Option
-    from hydractl.manifest.header import Architecture
-    from hydractl.manifest.heads import TowerHeads
-    from hydractl.parallel import Team
-    from hydractl.scoring.job import Ranking, Samples
-    from hydractl.stages.score.training import State
-    from hydractl.stages.shared.classes import Classes
 
 
 class _Run(NamedTuple):

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import torch
 from typing_extensions import override
 
 from hydractl.checkpoint import write_tensors
+from hydractl.data.items import Items
 from hydractl.errors import UsageError
-from hydractl.families.opening import open_model
+from hydractl.families.opening import OpenModel, open_model
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import Header, InputFile
+from hydractl.manifest.heads import HeadScores
+from hydractl.progress import Progress
 from hydractl.publish import Sink, is_stream, publish, publish_text
 from hydractl.runtime import digest_text, versions
-from hydractl.scoring.job import Training
+from hydractl.scoring.job import Ranking, Training
+from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.feeding.feed import ItemFeed
-from hydractl.training.state import StateFolder
-
-if TYPE_CHECKING:
-    import torch
-
-    from hydractl.data.items import Items
-    from hydractl.families.opening import OpenModel
-    from hydractl.manifest.header import Header, InputFile
-    from hydractl.manifest.heads import HeadScores
-    from hydractl.progress import Progress
-    from hydractl.scoring.job import Ranking
-    from hydractl.stages.score.config import ScoreConfig
-    from hydractl.training.state import Snapshot
+from hydractl.training.state import Snapshot, StateFolder
 
 
 def check_training(config: ScoreConfig, opened: OpenModel) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hydractl.errors import ManifestError, UsageError
 from hydractl.heads.budget import Budget, total_heads
 from hydractl.heads.knee import fall_off
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
 from hydractl.heads.members import cluster_masks
+from hydractl.manifest.document import Option
+from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
 from hydractl.progress import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from hydractl.manifest.document import Option
-    from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
 
 EDITED = "was the file edited? score the model again"
 

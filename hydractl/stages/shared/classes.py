@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -11,8 +12,6 @@ from hydractl.errors import UsageError
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, prompts_of, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from hydractl.families.opening import OpenModel

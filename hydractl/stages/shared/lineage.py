@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hydractl import __version__
+from hydractl.families.base import Family
+from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile, Step
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from hydractl.families.base import Family
-    from hydractl.manifest.document import Option
 
 TOOL = f"hydractl {__version__}"
 

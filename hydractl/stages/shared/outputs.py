@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,6 @@ from hydractl.data.reference import DataRef, SourceKind
 from hydractl.publish import check_output, is_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from hydractl.families.opening import OpenModel
 
 KEPT = (".journal", ".state")

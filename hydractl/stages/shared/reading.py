@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import torch
 
+from hydractl.data.batches import Batch
 from hydractl.data.inputs import check_reads, limited, open_items
+from hydractl.data.items import Items
 from hydractl.data.labels import match_classes, required_labels
+from hydractl.data.reference import DataRef
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.inputs import Inputs, inputs_like
+from hydractl.parallel import Team
+from hydractl.progress import Progress
 from hydractl.scoring.job import Samples
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from hydractl.data.batches import Batch
-    from hydractl.data.items import Items
-    from hydractl.data.reference import DataRef
-    from hydractl.parallel import Team
-    from hydractl.progress import Progress
-    from hydractl.stages.shared.classes import Classes
+from hydractl.stages.shared.classes import Classes
 
 
 def open_reader(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
     import torch
 
     from hydractl.checkpoint import Checkpoint

@@ -5,21 +5,18 @@ Axes: N samples, P rows of a piece.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from hydractl.data.batches import epoch_order
+from hydractl.data.inputs import Reading
+from hydractl.data.items import Items
+from hydractl.inputs import Inputs
+from hydractl.training.engine import Share
 from hydractl.training.feeding.sources import Planned, Source, open_source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hydractl.data.inputs import Reading
-    from hydractl.data.items import Items
-    from hydractl.inputs import Inputs
-    from hydractl.training.engine import Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ Axes: N samples, C channels, H height, W width, T tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from typing_extensions import override
@@ -17,13 +18,9 @@ from hydractl.data.inputs import Reading, check_augment, of_kind
 from hydractl.data.items import ImageSet, Items, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
 from hydractl.data.tokenize import Tokens, tokenize
+from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.training.feeding.augment import TENSOR_AUGMENTATIONS, EpochDraws
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hydractl.inputs import Inputs
 
 _CHUNK = 256
 

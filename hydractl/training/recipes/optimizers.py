@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
-    from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipes.recipe import Recipe
 
 PEAK = "peak"
 """Where a group of parameters holds a peak learning rate of its own."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.families.base import place_of
+from hydractl.families.base import Family, place_of
+from hydractl.training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
-    from hydractl.families.base import Family
     from hydractl.manifest.header import Architecture
-    from hydractl.training.recipes.recipe import Recipe
 
 
 def trainable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -11,8 +12,6 @@ from hydractl.errors import UsageError
 from hydractl.settings import Setting, check, flag, number, setting, words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hydractl.manifest.document import Option
 
 LEARN, TIME, WHAT, STOP = "Optimisation", "Length and batches", "What trains", "Evaluation and stopping"
