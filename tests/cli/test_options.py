@@ -56,7 +56,7 @@ TEXTS = {
     "val": "digits::limit=3",
 }
 """What is typed where any word will not do."""
-MEANT = {"classes": ("a", "b"), "recipe": RECIPES["sst2"]}
+MEANT = {"classes": ("a", "b"), "recipe": [*RECIPES.values()][-1]}
 """What texts mean to what several options make together."""
 INSIDE = {"keep": "keep_per_layer", "classes": "names", "template": "templates"}
 """What options are called in what is composed of them, where not the same."""
@@ -96,6 +96,8 @@ COMPANIONS = {
     "finetune": {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")},
 }
 """What an option is typed with; where nothing is said, `ALWAYS`."""
+MODELS = {"head_seed": "arch:vit"}
+"""What an option is about where any model will not do."""
 CASES = [(name, option) for name, config in CONFIGS.items() for option in options_of(config)]
 
 
@@ -143,11 +145,13 @@ def words_for(name, option):
 
 
 def required(config, *, but):
+    """Return what a command cannot do without, but for one option."""
+    needed = [o for o in options_of(config) if o.default is ... and o.name != but]
+    model = MODELS.get(but)
     return [
         word
-        for option in options_of(config)
-        if option.default is ... and option.name != but
-        for word in words_for(option.name, option)[0]
+        for option in needed
+        for word in ([model] if model and option.name == "model" else words_for(option.name, option)[0])
     ]
 
 
