@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from hydractl.errors import CheckpointError
 from hydractl.families.tower import Answer, Towers
@@ -62,15 +63,16 @@ class Contrast(Answer):
         self.prompts, self.templates, self.fixed = None, 1, frozenset()
         self.class_embeddings = class_embeddings
 
+    @override
     def expect(self, labels: int) -> None:
-        """See `Answer.expect`."""
         scale = self.logit_scale
         self.class_embeddings = (
             torch.empty(labels, self.width, dtype=scale.dtype, device="meta") if labels else None
         )
 
+    @override
     def route(self, inputs: Inputs, towers: Sequence[str]) -> dict[str, Inputs]:
-        """See `Answer.route`; inputs are images, or images and texts.
+        """Return what each tower is asked; inputs are images, or images and texts.
 
         Raises:
             CheckpointError: If images come alone and the classes have no names.
@@ -88,8 +90,8 @@ class Contrast(Answer):
             )
         return {"text": {name: x.to(inputs.device) for name, x in self.prompts.items()}, "vision": inputs}
 
+    @override
     def forward(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """See `Answer.forward`."""
         images = outputs["vision"]
         classes = self.class_embeddings if "text" not in outputs else self.classes(outputs["text"])
         if classes is None:

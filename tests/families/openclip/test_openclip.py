@@ -30,7 +30,7 @@ from hydractl.families.registry import family_for_config
 from hydractl.families.zero_shot import settle_classes
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Header, Kind
-from hydractl.source import place_of as locate_files
+from hydractl.source import locate
 from support.builders import Sample, base, perturbed
 from support.text_folders import save_tokenizer
 from support.variants import TINY_OPEN_CLIP, VARIANTS, Variant
@@ -137,7 +137,7 @@ def test_a_model_in_two_layouts_is_read_as_transformers_own(tmp_path):
     clip = base(next(v for v in VARIANTS if v.family == "transformers-clip"))
     folder = save(base(PLAIN), tmp_path / "m")
     clip.library().save_pretrained(folder)
-    located = locate_files(str(folder))
+    located = locate(str(folder))
     assert located.config["model_type"] == "clip"
     assert [path.name for path in located.weights] == ["model.safetensors"]
     (folder / "model.safetensors").unlink()
