@@ -115,13 +115,21 @@ def _refusal_of_attention(config: Mapping[str, Any]) -> str | None:
 
 
 def refusal_of_timm(visual: Any) -> str | None:  # noqa: ANN401 - open_clip is untyped
-    """Return why heads cannot be cut in an image tower of timm's, or None; open_clip's own are not asked."""
+    """Return why heads cannot be cut in an image tower of timm's, on the meta device, or None if they can."""
+    import torch
+
     from hydractl.families.timm.families import refusal_of_tower
 
-    reason = refusal_of_tower(visual.trunk)
-    if reason is None and tuple(visual.image_size) != tuple(visual.trunk.patch_embed.img_size):
-        return f"it takes images of {visual.trunk.patch_embed.img_size}, not of {visual.image_size}"
-    return reason
+    if reason := refusal_of_tower(visual.trunk):
+        return reason
+    made_for = visual.trunk.patch_embed.img_size
+    if tuple(visual.image_size) != tuple(made_for):
+        try:  # some take images of any size
+            with torch.no_grad():
+                visual.trunk(torch.empty(1, 3, *visual.image_size, device="meta"))
+        except (AssertionError, RuntimeError):
+            return f"it takes images of {made_for}, not of {visual.image_size}"
+    return None
 
 
 def timm_name(config: Mapping[str, Any]) -> str:

@@ -237,6 +237,11 @@ def test_each_model_of_the_registry_is_described_or_refused_with_a_reason():
         ("PE-Core-T-16-384", "openclip-timm-custom-text", (12, 3, 64)),
         ("EVA02-E-14", "openclip-timm-custom-text", (64, 16, 112)),
         ("ViTamin-S", "openclip-timm-custom-text", (14, 6, 64)),
+        (
+            "ViTamin-XL-384",
+            "openclip-timm-custom-text",
+            (32, 18, 64),
+        ),  # made for 384 pixels, and asked about 256
         ("MobileCLIP-B", "openclip-timm-custom-text", (12, 12, 64)),
     ],
 )
