@@ -4,20 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test completions clean
+.PHONY: demo checks test test-all completions clean
 
 demo: $(STAMP)
 	$(BIN)/hydractl demo -o demo --force
 
-# One thread a test process: the models are tiny, and two processes fill two cores better than two threads.
-test: $(STAMP)
+# One thread a test process: the models are tiny, and two processes fill two cores better than two threads. A file's tests
+# run in one of them, so that what they share is made once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadscope
+
+test: checks
+	$(PYTEST)
+
+test-all: checks
+	$(PYTEST) --all-variants
+
+checks: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m hydractl.cli.completion --check
 	$(BIN)/python -m hydractl.cli.supported --check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 completions: $(STAMP)
 	$(BIN)/python -m hydractl.cli.completion

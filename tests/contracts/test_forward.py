@@ -62,6 +62,7 @@ def test_equals_the_library(variant, dtype, tolerance):
     assert largest_difference(found, expected) <= tolerance
 
 
+@pytest.mark.spread
 @every_variant
 @torch.inference_mode()
 def test_the_five_steps_in_turn_are_the_forward_pass(variant):
@@ -83,6 +84,7 @@ def test_the_five_steps_in_turn_are_the_forward_pass(variant):
     assert largest_difference(model.answer(outputs).squeeze(0), model(inputs)) <= 1e-10
 
 
+@pytest.mark.spread
 @every_variant
 @torch.inference_mode()
 def test_resuming_from_any_layer_is_the_forward_pass(variant):
@@ -97,6 +99,7 @@ def test_resuming_from_any_layer_is_the_forward_pass(variant):
         assert torch.equal(tower.finish(stream), expected)
 
 
+@pytest.mark.spread
 @every_variant
 @torch.inference_mode()
 def test_projection_is_the_sum_of_the_heads_terms(variant):
@@ -149,6 +152,7 @@ def test_an_empty_batch_stays_empty():
         assert sample.model()(sample.inputs()[:0]).shape == (0, 7)
 
 
+@pytest.mark.spread
 @every_variant
 def test_gradients_reach_every_parameter(variant):
     """What is built can be fine-tuned: no part is detached, none is left out of `parameters`."""

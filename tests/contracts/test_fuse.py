@@ -47,11 +47,13 @@ def check(folder, samples, *, tolerance=1e-5):
     return report, hydra
 
 
+@pytest.mark.spread
 @every_variant
 def test_fused_equals_ragged_members(tmp_path, variant):
     check(tmp_path, [base(variant).pruned(*keep) for keep in KEEPS])
 
 
+@pytest.mark.spread
 @every_variant
 def test_fused_equals_fine_tuned_members(tmp_path, variant):
     samples = [base(variant).pruned(*keep).tuned(i) for i, keep in enumerate(KEEPS)]
@@ -60,12 +62,14 @@ def test_fused_equals_fine_tuned_members(tmp_path, variant):
     assert report.tensors["merged"] == 0
 
 
+@pytest.mark.spread
 @every_variant
 def test_fused_equals_a_deep_ensemble(tmp_path, variant):
     report, _ = check(tmp_path, [base(variant), base(variant, seed=1)])
     assert report.tensors["merged"] == 0
 
 
+@pytest.mark.spread
 @every_variant
 @torch.inference_mode()
 def test_fused_equals_members_in_float64(tmp_path, variant):
@@ -154,6 +158,7 @@ def test_last_block_of_a_hydra_computes_only_the_token_that_is_read(tmp_path):
     assert seen == [5, 5, 1]
 
 
+@pytest.mark.spread
 @every_variant
 def test_merged_mlp_is_the_mean_in_float64(tmp_path, variant):
     family = base(variant).family

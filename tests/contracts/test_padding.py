@@ -68,6 +68,7 @@ def test_there_are_texts_of_several_lengths():
     assert len(lengths) == 4
 
 
+@pytest.mark.spread
 @every_text
 @every_kind
 @torch.inference_mode()
@@ -79,6 +80,7 @@ def test_padding_further_changes_nothing(variant, kind):
         assert largest_difference(found, expected) <= 1e-6
 
 
+@pytest.mark.spread
 @every_text
 @every_kind
 @torch.inference_mode()
@@ -90,6 +92,7 @@ def test_a_text_alone_is_a_text_in_a_batch(variant, kind):
         assert largest_difference(alone[:, 0], expected[:, i]) <= 1e-6
 
 
+@pytest.mark.spread
 @every_text
 @torch.inference_mode()
 def test_what_stands_in_the_padding_is_not_read(variant):
@@ -102,6 +105,7 @@ def test_what_stands_in_the_padding_is_not_read(variant):
     assert largest_difference(model(changed), model(texts)) <= 1e-6
 
 
+@pytest.mark.spread
 @every_text
 @every_kind
 @torch.inference_mode()

@@ -22,6 +22,7 @@ RAGGED = {
 ALL = ((0, 1, 2, 3),) * 3
 
 
+@pytest.mark.spread
 @every_variant
 @pytest.mark.parametrize("keep", RAGGED.values(), ids=RAGGED)
 @torch.inference_mode()
@@ -36,6 +37,7 @@ def test_pruned_equals_masked(variant, keep):
     assert largest_difference(masked, sample.model()(inputs)) > 1e-3  # the heads did something
 
 
+@pytest.mark.spread
 @every_variant
 @torch.inference_mode()
 def test_masked_in_our_view_is_masked_in_the_library(variant):
@@ -46,6 +48,7 @@ def test_masked_in_our_view_is_masked_in_the_library(variant):
     assert largest_difference(pruned(inputs), masked.library(torch.float64)(inputs)) <= 1e-10
 
 
+@pytest.mark.spread
 @every_variant
 @torch.inference_mode()
 def test_keeping_every_head_changes_nothing(variant):
@@ -68,6 +71,7 @@ def test_pruning_any_heads_equals_masking_them(keep, seed):
     assert largest_difference(pruned, masked) <= 1e-12
 
 
+@pytest.mark.spread
 @every_variant
 def test_a_member_reads_as_the_library_s_model_with_fewer_rows(variant):
     """Same names; tensors without a head axis are untouched, the others have lost whole heads."""

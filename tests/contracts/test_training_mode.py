@@ -99,6 +99,7 @@ def test_training_mode_is_the_library_s(variant, fixed):
     assert largest_difference(ours(inputs), theirs(inputs)) <= 1e-10
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if not v.family.startswith("openclip")], ids=str)
 @torch.no_grad()
 def test_the_rates_are_felt(variant, fixed):
