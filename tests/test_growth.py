@@ -63,8 +63,7 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.changed = folder, set()
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(hydractl.__file__).parent, folder / "hydractl", ignore=ignored)
+        shutil.copytree(Path(hydractl.__file__).parent, folder / "hydractl")
 
     def add(self, path: str, text: str) -> None:
         (self.folder / path).write_text(text, encoding="utf-8")

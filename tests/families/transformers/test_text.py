@@ -30,6 +30,7 @@ every_text = pytest.mark.parametrize("variant", TEXTS, ids=str)
 every_family = pytest.mark.parametrize("variant", ONE_EACH, ids=str)
 
 
+@pytest.mark.spread
 @every_text
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["whole", "shards"])
 @torch.inference_mode()
@@ -132,6 +133,7 @@ def test_a_refused_configuration_says_why(name, options, reason):
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.spread
 @every_text
 def test_every_tensor_has_a_place(variant):
     """Of each layer its heads and MLP, and outside an embedding and a classifier; norms are in neither."""
@@ -149,6 +151,7 @@ def test_every_tensor_has_a_place(variant):
     )  # fmt: skip
 
 
+@pytest.mark.spread
 @every_text
 def test_costs_are_counted_without_weights(variant):
     """On the meta device, and with parameters that want gradients."""
@@ -174,6 +177,7 @@ def test_what_the_library_cannot_build_is_said_in_words(reference):
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.spread
 @every_text
 @pytest.mark.parametrize("part", ["embed", "attention", "norm", "mlp"])
 @torch.inference_mode()

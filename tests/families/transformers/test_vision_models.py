@@ -49,6 +49,7 @@ def config_edited(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.spread
 @every_variant
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["whole", "sharded"])
 @torch.inference_mode()
