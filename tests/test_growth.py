@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hydractl
+from hydractl.cli.app import main
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 METHOD = '''
@@ -148,10 +149,10 @@ def test_a_strategy_is_two_files(copy):
     copy.insert(draws, "    Strategy.LAST: _best,\n", before="    Strategy.DIVERSE: _diverse,\n")
 
     help_text = " ".join(copy.run("prune", "--help").stdout.split())
-    scored = copy.run("score", ARCH, "--method", "random", "-o", "s.json")
+    assert main(["score", ARCH, "--method", "random", "-o", str(copy.folder / "s.json")]) == 0
     made = copy.run("prune", ARCH, "--strategy", "last", "--scores", "s.json", "--keep", "2", "-o", "m.st")
 
-    assert scored.returncode == made.returncode == 0, scored.stderr + made.stderr
+    assert made.returncode == 0, made.stderr
     mask = json.loads((copy.folder / "m.mask.json").read_text())
     assert mask["origin"]["strategy"] == "last"
     assert "last: as best." in help_text
