@@ -9,7 +9,7 @@ anything does that is not expected.
 
 `--only`: run the groups whose name holds the text. `--expect`: what is meant to differ, any text out of `GROUP: COMMAND LINE`
 or of the difference; it is shown and not counted. `--folder`: work there, and leave it to look at: `inputs`, `old`, and
-`new-NAME` for each NEW_TREE of that name. What OLD did there is remembered, and not run again while its code is the same.
+`new-NAME` for each NEW_TREE of that name. What a tree did there is remembered, and not run again while its code is the same.
 `--jobs 1`: one tree after the other.
 
 Models are those of OLD's `tests/support/variants.py`, as their libraries write them: what OLD lacks is not compared.
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 WAYS = ("process", "terminal", "module")
+STAMP = "stamp"
+"""The file that says of which code the other files of a folder are."""
 SHOWN = 12
 """Lines of a difference."""
 Seen = dict[str, Any]
@@ -80,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("new", type=Path, metavar="NEW_TREE")
     parser.add_argument("--only", action="append", default=[], metavar="SUBSTRING", help="groups")
     parser.add_argument("--expect", action="append", default=[], metavar="SUBSTRING", help="differences")
-    parser.add_argument("--folder", type=Path, help="remembers what OLD does")
+    parser.add_argument("--folder", type=Path, help="remembers what was done")
     parser.add_argument("--jobs", type=int, default=2, choices=(1, 2), help="trees at a time")
     options = parser.parse_args(argv)
     began = time.monotonic()
@@ -94,31 +96,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     with tempfile.TemporaryDirectory() as scratch:
         root = (options.folder or Path(scratch)).resolve()
-        prepare(root, options.old, VARIANTS)
-        new = root / f"new-{options.new.resolve().name}"
-        shutil.rmtree(new, ignore_errors=True)
-        trees = {root / "old": options.old, new: options.new}
+        inputs = prepare(root / "inputs", options.old / "tests/support/variants.py", VARIANTS)
+        trees = {root / "old": options.old, root / f"new-{options.new.resolve().name}": options.new}
         with ThreadPoolExecutor(options.jobs) as pool:
-            before, after = pool.map(lambda folder: run_tree(trees[folder], cases, folder), trees)
+            before, after = pool.map(lambda folder: run_tree(trees[folder], cases, folder, inputs), trees)
     differs = compare(cases, before, after, options.expect)
     print(f"{time.monotonic() - began:.0f} s")
     return int(differs)
 
 
-def prepare(root: Path, old: Path, variants: Sequence[Any]) -> None:
-    """Write what command lines read, unless it is there, and forget what another tree did."""
+def prepare(folder: Path, table: Path, variants: Sequence[Any]) -> Path:
+    """Write what command lines read, unless it is there as it would be now; return the folder."""
+    stamp = digest_of(HERE / "same_bytes_inputs.py", table)
+    if not is_of(folder, stamp):
+        write_inputs(folder, variants)
+        (folder / STAMP).write_text(stamp)
+    return folder
+
+
+def digest_of(*files: Path) -> str:
+    """Return a digest of all files together."""
     digest = hashlib.sha256()
-    ours = (HERE / "same_bytes_inputs.py", HERE / "same_bytes_worker.py", old / "tests/support/variants.py")
-    for path in (*ours, *sorted((old / "hydractl").rglob("*.py"))):
+    for path in files:
         digest.update(path.read_bytes())
-    stamp = root / "stamp"
-    if stamp.is_file() and stamp.read_text() == digest.hexdigest():
-        return
-    for name in ("inputs", "old"):
-        shutil.rmtree(root / name, ignore_errors=True)
-    (root / "inputs").mkdir(parents=True)
-    write_inputs(root / "inputs", variants)
-    stamp.write_text(digest.hexdigest())
+    return digest.hexdigest()
+
+
+def is_of(folder: Path, stamp: str) -> bool:
+    """Return whether a folder bears a stamp; one that does not is emptied."""
+    if (folder / STAMP).is_file() and (folder / STAMP).read_text() == stamp:
+        return True
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return False
 
 
 def read_cases(text: str, models: Mapping[str, Sequence[str]]) -> Iterator[Case]:
@@ -168,8 +178,12 @@ def case(group: str, line: str, model: str) -> Case:
     return Case(group=group, argv=tuple(argv), how=how, stdin=streams["<"], stdout=streams[">"])
 
 
-def run_tree(tree: Path, cases: Sequence[Case], root: Path) -> list[Seen]:
-    """Run cases in a tree, in folders beneath `root`, and return what came of each; groups that are known are not run again."""
+def run_tree(tree: Path, cases: Sequence[Case], root: Path, inputs: Path) -> list[Seen]:
+    """Run cases in a tree, in folders beneath `root`, and return what came of each; what is remembered is not run again."""
+    code = sorted((tree / "hydractl").rglob("*.py"))
+    stamp = digest_of(HERE / "same_bytes_worker.py", inputs / STAMP, *code)
+    if not is_of(root, stamp):
+        (root / STAMP).write_text(stamp)
     groups: dict[str, list[Any]] = {}
     for one in cases:
         groups.setdefault(one.group, []).append(json.loads(json.dumps(asdict(one))))
@@ -178,7 +192,7 @@ def run_tree(tree: Path, cases: Sequence[Case], root: Path) -> list[Seen]:
     todo = {name: lines for name, lines in groups.items() if name not in known}
     for folder in ("tmp", *todo):
         shutil.rmtree(root / folder, ignore_errors=True)
-    (root / "tmp").mkdir(parents=True)
+    (root / "tmp").mkdir()
     plan.write_text(json.dumps(todo))
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH"}}
     environment = kept | {
@@ -186,7 +200,7 @@ def run_tree(tree: Path, cases: Sequence[Case], root: Path) -> list[Seen]:
         "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "TERM": "xterm", "TYPER_USE_RICH": "0", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
     if todo:
-        places = map(str, (HERE / "same_bytes_worker.py", plan, results, root, root.parent / "inputs"))
+        places = map(str, (HERE / "same_bytes_worker.py", plan, results, root, inputs))
         subprocess.run([sys.executable, "-P", *places], env=environment, check=True)
     known = remembered(results, groups)
     return [seen for name in groups for seen in known[name]]
