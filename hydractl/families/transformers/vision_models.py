@@ -232,7 +232,11 @@ _ROWS = (
         resizes=True,
         one_size=_relative,
         refuses=OBLONG,
-        on_disk=_BLOCK_ON_DISK,
+        on_disk=(
+            (r"\.encoder\.relative_position_bias\.", ".shared_position_bias."),
+            (r"\.attention\.attention\.relative_position_bias\.", ".relative_position_bias."),
+            *_BLOCK_ON_DISK,
+        ),
     ),
     ImageRow(
         title="data2vec-vision",
