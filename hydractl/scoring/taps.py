@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import override
 
 from hydractl.families.attention import NOTHING, Attention, Side
 from hydractl.families.tower import Model, Tower
@@ -31,8 +32,8 @@ class Gated(Attention):
         super().__init__(attention.groups())
         self.gate = gate
 
+    @override
     def project(self, z: torch.Tensor) -> torch.Tensor:
-        """See `Attention.project`."""
         return super().project(z * self.gate.unsqueeze(-1).to(z.dtype))
 
 
@@ -51,8 +52,8 @@ class Watched(Attention):
         super().__init__(attention.groups())
         self._see = see
 
+    @override
     def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
-        """See `Attention.heads`."""
         self._see(self.groups()[0].weights(x, side), side.mask)
         return super().heads(x, queries, side)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from hydractl.errors import ManifestError
 from hydractl.manifest.document import Option
 from hydractl.manifest.heads import HeadId
@@ -43,16 +45,16 @@ class Lazy(Exact):
         self._next: dict[HeadId, Outcomes] = {}
         self.sizes = self.circuit.passes()
 
+    @override
     def restart(self, done: int) -> int:
-        """See `Exact.restart`."""
         return done - done % self._recheck
 
     @property
     def _recheck(self) -> int:
         return self.settings.recheck or 1
 
+    @override
     def best(self, step: int) -> tuple[HeadId, float]:
-        """See `Exact.best`."""
         heads = self.circuit.candidates()
         self.exact_evaluations += len(heads)
         self.exact_work += self._base() + self._after(heads)
@@ -91,8 +93,8 @@ class Lazy(Exact):
         values = values_of(self.circuit.objective, outcomes).tolist()
         return {head: (values[i], traits.candidate(i)) for i, head in enumerate(heads)}
 
+    @override
     def gone(self, head: HeadId) -> None:
-        """See `Exact.gone`."""
         super().gone(head)
         self.effects.pop(head, None)
         self.now = self._next.get(head)
@@ -104,12 +106,12 @@ class Lazy(Exact):
         layers = {name: len(left) for name, left in self.circuit.left.items()}
         return sum(float((layers[h.tower] - h.layer) * self.sizes[h.tower]) for h in heads)
 
+    @override
     def memory(self) -> Memory:
-        """See `Exact.memory`."""
         return {SPENT: (self.evaluations, self.work, self.exact_evaluations, self.exact_work)}
 
+    @override
     def recall(self, memory: Memory) -> None:
-        """See `Exact.recall`."""
         spent = memory.get(SPENT, ())
         if len(spent) != 4:
             raise ManifestError(
@@ -118,8 +120,8 @@ class Lazy(Exact):
             )
         self.evaluations, self.work, self.exact_evaluations, self.exact_work = spent
 
+    @override
     def results(self) -> Mapping[str, Option]:
-        """See `Exact.results`."""
         return {
             "evaluations": round(self.evaluations, 2),
             "exact_evaluations": round(self.exact_evaluations),

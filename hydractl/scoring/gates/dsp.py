@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import total_heads
@@ -69,15 +70,18 @@ class StraightThrough(Gates):
         self.keep = keep
 
     @property
+    @override
     def scores(self) -> torch.Tensor:
-        """See `Gates.scores`: w."""
+        """Return w."""
         return self.w
 
+    @override
     def begin(self, step: int, *, seed: int) -> None:
-        """See `Gates.begin`: there is nothing to draw."""
+        """There is nothing to draw."""
 
+    @override
     def forward(self) -> torch.Tensor:
-        """See `Gates.forward`; 0 or 1."""
+        """0 or 1."""
         return hard_top_k(self.w, self.keep) + (self.w - self.w.detach())
 
 
@@ -91,15 +95,15 @@ class SoftSubset(StraightThrough):
         self._temperature = temperature
         self._noise = torch.zeros_like(w)
 
+    @override
     def begin(self, step: int, *, seed: int) -> None:
-        """See `Gates.begin`."""
         self._temperature = temperature_at(step, begin=self._begin, cooldown=self._cooldown)
         drawn = step_uniform(len(self.w), seed=seed, step=step)
         tiny = torch.finfo(drawn.dtype).tiny
         self._noise = -(-(drawn.clamp(min=tiny).log())).clamp(min=tiny).log().to(self.w)
 
+    @override
     def forward(self) -> torch.Tensor:
-        """See `Gates.forward`."""
         if not self.training:
             return super().forward()
         return soft_top_k(self.w + self._noise, self.keep, temperature=self._temperature)

@@ -9,6 +9,7 @@ import math
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from hydractl.progress import Progress
 from hydractl.scoring.gates.learned import Gates, initial_draws, step_uniform, tables
@@ -75,17 +76,19 @@ class HardConcrete(Gates):
         self._noise = torch.full_like(log_alpha, 0.5)
 
     @property
+    @override
     def scores(self) -> torch.Tensor:
-        """See `Gates.scores`: log α."""
+        """Return log α."""
         return self.log_alpha
 
+    @override
     def begin(self, step: int, *, seed: int) -> None:
-        """See `Gates.begin`."""
         drawn = step_uniform(len(self.log_alpha), seed=seed, step=step)
         self._noise = (EDGE + (1 - 2 * EDGE) * drawn).to(self.log_alpha)
 
+    @override
     def forward(self) -> torch.Tensor:
-        """See `Gates.forward`; in 0..1."""
+        """In 0..1."""
         return hard_concrete(self.log_alpha, noise=self._noise if self.training else None)
 
 
