@@ -22,7 +22,7 @@ from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
 from support.builders import base
 from support.text_folders import edit_config, save_text_model
-from support.variants import VARIANTS
+from support.variants import VARIANTS, Variant
 
 TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"}]
 ONE_EACH = list({v.family: v for v in reversed(TEXTS)}.values())
@@ -201,8 +201,10 @@ def test_a_hydra_of_members_that_differ_in_one_part(tmp_path, variant, part):
 @every_family
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_compiles(variant):
-    sample = base(variant)
-    hydra = Hydra([sample.pruned((0, 2), (), (1, 2, 3)).model(), sample.model()]).eval()
+    """With two layers: tracing costs by the layer."""
+    options = variant.options | {"num_hidden_layers": 2}
+    sample = base(Variant(variant.family, variant.name, variant.arch, options))
+    hydra = Hydra([sample.pruned((0, 2), ()).model(), sample.model()]).eval()
     for model in (sample.model(), hydra):
         torch._dynamo.reset()
         with torch.inference_mode():
