@@ -10,8 +10,9 @@ demo: $(STAMP)
 	$(BIN)/hydractl demo -o demo --force
 
 # One thread a test process: the models are tiny, and two processes fill two cores better than two threads. A file's tests
-# run in one of them, so that what they share is made once.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadscope
+# run in one of them, so that what they share is made once, in the order of their names: else the longest of them, which
+# have a test or two, would come last.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
 
 test: checks
 	$(PYTEST)

@@ -29,17 +29,21 @@ def pytest_collection_modifyitems(config, items):
     """Leave each law marked `spread` a few variants of each family.
 
     The laws of a file, and the cases of a law, take turns: each begins one variant after the one before. So every family
-    is met by all, and every variant by each file that has four of them.
+    is met by all, and every variant by each file that has four of them. A law that costs much may name the families that it
+    meets by default, `spread(families=...)`: those whose code differs.
     """
     if config.getoption("all_variants"):
         return
-    cases = defaultdict(list)
+    cases, left = defaultdict(list), set()
     for item in items:
-        if item.get_closest_marker("spread"):
+        if marker := item.get_closest_marker("spread"):
             variant = next(value for value in item.callspec.params.values() if isinstance(value, Variant))
             case = item.nodeid.replace(str(variant), "")
-            cases[item.path, variant.family, case].append(item)
-    turns, left = Counter(), set()
+            if variant.family in marker.kwargs.get("families", (variant.family,)):
+                cases[item.path, variant.family, case].append(item)
+            else:
+                left.add(item)
+    turns = Counter()
     for (path, family, _), variants in cases.items():
         turn, step = turns[path, family], min(FEW, len(variants))
         turns[path, family] += 1
