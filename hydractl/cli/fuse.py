@@ -20,10 +20,12 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
     """Fuse members into one model that runs them all in a single forward pass.
 
     Tensors that are equal in all members are stored and computed once. MLPs that differ are averaged; everything
-    else that differs is kept for each member.
+    else that differs is kept for each member. With --merge-trunk L all that differs before block L is averaged instead,
+    and members keep their last blocks whole: for members that were tuned from one set of weights.
 
     Examples:
       hydractl fuse a.st b.st c.st -o hydra.st
+      hydractl fuse a.st b.st c.st --merge-trunk 8 -o hydra.st
       hydractl fuse seed0.st seed1.st seed2.st --mlp keep -o ensemble.st
       hydractl fuse clip0.st clip1.st clip2.st --classes cat,dog --template "A photo of a {label}." -o hydra.st
     """

@@ -1,8 +1,9 @@
 """The fuse plan: what becomes of each tensor, its bytes, and where a member's part of it lies.
 
-A *shared* tensor is bit-identical in all members and stored once. A *merged* one is an MLP tensor that differs: the
-mean over members (Hydra Ensembles, section 4.2). A *grouped* one is everything else that differs: the members'
-tensors one after another along the axis that holds their heads, or along the first axis.
+A *shared* tensor is bit-identical in all members and stored once. A *merged* one differs and is the mean over members:
+of MLPs (Hydra Ensembles, section 4.2), or of whatever stands before a block, as in a model soup (Wortsman et al. 2022). A
+*grouped* one is everything else that differs: the members' tensors one after another along the axis that holds their
+heads, or along the first axis.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
+from hydractl.errors import CheckpointError
 from hydractl.families.base import Family, place_of
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.header import Fate, Header
@@ -110,11 +112,32 @@ PIECE_BYTES = 1 << 18
 class Fusion:
     """The fused tensors of some members: fates first, bytes when asked."""
 
-    def __init__(self, members: Sequence[OpenModel], *, mlp: Literal["merge", "keep"]) -> None:
+    def __init__(
+        self,
+        members: Sequence[OpenModel],
+        *,
+        mlp: Literal["merge", "keep"],
+        merge_trunk: int = 0,
+        same: Mapping[str, bool] | None = None,
+    ) -> None:
+        """Compare the members' tensors.
+
+        Args:
+            members: Of one architecture; alike in their heads before block `merge_trunk`.
+            mlp: What becomes of MLPs that differ.
+            merge_trunk: Before this block of each tower the mean is taken of all that differs, the embedding too.
+            same: Which tensors are equal in all members, where an earlier comparison has told.
+
+        Raises:
+            CheckpointError: If a tensor that is to be averaged holds no floating-point numbers.
+        """
         self.family = members[0].family
         self.checkpoints = [m.checkpoint for m in members]
         self.mlp = mlp
-        self.fates = {name: self._fate(name) for name in sorted(self.checkpoints[0].specs)}
+        self.merge_trunk = merge_trunk
+        names = sorted(self.checkpoints[0].specs)
+        self.same = {name: self._identical(name) for name in names} if same is None else same
+        self.fates = {name: self._fate(name) for name in names}
         self.specs = {
             name: fused_spec(self.family, name, fate, self._specs(name)) for name, fate in self.fates.items()
         }
@@ -138,15 +161,28 @@ class Fusion:
         return [c.specs[name] for c in self.checkpoints]
 
     def _fate(self, name: str) -> Fate:
-        specs = self._specs(name)
-        if all(s == specs[0] for s in specs) and self._identical(name):
+        if self.same[name]:
             return Fate.SHARED
-        return (
-            Fate.MERGED if self.mlp == "merge" and place_of(self.family, name).part == "mlp" else Fate.GROUPED
-        )
+        if not self._averaged(name):
+            return Fate.GROUPED
+        if not (dtype := self._specs(name)[0].dtype).startswith(("F", "BF")):
+            raise CheckpointError(
+                f"tensor `{name}` differs between the members and is {dtype}, of which there is no mean",
+                hint="were the members made of one model? `--merge-trunk 0 --mlp keep` averages nothing",
+            )
+        return Fate.MERGED
+
+    def _averaged(self, name: str) -> bool:
+        place = place_of(self.family, name)
+        if place.layer is None:
+            return place.part == "embed" and self.merge_trunk > 0
+        return place.layer < self.merge_trunk or (self.mlp == "merge" and place.part == "mlp")
 
     def _identical(self, name: str) -> bool:
         """Compare bytes in lockstep and stop at the first difference."""
+        specs = self._specs(name)
+        if any(s != specs[0] for s in specs):
+            return False
         streams = zip(
             *(map(bytes, c.spans[name].pieces()) for c in self.checkpoints), strict=True
         )  # bytes compare fastest

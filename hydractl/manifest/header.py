@@ -159,11 +159,19 @@ class Step(Strict):
 
 
 class FusePlan(Strict):
-    """How members were fused: each tensor's fate, and how many leading blocks run once."""
+    """How members were fused.
+
+    Attributes:
+        fates: Each tensor's.
+        trunk: How many leading blocks run once, over all towers.
+        mlp: Whether MLPs that differ were averaged, wherever they stand.
+        merge_trunk: Before this block of each tower all that differs was averaged, the embedding too; 0: nothing was.
+    """
 
     fates: dict[str, Fate]
     trunk: int = Field(ge=0)
     mlp: Literal["merge", "keep"]
+    merge_trunk: int = Field(default=0, ge=0, exclude_if=lambda value: value == 0)
 
 
 class Header(Document):

@@ -178,6 +178,7 @@ def _fused_facts(report: CheckpointReport) -> list[tuple[str, str]]:
     results = report.lineage.results if report.lineage else {}
     return [
         ("trunk", f"{fused.trunk} of {counted(layers, 'block')} run once"),
+        *([("averaged", f"what differs before block {fused.merge_trunk}")] if fused.merge_trunk else []),
         ("MLPs", "averaged where they differ" if fused.mlp == "merge" else "kept for each member"),
         ("apart", f"the members take {size(fused.apart_bytes)}"),
         ("verification", pairs(results) or "not verified"),

@@ -21,10 +21,20 @@ class FuseConfig:
     )
     """The members, M >= 1: pruned or not, fine-tuned or not, of one architecture."""
     out: Path = required(shared.OUT)
-    mlp: Literal["merge", "keep"] = setting(
-        "merge", "Average MLPs that differ, or keep each member's own.", choices=("merge", "keep")
+    mlp: Literal["merge", "keep"] | None = setting(
+        None,
+        "Average MLPs that differ, or keep each member's own (default: merge; with `--merge-trunk`: keep).",
+        choices=("merge", "keep"),
     )
     """`merge` is the paper's."""
+    merge_trunk: int | None = setting(
+        None,
+        "Average whatever differs before block L, the embedding too; it then runs once.",
+        low=0,
+        metavar="L",
+    )
+    """0 averages nothing. Each of several towers is cut at its own depth."""
+    force_merge: bool = flag(Setting("Average members whose lineage does not tell that one base is theirs."))
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     seed: int = by_default(0, shared.SEED)
     """Of the random batch that `verify` compares on."""
@@ -37,3 +47,18 @@ class FuseConfig:
             raise UsageError("nothing to fuse", hint="`hydractl fuse a.st b.st c.st -o hydra.st`")
         if sum(m == "-" for m in self.models) > 1:
             raise UsageError("only one member can come from standard input")
+        if self.force_merge and not self.merges:
+            raise UsageError(
+                "`--force-merge` has no effect: nothing is averaged",
+                hint="add `--merge-trunk L` or `--mlp merge`, or leave it out",
+            )
+
+    @property
+    def mlps(self) -> Literal["merge", "keep"]:
+        """What becomes of MLPs that differ."""
+        return self.mlp or ("merge" if self.merge_trunk is None else "keep")
+
+    @property
+    def merges(self) -> bool:
+        """Whether tensors that differ may be averaged."""
+        return self.mlps == "merge" or bool(self.merge_trunk)

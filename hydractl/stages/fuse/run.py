@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.checkpoint import digest_together, write_checkpoint
-from hydractl.errors import CheckFailed, CheckpointError
+from hydractl.errors import CheckFailed
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.fusion.plan import Fusion, trunk_length
-from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish
 from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.members import check_compatible, check_merge_trunk, check_one_start
 from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
@@ -70,7 +70,10 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     require_one_process("fuse")
     members = [open_model(m) for m in config.models]
     check_outputs([config.out], force=config.force, models=members, files=[config.naming.file])
-    _check_compatible(config, members)
+    check_compatible(members)
+    check_merge_trunk(members, config.merge_trunk or 0)
+    if config.merges and not config.force_merge:
+        check_one_start(members)
     classes = config.naming.classes(members[0])
     if classes is not None:
         progress.step(f"Naming {counted(len(classes.names), 'class', 'classes')}")
@@ -83,7 +86,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     # a pipe has to wait for them.
     with ThreadPoolExecutor(max_workers=1) as pool:
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
-        fusion = Fusion(members, mlp=config.mlp)
+        fusion = Fusion(members, mlp=config.mlps, merge_trunk=config.merge_trunk or 0)
         if found := _sameness(fusion, count=len(members)):
             progress.warn(found)
         if config.verify or is_stream(config.out):
@@ -109,43 +112,6 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     return _report(config, members, fusion, gap)
 
 
-def _check_compatible(config: FuseConfig, members: Sequence[OpenModel]) -> None:
-    """Refuse members that do not belong together, from their headers alone."""
-    first = members[0]
-    for member in members:
-        where, header = member.reference, member.header
-        if header.kind == Kind.HYDRA:
-            raise CheckpointError(f"{where}: is a hydra already", hint="fuse its members instead")
-        ours, theirs = header.architecture, first.header.architecture
-        if (ours.library, ours.name) != (theirs.library, theirs.name):
-            raise CheckpointError(
-                f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
-                hint="members must be of one architecture",
-            )
-        if ours.num_classes != theirs.num_classes:
-            raise CheckpointError(
-                f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}"
-            )
-        if ours != theirs:
-            raise CheckpointError(
-                f"{where}: is a {ours.name} {_differing(ours.config, theirs.config)}, {first.reference} a {theirs.name}",
-                hint="members must be of one architecture",
-            )
-        _check_reading(member, first)
-        if member.checkpoint.specs.keys() != first.checkpoint.specs.keys():
-            name = min(member.checkpoint.specs.keys() ^ first.checkpoint.specs.keys())
-            raise CheckpointError(
-                f"{where}: tensor `{name}` is in this member or in {first.reference}, but not in both"
-            )
-        _check_specs(member, first)
-    for member in members[1:] if config.mlp == "merge" else ():
-        if _origin(member) != _origin(first):
-            raise CheckpointError(
-                f"{member.reference}: comes from another base than {first.reference}; the mean of unrelated MLPs is no MLP",
-                hint="add `--mlp keep` to fuse models that were trained apart",
-            )
-
-
 def _sameness(fusion: Fusion, *, count: int) -> str | None:
     """Return why a hydra answers as one model does, or None if its members may disagree."""
     fates = set(fusion.fates.values())
@@ -154,7 +120,10 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     if Fate.GROUPED in fates:
         return None
     if Fate.MERGED in fates:
-        return "members differ in nothing but averaged MLPs: the hydra answers as one model; `--mlp keep` keeps them apart"
+        what, instead = (
+            ("MLPs", "`--mlp keep`") if not fusion.merge_trunk else ("tensors", "a lower `--merge-trunk`")
+        )
+        return f"members differ in nothing but averaged {what}: the hydra answers as one model; {instead} keeps them apart"
     return "members are identical: the hydra answers as one model"
 
 
@@ -168,56 +137,6 @@ def _twins(members: Sequence[OpenModel]) -> Iterator[tuple[str, str]]:
         first.setdefault(digest, member.reference)
 
 
-def _check_reading(member: OpenModel, first: OpenModel) -> None:
-    """Refuse a member that takes its inputs, or counts its classes, otherwise than the first."""
-    ours, theirs = member.header, first.header
-    different = {
-        "expects other preprocessing": ours.preprocess != theirs.preprocess,
-        "reads texts otherwise, or has other templates,": ours.prompting != theirs.prompting,
-        "has other class labels, or in another order,": ours.labels != theirs.labels,
-    }
-    for what, differs in different.items():
-        if differs:
-            raise CheckpointError(
-                f"{member.reference}: {what} than {first.reference}", hint="`hydractl inspect` shows both"
-            )
-
-
-def _origin(member: OpenModel) -> str:
-    """Return the digest of the base that a member was made of; a base is its own."""
-    return member.header.base or member.checkpoint.digest
-
-
-def _check_specs(member: OpenModel, first: OpenModel) -> None:
-    """Refuse a member whose tensors differ from the first's by more than the heads that their masks drop."""
-    for name, spec in member.checkpoint.specs.items():
-        other = first.checkpoint.specs[name]
-        if spec.dtype != other.dtype:
-            raise CheckpointError(
-                f"{member.reference}: tensor `{name}` is {spec.dtype}, in {first.reference} it is {other.dtype}",
-                hint="prune with the same `--dtype` for all members",
-            )
-        if _unpruned(member, name) != _unpruned(first, name):
-            raise CheckpointError(
-                f"{member.reference}: tensor `{name}` has shape {spec.shape}, in {first.reference} {other.shape}"
-            )
-
-
-def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
-    header, spec = member.header, member.checkpoint.specs[name]
-    try:
-        return unpruned_shape(member.family, header.architecture, header.masks[0], name, spec)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{member.reference}: {error}", hint="was the file edited? prune the base again"
-        ) from error
-
-
-def _differing(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
-    keys = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
-    return f"with {', '.join(f'{k}={ours.get(k)}' for k in keys)}" if keys else "of another shape"
-
-
 def _header(
     config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, *, digest: str | None = None
 ) -> Header:
@@ -227,7 +146,9 @@ def _header(
         "fuse",
         family=members[0].family,
         options={
-            "mlp": config.mlp,
+            "mlp": config.mlps,
+            "merge_trunk": config.merge_trunk,
+            "force_merge": config.force_merge or None,
             "classes": config.naming.names or None,
             "templates": config.naming.templates or None,
         },
@@ -239,7 +160,7 @@ def _header(
         update={
             "kind": Kind.HYDRA,
             "masks": tuple(m.header.masks[0] for m in members),
-            "plan": FusePlan(fates=fusion.fates, trunk=trunk, mlp=config.mlp),
+            "plan": FusePlan(fates=fusion.fates, trunk=trunk, mlp=fusion.mlp, merge_trunk=fusion.merge_trunk),
             "made_by": step,
         }
     )

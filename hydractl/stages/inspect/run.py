@@ -58,6 +58,7 @@ class Fused:
         members: The members' file names, or `member 0`, ... where the lineage does not say.
         trunk: How many leading blocks run once.
         mlp: `merge` or `keep`.
+        merge_trunk: Before this block of each tower all that differs was averaged; 0: nothing was.
         amounts: By part, then by fate.
         apart_bytes: What the members would take apart.
     """
@@ -65,6 +66,7 @@ class Fused:
     members: tuple[str, ...]
     trunk: int
     mlp: str
+    merge_trunk: int
     amounts: dict[str, dict[str, Tally]]
     apart_bytes: int
 
@@ -270,6 +272,7 @@ def _fused(header: Header, lines: tuple[TensorLine, ...]) -> Fused | None:
         members=member_names(header),
         trunk=plan.trunk,
         mlp=plan.mlp,
+        merge_trunk=plan.merge_trunk,
         amounts={part: _by(found, lambda line: line.fate or "") for part, found in by_part.items()},
         apart_bytes=grouped + count * (stored - grouped),
     )

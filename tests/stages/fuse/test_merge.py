@@ -1,0 +1,164 @@
+"""fuse --merge-trunk: what may be averaged, what is refused, and where such members come from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.opening import open_model
+from hydractl.fusion.hydra import load
+from hydractl.heads.budget import Budget
+from hydractl.manifest.header import Fate
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.run import run_prune
+from hydractl.training.recipes.recipe import Recipe
+from support.builders import base, scores_file, sha
+from support.variants import PLAIN
+
+TRAIN, VAL = (DataRef.parse(f"digits::split={name},classes=0-6,limit=24") for name in ("train", "val"))
+
+
+def fuse(paths, out, **changes):
+    return run_fuse(FuseConfig(models=tuple(map(str, paths)), out=out, **changes))
+
+
+def saved(folder, samples):
+    return [sample.save(folder / f"{i}.st") for i, sample in enumerate(samples)]
+
+
+def from_one_base(count=3):
+    """Members of one base that were tuned apart, with all of its heads."""
+    one = base(PLAIN)
+    header = one.header.model_copy(update={"base": sha("base")})
+    return [replace(one, header=header).tuned(i) for i in range(count)]
+
+
+def fates(path):
+    plan = open_model(str(path)).header.plan
+    assert plan is not None
+    return {fate: {n for n, found in plan.fates.items() if found == fate} for fate in Fate}
+
+
+def finetuned(model, out, seed, **recipe):
+    given = Recipe(**({"steps": 2, "batch_size": 8, "warmup": 0} | recipe))
+    run_finetune(FinetuneConfig(
+        model=str(model), data=TRAIN, val=VAL, out=out, recipe=given, seed=seed, device="cpu",
+    ))  # fmt: skip
+    return out
+
+
+def test_the_paper_s_pipeline_with_a_merged_trunk(tmp_path):
+    """Pruned apart from block 1 on, tuned apart, fused: block 0 runs once, and own blocks are the members' own."""
+    model = base(PLAIN).save(tmp_path / "base.st")
+    scores = scores_file(tmp_path / "s.json", ((0.4, 0.3, 0.2, 0.1),) * 3)
+    pruned = run_prune(PruneConfig(
+        model=str(model), out=tmp_path / "m-{i}.st", scores=(scores,), budget=Budget(remove=4), members=2, pool=9,
+        diverge_from=1,
+    ))  # fmt: skip
+    members = [finetuned(m.path, tmp_path / f"t-{i}.st", i) for i, m in enumerate(pruned.members)]
+
+    report = fuse(members, tmp_path / "hydra.st", merge_trunk=1)
+
+    found = fates(tmp_path / "hydra.st")
+    assert report.trunk == 1
+    assert report.gap is not None
+    assert 0 < report.gap.probabilities < 1
+    assert {n.split(".")[1] for n in found[Fate.MERGED] if n.startswith("blocks.")} == {"0"}
+    assert {"pos_embed", "cls_token", "patch_embed.proj.weight"} <= found[Fate.MERGED]
+    assert {n.split(".")[0] for n in found[Fate.GROUPED]} == {"blocks", "norm", "head"}
+    with pytest.raises(
+        CheckpointError, match=r"t-1\.st: keeps other heads than .*t-0\.st in block 1"
+    ) as caught:
+        fuse(members, tmp_path / "more.st", merge_trunk=2)
+    assert "`--diverge-from 2`" in str(caught.value.hint)
+    assert "`--merge-trunk 1`" in str(caught.value.hint)
+
+
+def test_checkpoints_tuned_from_one_file_with_heads_of_their_own(tmp_path):
+    model = base(PLAIN).save(tmp_path / "base.st")
+    members = [finetuned(model, tmp_path / f"{i}.st", i, reset_head=i > 0) for i in range(3)]
+
+    report = fuse(members, tmp_path / "hydra.st", merge_trunk=3)
+
+    assert report.trunk == report.layers == 3
+    assert fates(tmp_path / "hydra.st")[Fate.GROUPED] == {
+        "norm.weight",
+        "norm.bias",
+        "head.weight",
+        "head.bias",
+    }
+    options = open_model(str(tmp_path / "hydra.st")).header.made_by.options
+    assert options == {"mlp": "keep", "merge_trunk": 3}
+
+
+def test_models_of_two_random_starts_have_no_mean(tmp_path):
+    members = saved(tmp_path, [base(PLAIN), base(PLAIN, seed=1)])
+    with pytest.raises(CheckpointError, match="does not tell which weights it was tuned from") as caught:
+        fuse(members, tmp_path / "hydra.st", merge_trunk=1)
+    assert "`--force-merge`" in str(caught.value.hint)
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "hydra.st").exists()
+
+    fuse(members, tmp_path / "hydra.st", merge_trunk=1, force_merge=True)
+
+    assert open_model(str(tmp_path / "hydra.st")).header.made_by.options["force_merge"] is True
+
+
+def test_another_base_is_told_from_none(tmp_path):
+    samples = from_one_base(2)
+    samples[1] = replace(samples[1], header=samples[1].header.model_copy(update={"base": sha("another")}))
+    with pytest.raises(CheckpointError, match=r"0\.st; the mean of unrelated weights is no model"):
+        fuse(saved(tmp_path, samples), tmp_path / "hydra.st", merge_trunk=1)
+
+
+def test_equal_members_are_exact(tmp_path):
+    one = base(PLAIN).pruned((0, 1), (2,), ())
+    report = fuse(saved(tmp_path, [one, one]), tmp_path / "hydra.st", merge_trunk=2)
+    assert report.tensors["merged"] == report.tensors["grouped"] == 0
+    inputs = one.inputs()
+    with torch.inference_mode():
+        assert torch.equal(load(tmp_path / "hydra.st").member_logits(inputs)[1], one.model()(inputs))
+
+
+@pytest.mark.parametrize(("changes", "layers"), [
+    ({"merge_trunk": 2}, {"0", "1"}),
+    ({"merge_trunk": 2, "mlp": "merge"}, {"0", "1", "2"}),
+    ({"merge_trunk": 0}, set()),
+    ({}, {"0", "1", "2"}),
+], ids=["trunk", "trunk-and-mlps", "nothing", "mlps"])  # fmt: skip
+def test_mlps_of_own_blocks_are_averaged_only_if_asked(tmp_path, changes, layers):
+    fuse(saved(tmp_path, from_one_base(2)), tmp_path / "hydra.st", verify=False, **changes)
+    merged = fates(tmp_path / "hydra.st")[Fate.MERGED]
+    assert {name.split(".")[1] for name in merged if ".mlp." in name} == layers
+    assert ("pos_embed" in merged) is bool(changes.get("merge_trunk"))
+
+
+def test_whole_numbers_that_differ_have_no_mean(tmp_path):
+    one, other = from_one_base(2)
+    for i, sample in enumerate((one, other)):
+        sample.state["pos_embed"] = torch.full_like(sample.state["pos_embed"], i, dtype=torch.int64)
+    with pytest.raises(CheckpointError, match="tensor `pos_embed` differs between the members and is I64"):
+        fuse(saved(tmp_path, [one, other]), tmp_path / "hydra.st", merge_trunk=1)
+
+
+def test_more_blocks_than_there_are(tmp_path):
+    with pytest.raises(
+        UsageError, match=re.escape("`--merge-trunk 4`: must lie in 0..3; the model has 3 blocks")
+    ):
+        fuse(saved(tmp_path, from_one_base(2)), tmp_path / "hydra.st", merge_trunk=4)
+
+
+@pytest.mark.parametrize("changes", [{"mlp": "keep"}, {"merge_trunk": 0}])
+def test_insisting_on_a_merge_that_is_none(changes):
+    with pytest.raises(UsageError, match="`--force-merge` has no effect"):
+        FuseConfig(models=("a.st",), out=Path("h.st"), force_merge=True, **changes)
