@@ -75,7 +75,7 @@ def render(document: Report, out: Console) -> None:
     tested = document.data.get("id")
     if tested is not None:
         line(out, f"{_samples(tested, ': ')}{_notes(main, [*foreign.values(), members])}")
-    if any(TEMPERATURE in row.values for row in document.rows):
+    if any(TEMPERATURE in row.values or row.stored_temperatures for row in document.rows):
         line(out, _scaling(document))
     for name, columns in foreign.items():
         title = f"{name} ({kinds[name]} OOD: {_samples(document.data[name], ', ')})"
@@ -140,8 +140,15 @@ def _notes(main: Sequence[Column], others: Sequence[Sequence[Column]]) -> str:
 def _scaling(document: Report) -> str:
     """Return where the temperatures are from."""
     fitted_on = document.data.get(TEMPERATURE) if TEMPERATURE not in document.options else None
-    source = "as given" if fitted_on is None else f"fitted on {_samples(fitted_on, ', ')}"
-    return f"Logits are divided by T, {source}"
+    sources = [] if fitted_on is None else [f"fitted on {_samples(fitted_on, ', ')}"]
+    sources += ["as given"] if TEMPERATURE in document.options else []
+    stored = {row.stored_temperatures for row in document.rows} - {()}
+    sources += (
+        ["times what a checkpoint stores" if sources else "as the checkpoint stores it"] if stored else []
+    )
+    apart = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
+    rest = f"; the models of {_listed(apart)} store different ones, which T does not count" if apart else ""
+    return f"Logits are divided by T, {', '.join(sources)}{rest}"
 
 
 def _samples(data: Fingerprint, between: str) -> str:

@@ -244,6 +244,8 @@ class Towers(nn.Module):
         self.towers = nn.ModuleDict(towers)
         self.answers = nn.ModuleList(answers)
         self.encoder: Callable[[Sequence[Any]], Inputs] | None = None
+        self.temperature = 1.0
+        """What logits are divided by: of models as they answer, not as they are scored or trained."""
 
     def tower(self, name: str | None = None) -> Tower:
         """Return a tower by name, or the only one."""
@@ -283,7 +285,8 @@ class Towers(nn.Module):
         for name, asked in answers[0].route(self.adapted(inputs), list(self.towers)).items():
             for own, share in zip(outputs, self.run_tower(name, asked), strict=True):
                 own[name] = share
-        return torch.cat([answer(own) for answer, own in zip(answers, outputs, strict=True)])
+        logits = torch.cat([answer(own) for answer, own in zip(answers, outputs, strict=True)])
+        return logits if self.temperature == 1 else logits / self.temperature
 
     def adapted(self, inputs: Inputs) -> Inputs:
         """Return inputs in the dtype of the weights; ids stay whole numbers."""

@@ -178,7 +178,7 @@ def load(
     """Load a checkpoint as a `torch.nn.Module` in evaluation mode, on the CPU.
 
     A hydra answers with a `HydraOutput`; a base or a member answers with its logits, a tensor (B, C): what the library's own
-    model has in `.logits`. What it is called with is made by its `encode`. A zero-shot model without classes answers
+    model has in `.logits`, divided by the temperature that the checkpoint stores. What it is called with is made by its `encode`. A zero-shot model without classes answers
     images and texts given together, (B, B).
 
     Args:
@@ -226,7 +226,7 @@ def _asked(
 
 
 def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
-    """Build whatever an open model holds; see `load`."""
+    """Build whatever an open model holds, its logits divided by its temperature; see `load`."""
     model: Model | Hydra
     if opened.header.kind != Kind.HYDRA:
         model = load_model(opened, dtype=dtype)
@@ -234,6 +234,7 @@ def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | 
         state = opened.checkpoint.tensors()
         model = hydra_from_state(opened.header, state, where=opened.reference, dtype=dtype)
     model.encoder = Encoder.of(opened.header)
+    model.temperature = opened.header.temperature
     return model
 
 

@@ -175,7 +175,10 @@ class FusePlan(Strict):
 
 
 class Header(Document):
-    """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`."""
+    """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
+
+    Every member's logits are divided by `temperature` before they become probabilities; whatever changes weights drops it.
+    """
 
     kind_of_file: ClassVar[str] = "checkpoint"
 
@@ -188,6 +191,7 @@ class Header(Document):
     preprocess: Preprocess | Tokenization
     labels: tuple[str, ...] = ()
     prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
+    temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
     made_by: Step | None = None
 
     @property

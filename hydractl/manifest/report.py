@@ -22,11 +22,13 @@ class Value(Strict):
 class Row(Strict):
     """What was measured of one model or ensemble.
 
-    `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`.
+    `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`;
+    `stored_temperatures` are the models' own, if any has one.
     """
 
     name: str
     models: tuple[Fingerprint, ...]
+    stored_temperatures: tuple[float, ...] = Field(default=(), exclude_if=lambda value: not value)
     members: int = Field(ge=1)
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})

@@ -18,7 +18,8 @@ _OTHERS = (
         name=TEMPERATURE,
         column="T",
         definition="What the logits of every member are divided by before its softmax, for all numbers of the "
-        "row: given, or the minimum of the NLL on the data set `temperature` (Guo et al. 2017).",
+        "row: given, or the minimum of the NLL on the data set `temperature` (Guo et al. 2017), times what the checkpoint "
+        "stores.",
         needs=Needs.TEMPERATURE,
     ),
     Metric(

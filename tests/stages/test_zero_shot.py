@@ -25,9 +25,9 @@ from hydractl.manifest.heads import TowerKeep
 from hydractl.progress import Silent
 from hydractl.scoring.circuit import streams as circuit_streams
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.predictions import SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig

@@ -127,6 +127,8 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if model.prompting:
         rows.append(("prompts", _preprocess(model.prompting.tokenization, model.tokenizer_size)))
         rows += [("template", template) for template in model.prompting.templates]
+    if report.temperature != 1:
+        rows.append(("temperature", f"{report.temperature:g}, which logits are divided by"))
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
     if not report.predictions:

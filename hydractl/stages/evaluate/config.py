@@ -16,13 +16,11 @@ from hydractl.stages.evaluate.refs import (
     NamedModels,
     check_distinct,
     model_name,
-    parse_temperature,
 )
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 TABLE, DATA = "Table", "Data"
-LEAST_GIVEN, MOST_GIVEN = 1e-3, 1e3  # beyond, float32 cannot hold what differs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +60,8 @@ class EvalConfig:
     temperature: DataRef | float | None = setting(
         None,
         "Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. "
-        "Or the number.",
-        parse=parse_temperature,
+        "Or the number. On top of what a checkpoint stores.",
+        parse=shared.parse_temperature,
         metavar="DATA|NUMBER",
         panel=DATA,
         shows=False,
@@ -126,13 +124,8 @@ class EvalConfig:
 
     def _check_temperature(self) -> None:
         """Refuse a number that is no temperature, and an OOD set of the name that the split has in the report."""
-        if isinstance(self.temperature, int | float):
-            if not LEAST_GIVEN <= self.temperature <= MOST_GIVEN:
-                raise UsageError(
-                    f"`--temperature {self.temperature:g}`: a temperature lies between {LEAST_GIVEN:g} and {MOST_GIVEN:g}",
-                    hint="1 changes nothing; or name a labelled held-out split to fit it on",
-                )
-        elif self.temperature is not None and TEMPERATURE in [d.name for d in self.ood]:
+        shared.check_temperature(self.temperature)
+        if self.heldout is not None and TEMPERATURE in [d.name for d in self.ood]:
             raise UsageError(
                 f"an OOD data set cannot be called `{TEMPERATURE}` beside `--temperature`",
                 hint="call it something else: `--near NAME=DATA`",

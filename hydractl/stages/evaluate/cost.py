@@ -20,7 +20,7 @@ from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
-    from hydractl.stages.evaluate.predictions import Predictor
+    from hydractl.stages.shared.predictions import Predictor
 
 LEAST, MOST = 3, 50
 BUDGET_S = 3.0  # for each row and batch size, unless `LEAST` calls take longer

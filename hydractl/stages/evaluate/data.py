@@ -18,9 +18,9 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.predictions import PreparedData
 from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.classes import Classes
+from hydractl.stages.shared.predictions import PreparedData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,18 +73,6 @@ class NamedModels:
         return cls(name=model_name(models[0]) if name is None else name, models=models)
 
 
-def parse_temperature(text: str) -> DataRef | float:
-    """Read a number, or DATA to fit one on; a folder named by a number is written `./2`.
-
-    Raises:
-        UsageError: If the reference is malformed. Whether the number makes sense is not looked at.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        return DataRef.parse(text)
-
-
 def model_name(reference: str) -> str:
     """Return what tables call a model without a name of its own: its file's name without suffix."""
     if reference == "-":

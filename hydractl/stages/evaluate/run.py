@@ -29,10 +29,11 @@ from hydractl.runtime import pick_device, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions, Scaling, predict
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
+from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.predictions import PreparedData, Scaling, predict
 from hydractl.stages.shared.reading import open_reader
 
 
@@ -159,7 +160,7 @@ def _measure_rows(
         found = {
             name: scaling(_predict_row(row, models, inputs, progress)) for name, inputs in data.inputs.items()
         }
-        others = scaling.values | count_sizes(row, config.chosen)
+        others = scaling.values(_stored(models)) | count_sizes(row, config.chosen)
         rows.append(_row(config, named, models, found, data.labels, others))
         if config.save_predictions is not None:
             saved.log_probs[named.name] = found
@@ -213,11 +214,16 @@ def _row(
     return Row(
         name=named.name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
+        stored_temperatures=stored if {*(stored := _stored(models))} != {1.0} else (),
         members=found[ID_NAME].shape[0],
         values=measured.values | others,
         ood=measured.ood,
         means=measured.means,
     )
+
+
+def _stored(models: Sequence[OpenModel]) -> tuple[float, ...]:
+    return tuple(model.header.temperature for model in models)
 
 
 def _document(
@@ -228,12 +234,13 @@ def _document(
     opened: Sequence[Sequence[OpenModel]],
 ) -> Report:
     libraries = {m.family.library for row in opened for m in row}
+    shown = {*config.chosen, *(name for row in rows for name in row.values)}
     return Report(
         rows=tuple(rows),
         data=data.fingerprints,
         near=tuple(d.name for d in config.near),
         far=tuple(d.name for d in config.far),
-        definitions={m: METRICS[m].definition for m in config.chosen},
+        definitions={name: metric.definition for name, metric in METRICS.items() if name in shown},
         options={
             "batch_size": config.batch_size,
             "bootstrap": config.bootstrap,

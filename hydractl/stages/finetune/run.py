@@ -218,4 +218,4 @@ def _finished(work: Work, report: FinetuneReport) -> Header:
             "trained_parameters": report.trained_parameters,
         },
     )
-    return header.model_copy(update={"base": base, "made_by": step})
+    return header.model_copy(update={"base": base, "temperature": 1.0, "made_by": step})

@@ -103,6 +103,7 @@ class CheckpointReport:
         file: As the user named it.
         kind: `base`, `member`, `hydra`, `predictions`, or `foreign` where hydractl did not write it.
         model: Which model it is.
+        temperature: What its logits are divided by.
         total: All tensors.
         dtypes: By safetensors dtype.
         parts: By what tensors belong to.
@@ -117,6 +118,7 @@ class CheckpointReport:
     file: str
     kind: str
     model: Identity
+    temperature: float
     total: Tally
     dtypes: dict[str, Tally]
     parts: dict[str, Tally]
@@ -218,6 +220,7 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         file=config.file,
         kind=header.kind.value if header else PREDICTIONS if predictions else FOREIGN,
         model=identity_of(header, masks=header.masks) if header else found.identity if found else Identity(),
+        temperature=header.temperature if header else 1.0,
         total=_tally(lines),
         dtypes=_by(lines, lambda line: line.dtype),
         parts=_by(sorted(lines, key=_place), lambda line: line.part),

@@ -206,6 +206,7 @@ def _member_header(
             "kind": Kind.MEMBER,
             "masks": (mask.towers,),
             "base": opened.header.base or opened.checkpoint.digest,
+            "temperature": 1.0,
             "made_by": step,
         }
     )

@@ -207,7 +207,7 @@ def _header(
         seed=config.seed,
         results=scores.results,
     )
-    update = {"base": base, "made_by": step}
+    update = {"base": base, "temperature": 1.0, "made_by": step}
     if config.max_length is None:
         return opened.header.model_copy(update=update)
     # texts were cut in this run, and the model still reads longer ones

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN
+from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
 from hydractl.settings import Composed, Declared, Setting
@@ -51,6 +51,34 @@ NAMING = Composed(
     (Declared("classes", "str", CLASSES), Declared("template", "tuple[str, ...]", TEMPLATE)),
 )
 """Which classes a zero-shot model tells apart."""
+
+
+LEAST_GIVEN, MOST_GIVEN = 1e-3, 1e3  # beyond, float32 cannot hold what differs
+
+
+def parse_temperature(text: str) -> DataRef | float:
+    """Read a number, or DATA to fit one on; a folder named by a number is written `./2`.
+
+    Raises:
+        UsageError: If the reference is malformed. Whether the number makes sense is not looked at.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return DataRef.parse(text)
+
+
+def check_temperature(given: DataRef | float | None) -> None:
+    """Refuse a number that is no temperature.
+
+    Raises:
+        UsageError: If it is out of range.
+    """
+    if isinstance(given, int | float) and not LEAST_GIVEN <= given <= MOST_GIVEN:
+        raise UsageError(
+            f"`--temperature {given:g}`: a temperature lies between {LEAST_GIVEN:g} and {MOST_GIVEN:g}",
+            hint="1 changes nothing; or name a labelled held-out split to fit it on",
+        )
 
 
 def budget(default: str = "", keep: Setting = KEEP) -> Composed:

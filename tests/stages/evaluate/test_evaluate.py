@@ -19,9 +19,9 @@ from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.table import METRICS
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.predictions import SavedPredictions
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base

@@ -12,7 +12,8 @@ from hydractl.data.dataset import open_data
 from hydractl.data.items import ImageSet
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, InputError
-from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions, predict
+from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.shared.predictions import PreparedData, predict
 from support.builders import base
 
 

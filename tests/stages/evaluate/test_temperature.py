@@ -19,12 +19,14 @@ from hydractl.metrics.temperature import fit_temperature, scale_log_probs
 from hydractl.progress import Silent
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.predictions import PreparedData, SavedPredictions
-from hydractl.stages.evaluate.refs import NamedData, NamedModels, parse_temperature
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.classes import Naming
+from hydractl.stages.shared.predictions import PreparedData
+from hydractl.stages.shared.settings import parse_temperature
 from support.builders import base
 from support.pairs import pair
 from support.reviews import arch, gibberish, reviews

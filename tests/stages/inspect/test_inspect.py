@@ -462,7 +462,7 @@ def test_predictions_are_recognised(tmp_path):
 def test_what_eval_saves_is_recognised(tmp_path):
     import torch
 
-    from hydractl.stages.evaluate.predictions import SavedPredictions
+    from hydractl.stages.evaluate.saved import SavedPredictions
 
     saved = SavedPredictions(
         log_probs={"base": {"id": torch.zeros(1, 4, 3)}}, labels={"id": torch.zeros(4, dtype=torch.int64)}

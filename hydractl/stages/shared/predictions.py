@@ -1,23 +1,21 @@
-"""What models say about data, and the file that keeps it.
+"""What models say about data, and how it is scaled.
 
 Axes: M members, B batch, N samples, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.data.batches import CACHE_BYTES, Batch
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
-from hydractl.errors import CheckpointError, InputError
+from hydractl.errors import InputError
 from hydractl.families.tower import Model
 from hydractl.fusion.hydra import Hydra
 from hydractl.inputs import Inputs, batch_of, inputs_like
@@ -25,11 +23,8 @@ from hydractl.manifest.report import Value
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale_log_probs
 from hydractl.progress import SILENT, Progress, counted
-from hydractl.publish import Sink
 
 Predictor = Model | Hydra
-
-LOG_PROBS, LABELS = "log_probs", "labels"
 
 
 class PreparedData:
@@ -125,10 +120,10 @@ def _forward(model: Predictor, inputs: Inputs, *, name: str, data: str) -> Tenso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Which temperature a row has: what all its logits are divided by.
+    """Which temperature a row has: what all its logits are divided by, on top of what its checkpoints store.
 
     Attributes:
-        temperature: None leaves the predictions as they are, and the report without the number.
+        temperature: None leaves the predictions as they are.
         fitted_on: How many samples; None if it was given.
     """
 
@@ -159,56 +154,13 @@ class Scaling:
         """Return the scaled log-probabilities of every member, (M, N, C), float32."""
         return log_probs if self.temperature is None else scale_log_probs(log_probs, self.temperature)
 
-    @property
-    def values(self) -> dict[str, Value]:
-        """What a report says of it."""
-        if self.temperature is None:
-            return {}
-        return {TEMPERATURE: Value(value=self.temperature, count=self.fitted_on)}
+    def values(self, stored: Sequence[float]) -> dict[str, Value]:
+        """Return what a report says of it.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedPredictions:
-    """Everything that the metrics of a report follow from.
-
-    Attributes:
-        log_probs: For each row and data set, members' log-probabilities (M, N, C), float32, scaled by the row's
-            temperature if it has one. The ID set is `id`.
-        labels: For each labelled data set, the model's classes (N,), int64.
-    """
-
-    log_probs: dict[str, dict[str, Tensor]]
-    labels: dict[str, Tensor]
-
-    def write(self, file: Sink) -> None:
-        """Write a canonical safetensors file: `log_probs/ROW/DATA` and `labels/DATA`."""
-        tensors = {f"{LABELS}/{data}": found for data, found in self.labels.items()}
-        tensors |= {
-            f"{LOG_PROBS}/{row}/{data}": found
-            for row, sets in self.log_probs.items()
-            for data, found in sets.items()
-        }
-        write_tensors(file, tensors, header=None)
-
-    @classmethod
-    def load(cls, path: Path) -> SavedPredictions:
-        """Read what `write` wrote.
-
-        Raises:
-            CheckpointError: If the file is malformed or holds something else.
+        Args:
+            stored: The temperatures of the row's checkpoints; where they differ, only what they share is said.
         """
-        checkpoint = Checkpoint.open(path)
-        log_probs: dict[str, dict[str, Tensor]] = {}
-        labels: dict[str, Tensor] = {}
-        for name in sorted(checkpoint.specs):
-            match name.split("/"):
-                case ["log_probs", row, data]:
-                    log_probs.setdefault(row, {})[data] = checkpoint.tensor(name)
-                case ["labels", data]:
-                    labels[data] = checkpoint.tensor(name)
-                case _:
-                    raise CheckpointError(
-                        f"{path}: tensor `{name}` is no prediction",
-                        hint="expected a file that `hydractl eval --save-predictions` wrote",
-                    )
-        return cls(log_probs=log_probs, labels=labels)
+        own = stored[0] if len({*stored}) == 1 else 1.0
+        if self.temperature is None and own == 1:
+            return {}
+        return {TEMPERATURE: Value(value=own * (self.temperature or 1.0), count=self.fitted_on)}
