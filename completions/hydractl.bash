@@ -182,12 +182,12 @@ _hydractl() {
         --mlp)
             _hydractl_words 'merge keep'
             ;;
-        --merge-trunk | --classes | --template | --seed)
+        --merge-trunk | --own-from | --classes | --template | --seed)
             : # any text
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --mlp --merge-trunk --force-merge --classes --template --seed --verify --no-verify --force --json -q --quiet -h --help'
+                _hydractl_words '-o --out --mlp --merge-trunk --force-merge --own-from --classes --template --seed --verify --no-verify --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

@@ -15,7 +15,7 @@ end
 complete -c hydractl -f
 complete -c hydractl -n '__hydractl_in ""' -a score -d 'Score how much each attention head matters'
 complete -c hydractl -n '__hydractl_in ""' -a prune -d 'Cut attention heads out of a base: one member, or several that differ'
-complete -c hydractl -n '__hydractl_in ""' -a finetune -d 'Train a base or a member on labelled data; `arch:NAME` trains from random weights'
+complete -c hydractl -n '__hydractl_in ""' -a finetune -d 'Train a base, a member or a hydra on labelled data; `arch:NAME` trains from random weights'
 complete -c hydractl -n '__hydractl_in ""' -a fuse -d 'Fuse members into one model that runs them all in a single forward pass'
 complete -c hydractl -n '__hydractl_in ""' -a eval -d 'Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side'
 complete -c hydractl -n '__hydractl_in ""' -a inspect -d 'Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage; or compare choices of heads'
@@ -145,6 +145,7 @@ complete -c hydractl -n '__hydractl_in fuse' -s o -l out -r -F -d 'Output file; 
 complete -c hydractl -n '__hydractl_in fuse' -l mlp -x -a 'merge keep' -d 'Average MLPs that differ, or keep each member\'s own (default: merge; with `--merge-trunk`: keep)'
 complete -c hydractl -n '__hydractl_in fuse' -l merge-trunk -x -d 'Average whatever differs before block L, the embedding too; it then runs once'
 complete -c hydractl -n '__hydractl_in fuse' -l force-merge -d 'Average members whose lineage does not tell that one base is theirs'
+complete -c hydractl -n '__hydractl_in fuse' -l own-from -x -d 'Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra'
 complete -c hydractl -n '__hydractl_in fuse' -l classes -x -d 'Classes of a zero-shot model: names, or a file with one name a line'
 complete -c hydractl -n '__hydractl_in fuse' -l template -x -d 'What a class is asked with, holding `{label}`; give several to average'
 complete -c hydractl -n '__hydractl_in fuse' -l seed -x -d 'Seed of everything random'

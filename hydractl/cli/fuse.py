@@ -27,6 +27,7 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
       hydractl fuse a.st b.st c.st -o hydra.st
       hydractl fuse a.st b.st c.st --merge-trunk 8 -o hydra.st
       hydractl fuse seed0.st seed1.st seed2.st --mlp keep -o ensemble.st
+      hydractl fuse base.st base.st base.st --own-from 4 -o hydra.st
       hydractl fuse clip0.st clip1.st clip2.st --classes cat,dog --template "A photo of a {label}." -o hydra.st
     """
     from hydractl.stages.fuse.run import run_fuse

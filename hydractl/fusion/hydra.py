@@ -11,15 +11,16 @@ from torch import nn
 
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.attention import Attention
-from hydractl.families.opening import OpenModel, build_checked, load_model, open_model
+from hydractl.families.opening import OpenModel, build_checked, expected_specs, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Block, Model, Stream, Tower, Towers, joined
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
 from hydractl.fusion.encoder import Encoder
-from hydractl.fusion.plan import split_members
+from hydractl.fusion.plan import fused_spec, split_members
 from hydractl.inputs import Inputs, checked_inputs, split_inputs
 from hydractl.manifest.header import Header, Kind
 from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.tensors import TensorSpec
 
 
 class Grouped(nn.Module):
@@ -137,7 +138,14 @@ class Hydra(Towers):
 def hydra_from_state(
     header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
 ) -> Hydra:
-    """Build a hydra from its header and fused tensors.
+    """Build a hydra from its header and fused tensors; see `members_from_state`."""
+    return Hydra(members_from_state(header, state, where=where, dtype=dtype)).eval()
+
+
+def members_from_state(
+    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
+) -> list[Model]:
+    """Build a hydra's members from its header and fused tensors; what they share are the same parameters in each.
 
     Args:
         header: Of a hydra.
@@ -159,12 +167,38 @@ def hydra_from_state(
         ) from error
     held: dict[int, torch.Tensor] = {}
     members = []
-    for mask, own in zip(header.masks, states, strict=True):
-        alone = header.model_copy(update={"kind": Kind.MEMBER, "masks": (mask,), "plan": None})
+    for alone, own in zip(member_headers(header), states, strict=True):
         # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
         parameters = {k: held.setdefault(id(v), _parameter(v)) for k, v in own.items()}
         members.append(build_checked(family, alone, parameters, where=where))
-    return Hydra(members).eval()
+    return members
+
+
+def member_headers(header: Header) -> list[Header]:
+    """Return what each member of a hydra would say of itself; a base or a member says what it says."""
+    if header.plan is None:
+        return [header]
+    alone = {"kind": Kind.MEMBER, "plan": None}
+    return [header.model_copy(update={**alone, "masks": (mask,)}) for mask in header.masks]
+
+
+def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
+    """Return the name and shape of every tensor that a checkpoint's header calls for, a hydra's too.
+
+    Raises:
+        CheckpointError: If the plan is not of the architecture's tensors.
+    """
+    header, family = opened.header, opened.family
+    each = [expected_specs(family, alone) for alone in member_headers(header)]
+    if header.plan is None:
+        return each[0]
+    fates = header.plan.fates
+    if odd := sorted(fates.keys() ^ each[0].keys()):
+        raise CheckpointError(
+            f"{opened.reference}: tensor {odd[0]} is in the fuse plan or in the architecture, not in both",
+            hint="was the file edited? fuse the members again",
+        )
+    return {n: fused_spec(family, n, fate, [specs[n] for specs in each]) for n, fate in fates.items()}
 
 
 def load(

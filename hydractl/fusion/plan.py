@@ -82,6 +82,21 @@ def member_widths(family: Family, header: Header, name: str, length: int) -> lis
     return widths
 
 
+def join_members(
+    family: Family, fates: Mapping[str, Fate], members: Sequence[Mapping[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Return a hydra's tensors of its members' state dicts: the inverse of `split_members`."""
+    import torch  # noqa: PLC0415 - fusing files without averages does not need torch
+
+    def fused(name: str, fate: Fate) -> torch.Tensor:
+        parts = [member[name] for member in members]
+        if fate != Fate.GROUPED:
+            return parts[0]
+        return torch.cat(parts, dim=group_axis(family, name)) if parts[0].ndim else torch.stack(parts)
+
+    return {name: fused(name, fate) for name, fate in fates.items()}
+
+
 def split_members(
     family: Family, header: Header, state: Mapping[str, torch.Tensor]
 ) -> list[dict[str, torch.Tensor]]:
@@ -118,6 +133,7 @@ class Fusion:
         *,
         mlp: Literal["merge", "keep"],
         merge_trunk: int = 0,
+        own_from: int | None = None,
         same: Mapping[str, bool] | None = None,
     ) -> None:
         """Compare the members' tensors.
@@ -126,6 +142,8 @@ class Fusion:
             members: Of one architecture; alike in their heads before block `merge_trunk`.
             mlp: What becomes of MLPs that differ.
             merge_trunk: Before this block of each tower the mean is taken of all that differs, the embedding too.
+            own_from: From this block of each tower on, and after the blocks, members keep a tensor each even where all are
+                equal; not below `merge_trunk`.
             same: Which tensors are equal in all members, where an earlier comparison has told.
 
         Raises:
@@ -135,6 +153,7 @@ class Fusion:
         self.checkpoints = [m.checkpoint for m in members]
         self.mlp = mlp
         self.merge_trunk = merge_trunk
+        self.own_from = own_from
         names = sorted(self.checkpoints[0].specs)
         self.same = {name: self._identical(name) for name in names} if same is None else same
         self.fates = {name: self._fate(name) for name in names}
@@ -161,6 +180,8 @@ class Fusion:
         return [c.specs[name] for c in self.checkpoints]
 
     def _fate(self, name: str) -> Fate:
+        if self._owned(name):
+            return Fate.GROUPED
         if self.same[name]:
             return Fate.SHARED
         if not self._averaged(name):
@@ -171,6 +192,12 @@ class Fusion:
                 hint="were the members made of one model? `--merge-trunk 0 --mlp keep` averages nothing",
             )
         return Fate.MERGED
+
+    def _owned(self, name: str) -> bool:
+        place = place_of(self.family, name)
+        if self.own_from is None or place.part == "embed":
+            return False
+        return place.layer is None or place.layer >= self.own_from
 
     def _averaged(self, name: str) -> bool:
         place = place_of(self.family, name)

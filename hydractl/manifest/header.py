@@ -166,12 +166,14 @@ class FusePlan(Strict):
         trunk: How many leading blocks run once, over all towers.
         mlp: Whether MLPs that differ were averaged, wherever they stand.
         merge_trunk: Before this block of each tower all that differs was averaged, the embedding too; 0: nothing was.
+        own_from: From this block of each tower on, and after the blocks, members have a tensor each even where all were equal.
     """
 
     fates: dict[str, Fate]
     trunk: int = Field(ge=0)
     mlp: Literal["merge", "keep"]
     merge_trunk: int = Field(default=0, ge=0, exclude_if=lambda value: value == 0)
+    own_from: int | None = Field(default=None, ge=0, exclude_if=lambda value: value is None)
 
 
 class Header(Document):

@@ -114,7 +114,7 @@ class Run:
         device = self.engine.device
         ordered = None if job.pieces is None else OrderedGradients(self.engine, self.parameters, job.pieces)
         for i, piece in enumerate(pieces):
-            with self.noise.at(seed=job.seed, step=done, first=piece.first, total=piece.total, device=device):
+            with self.noise.at(seed=job.seed, step=done, rows=piece.rows, total=piece.total, device=device):
                 loss = self._loss(piece)
                 if ordered is not None:
                     ordered.add(loss)

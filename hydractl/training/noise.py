@@ -20,20 +20,20 @@ class StepNoise:
     """Which rows of which batch are computed now."""
 
     def __init__(self) -> None:
-        self.first, self.total = 0, 0
+        self.rows, self.total = range(0), 0
 
     @contextlib.contextmanager
-    def at(self, *, seed: int, step: int, first: int, total: int, device: torch.device) -> Iterator[None]:
+    def at(self, *, seed: int, step: int, rows: range, total: int, device: torch.device) -> Iterator[None]:
         """Seed torch's generators for one piece of a step's batch, and put them back afterwards.
 
         Args:
             seed: Of the run.
             step: Counted from 0.
-            first: The piece's first row in the batch.
+            rows: The piece's rows in the batch.
             total: Rows of the whole batch.
             device: Where the piece is computed.
         """
-        self.first, self.total = first, total
+        self.rows, self.total = rows, total
         devices = [] if device.type == "cpu" else [device.index or 0]
         with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
             torch.manual_seed(sample_seed(_STREAM, seed, step))
@@ -41,7 +41,10 @@ class StepNoise:
 
 
 class BatchDropout(nn.Module):
-    """Dropout that draws for the whole batch and applies the rows that are computed here."""
+    """Dropout that draws for the whole batch and applies the rows that are computed here.
+
+    Where members of a hydra run side by side, the batch axis holds the rows of each, and each has draws of its own.
+    """
 
     def __init__(self, p: float, noise: StepNoise) -> None:
         super().__init__()
@@ -49,11 +52,12 @@ class BatchDropout(nn.Module):
         self.noise = noise
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (B, ...) with a share `p` of its elements zero and the others scaled by 1 / (1 - p)."""
+        """Return x (M B, ...) with a share `p` of its elements zero and the others scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return x
-        keep = torch.empty(self.noise.total, *x.shape[1:], dtype=x.dtype, device=x.device)
-        keep = keep.bernoulli_(1 - self.p)[self.noise.first : self.noise.first + len(x)]
+        rows, members = self.noise.rows, max(len(x) // len(self.noise.rows), 1)
+        keep = torch.empty(members, self.noise.total, *x.shape[1:], dtype=x.dtype, device=x.device)
+        keep = keep.bernoulli_(1 - self.p)[:, rows.start : rows.stop].flatten(0, 1)
         return x * keep / (1 - self.p)
 
 

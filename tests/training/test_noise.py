@@ -20,8 +20,9 @@ class Net(nn.Module):
         self.inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))
 
 
-def run(noise, layer, x, *, step=3, seed=5, first=0, total=None):
-    with noise.at(seed=seed, step=step, first=first, total=total or len(x), device=CPU):
+def run(noise, layer, x, *, step=3, seed=5, first=0, total=None, count=None):
+    rows = range(first, first + (count or len(x)))
+    with noise.at(seed=seed, step=step, rows=rows, total=total or len(rows), device=CPU):
         return layer(x)
 
 

@@ -177,13 +177,15 @@ def _fused_facts(report: CheckpointReport) -> list[tuple[str, str]]:
     if fused is None or architecture is None:
         return []
     layers = sum(t.layers for t in architecture.towers.values())
-    results = report.lineage.results if report.lineage else {}
+    step = report.lineage
+    trained = step is not None and step.command == "finetune"
+    results = step.results if step else {}
     return [
         ("trunk", f"{fused.trunk} of {counted(layers, 'block')} run once"),
         *([("averaged", f"what differs before block {fused.merge_trunk}")] if fused.merge_trunk else []),
         ("MLPs", "averaged where they differ" if fused.mlp == "merge" else "kept for each member"),
         ("apart", f"the members take {size(fused.apart_bytes)}"),
-        ("verification", pairs(results) or "not verified"),
+        ("trained as one" if trained else "verification", pairs(results) or "not verified"),
     ]
 
 

@@ -25,7 +25,7 @@ class FinetuneConfig:
     """What to train, on what, how, and where to."""
 
     model: str = required(shared.MODEL)
-    """A base or a member; `arch:NAME` trains from random weights."""
+    """A base, a member or a hydra; `arch:NAME` trains from random weights."""
     data: DataRef = required(
         Setting(
             f"Labelled training data: {shared.DATA_SOURCES}.",

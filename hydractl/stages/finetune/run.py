@@ -1,4 +1,4 @@
-"""finetune: train a base or a member on labelled data, and write what it was with other weights."""
+"""finetune: train a base, a member or a hydra on labelled data, and write what it was with other weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.checkpoint import write_tensors
 from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, DataError
-from hydractl.families.opening import build_checked
 from hydractl.families.probe import blank_inputs
-from hydractl.families.tower import Model
 from hydractl.manifest.header import Header, Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.subject import Subject, of_each
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import resumable
@@ -41,8 +40,8 @@ class FinetuneReport:
 
     Attributes:
         path: The output.
-        kind: base or member.
-        accuracy: On the validation data, of the weights as written, in [0, 1].
+        kind: base, member or hydra.
+        accuracy: On the validation data, of the weights as written, in [0, 1]; a hydra's is its ensemble's.
         nll: Likewise, in nats.
         lr: The learning rate that validated best.
         step: How many steps the written weights took.
@@ -106,10 +105,8 @@ def _train(
     tensors = _tensors(work, trained)
     metrics = trained.metrics
     if recipe.precision != "fp32" or any(t.dtype != torch.float32 for t in tensors.values()):
-        stored = build_checked(
-            work.opened.family, work.header, tensors, where=config.model, dtype=torch.float32
-        )
-        metrics = measure(stored.to(engine.device)) or metrics
+        stored = Subject.of(work.opened.family, work.header, tensors, where=config.model)
+        metrics = measure(stored.module.to(engine.device).eval()) or metrics
     report = FinetuneReport(
         path=config.out,
         kind=work.header.kind,
@@ -143,6 +140,10 @@ def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None
 def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
     """Say to the loop what to train."""
     config, recipe = work.config, work.config.recipe
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
+
     feed = ItemFeed.open(
         work.train.items,
         work.train.labels,
@@ -152,11 +153,9 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
         seed=config.seed if config.order_seed is None else config.order_seed,
     )
     return Job(
-        build=lambda: _build(work),
+        build=lambda: _build(work).module,
         feed=feed,
-        loss=lambda logits, labels: F.cross_entropy(
-            logits, labels, label_smoothing=recipe.label_smoothing, reduction="none"
-        ),
+        loss=of_each(work.header, loss),
         evaluate=measure,
         probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
         recipe=recipe,
@@ -165,17 +164,16 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
     )
 
 
-def _build(work: Work) -> Model:
+def _build(work: Work) -> Subject:
     """Return the model as training begins: in fp32 whatever is stored, gradients where parameters train."""
     state = work.opened.checkpoint.tensors()
     if work.config.recipe.reset_head:
         state = reset_head(work.opened.family, state)
-    model = build_checked(
-        work.opened.family, work.header, state, where=work.config.model, dtype=torch.float32
-    )
-    for name, tensor in model.library_state().items():
-        tensor.requires_grad_(name in work.names)
-    return model
+    subject = Subject.of(work.opened.family, work.header, state, where=work.config.model)
+    for own in subject.states:
+        for name, tensor in own.items():
+            tensor.requires_grad_(name in work.names)
+    return subject
 
 
 def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
@@ -184,14 +182,14 @@ def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
     Raises:
         CheckFailed: If a weight does not fit its dtype.
     """
-    model = _build(work)
-    parameters = dict(model.named_parameters())
+    subject = _build(work)
+    parameters = dict(subject.module.named_parameters())
     with torch.no_grad():
         for name, tensor in trained.weights.items():
             parameters[name].copy_(tensor)
     return stored_tensors(
         work.opened.checkpoint,
-        model.library_state(),
+        subject.tensors(),
         trained=work.names,
         hint="lower `--lr`, or add `--clip 1.0`",
     )

@@ -11,15 +11,17 @@ from hydractl.data.inputs import Reading, check_augment, check_reads, limited, o
 from hydractl.data.items import Items
 from hydractl.data.labels import match_classes, required_labels
 from hydractl.data.reference import DataRef
-from hydractl.errors import CheckpointError, UsageError
+from hydractl.errors import UsageError
 from hydractl.families.base import place_of
-from hydractl.families.opening import OpenModel, check_tensors, expected_specs, open_model
-from hydractl.manifest.header import Header, InputFile, Kind
+from hydractl.families.opening import OpenModel, check_tensors, open_model
+from hydractl.fusion.hydra import stored_specs
+from hydractl.manifest.header import Fate, Header, InputFile
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.recipes.parts import trainable
+from hydractl.training.recipes.recipe import PARTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +60,8 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
             hint="zero-shot models are pruned and fused without training",
         )
     header = opened.header
-    if header.kind == Kind.HYDRA:
-        raise CheckpointError(
-            f"{config.model}: is a hydra, whose members are fused already",
-            hint="fine-tune the members, then fuse them again",
-        )
     check_outputs([config.out], force=config.force, models=[opened], data=[config.data, config.val])
-    check_tensors(config.model, opened.checkpoint.specs, expected_specs(opened.family, header))
+    check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     check_reads(header.preprocess, model=config.model)
     how = limited(header.preprocess, config.max_length, model=config.model)
     if config.max_length is None:
@@ -104,10 +101,18 @@ def _opened(config: FinetuneConfig) -> OpenModel:
 
 def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
     """Return the tensors that train, told by the shapes alone."""
-    header = opened.header
-    state = opened.family.build(header.architecture, header.masks[0], None).library_state()
-    with_elements = {n: t for n, t in state.items() if t.numel()}
-    return trainable(opened.family, header.architecture, config.recipe, with_elements)
+    header, recipe = opened.header, config.recipe
+    if recipe.own and header.plan is None:
+        raise UsageError(
+            f"`--train own`: {config.model} is a {header.kind}, and only members of a hydra have what is their own",
+            hint=f"leave `own` out, or choose from {', '.join(PARTS)}",
+        )
+    built = (opened.family.build(header.architecture, mask, None).library_state() for mask in header.masks)
+    with_elements = {n: t for state in built for n, t in state.items() if t.numel()}
+    if recipe.own and header.plan is not None:
+        fates = header.plan.fates
+        with_elements = {n: t for n, t in with_elements.items() if fates[n] == Fate.GROUPED}
+    return trainable(opened.family, header.architecture, recipe, with_elements)
 
 
 def _labelled(reference: DataRef, option: str, header: Header, progress: Progress) -> Labelled:

@@ -35,6 +35,13 @@ class FuseConfig:
     )
     """0 averages nothing. Each of several towers is cut at its own depth."""
     force_merge: bool = flag(Setting("Average members whose lineage does not tell that one base is theirs."))
+    own_from: int | None = setting(
+        None,
+        "Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra.",
+        low=0,
+        tells=False,
+        metavar="L",
+    )
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     seed: int = by_default(0, shared.SEED)
     """Of the random batch that `verify` compares on."""
@@ -51,6 +58,12 @@ class FuseConfig:
             raise UsageError(
                 "`--force-merge` has no effect: nothing is averaged",
                 hint="add `--merge-trunk L` or `--mlp merge`, or leave it out",
+            )
+
+        if self.own_from is not None and self.own_from < (self.merge_trunk or 0):
+            raise UsageError(
+                f"`--own-from {self.own_from}`: members cannot own blocks that `--merge-trunk {self.merge_trunk}` averages",
+                hint=f"add `--own-from {self.merge_trunk}`, or a lower `--merge-trunk`",
             )
 
     @property

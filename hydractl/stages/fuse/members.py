@@ -159,3 +159,24 @@ def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
 def _differing(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
     keys = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
     return f"with {', '.join(f'{k}={ours.get(k)}' for k in keys)}" if keys else "of another shape"
+
+
+def check_own_from(first: OpenModel, own_from: int | None) -> None:
+    """Refuse `--own-from` where there is no such block, or nothing to train.
+
+    Raises:
+        UsageError: If it is so.
+    """
+    if own_from is None:
+        return
+    if first.header.prompting is not None:
+        raise UsageError(
+            f"`--own-from {own_from}`: {first.reference} is a zero-shot model, which is not trained",
+            hint="leave it out: what differs between members is their own anyway",
+        )
+    depth = depth_of(first)
+    if own_from > depth:
+        raise UsageError(
+            f"`--own-from {own_from}`: {first.reference} has {counted(depth, 'block')}",
+            hint=f"`--own-from {depth}` leaves members readout and head",
+        )

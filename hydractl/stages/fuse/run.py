@@ -16,13 +16,14 @@ from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.fuse.members import check_compatible, check_merge_trunk, check_one_start
+from hydractl.stages.fuse.members import check_compatible, check_merge_trunk, check_one_start, check_own_from
 from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
 
 UNKNOWN = f"sha256:{'0' * 64}"
 """What stands for a digest until it is known: as long as one."""
+LATER = "members are identical yet: the hydra answers as one model until `finetune` trains it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     check_outputs([config.out], force=config.force, models=members, files=[config.naming.file])
     check_compatible(members)
     check_merge_trunk(members, config.merge_trunk or 0)
+    check_own_from(members[0], config.own_from)
     if config.merges and not config.force_merge:
         check_one_start(members)
     classes = config.naming.classes(members[0])
@@ -86,7 +88,9 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     # a pipe has to wait for them.
     with ThreadPoolExecutor(max_workers=1) as pool:
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
-        fusion = Fusion(members, mlp=config.mlps, merge_trunk=config.merge_trunk or 0)
+        fusion = Fusion(
+            members, mlp=config.mlps, merge_trunk=config.merge_trunk or 0, own_from=config.own_from
+        )
         if found := _sameness(fusion, count=len(members)):
             progress.warn(found)
         if config.verify or is_stream(config.out):
@@ -106,7 +110,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
             write_checkpoint(
                 file, fusion.specs, fusion.chunks, header=header, final=final if digest else None
             )
-    if Fate.GROUPED in fusion.fates.values():  # else all are alike, which has been said
+    if not all(fusion.same.values()) and Fate.GROUPED in fusion.fates.values():  # else it has been said
         for member, twin in _twins(members):
             progress.warn(f"{member} and {twin} hold the same weights: what they say counts twice")
     return _report(config, members, fusion, gap)
@@ -118,7 +122,7 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     if count == 1:
         return "there is one member only: the hydra answers as one model"
     if Fate.GROUPED in fates:
-        return None
+        return LATER if all(fusion.same.values()) else None
     if Fate.MERGED in fates:
         what, instead = (
             ("MLPs", "`--mlp keep`") if not fusion.merge_trunk else ("tensors", "a lower `--merge-trunk`")
@@ -148,6 +152,7 @@ def _header(
         options={
             "mlp": config.mlps,
             "merge_trunk": config.merge_trunk,
+            "own_from": config.own_from,
             "force_merge": config.force_merge or None,
             "classes": config.naming.names or None,
             "templates": config.naming.templates or None,
@@ -160,7 +165,13 @@ def _header(
         update={
             "kind": Kind.HYDRA,
             "masks": tuple(m.header.masks[0] for m in members),
-            "plan": FusePlan(fates=fusion.fates, trunk=trunk, mlp=fusion.mlp, merge_trunk=fusion.merge_trunk),
+            "plan": FusePlan(
+                fates=fusion.fates,
+                trunk=trunk,
+                mlp=fusion.mlp,
+                merge_trunk=fusion.merge_trunk,
+                own_from=fusion.own_from,
+            ),
             "made_by": step,
         }
     )

@@ -46,8 +46,10 @@ def open_local(file: str) -> tuple[Checkpoint | Document, Located]:
 
 def member_names(header: Header) -> tuple[str, ...]:
     """Return what the members of a hydra were called, or `member 0`, ... where its lineage does not say."""
-    count = len(header.masks)
-    inputs = header.made_by.inputs if header.made_by else ()
+    count, step = len(header.masks), header.made_by
+    while step is not None and step.command != "fuse":  # trained since: a step's model is its first input
+        step = step.inputs[0].made_by if step.inputs else None
+    inputs = () if step is None else step.inputs
     return (
         tuple(i.name for i in inputs) if len(inputs) == count else tuple(f"member {i}" for i in range(count))
     )

@@ -37,6 +37,11 @@ class Piece:
     total: int
     weight: float
 
+    @property
+    def rows(self) -> range:
+        """The piece's rows in the batch."""
+        return range(self.first, self.first + len(self.labels))
+
 
 class Feed(Protocol):
     """Where the loop gets its batches from."""

@@ -46,12 +46,13 @@ def trainable(
             if place.layer is None
             else place.layer >= architecture.towers[place.tower].layers - last
         )
-        if tensor.requires_grad and place.part in recipe.train and late:
+        if tensor.requires_grad and place.part in recipe.parts and late:
             chosen.append(name)
     if not chosen:
+        own = " that members have as their own" if recipe.own else ""
         blocks = "" if last is None else f" in the last {last} blocks"
         raise UsageError(
-            f"nothing would train: {architecture.name} has no {', '.join(recipe.train)} parameters{blocks}",
+            f"nothing would train: {architecture.name} has no {', '.join(recipe.parts)} parameters{own}{blocks}",
             hint="widen `--train` or `--last-blocks`",
         )
     return tuple(sorted(chosen))

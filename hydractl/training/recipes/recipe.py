@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LEARN, TIME, WHAT, STOP = "Optimisation", "Length and batches", "What trains", "Evaluation and stopping"
 PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
+OWN = "own"
+"""Stands beside parts for: no more of them than members of a hydra have as their own."""
 BLOCKLESS = frozenset({"readout", "head"})
 """Parts that train whatever `last_blocks` says."""
 DEFAULT_EPOCHS = 10
@@ -119,8 +121,8 @@ class Recipe:
     )
     train: tuple[str, ...] = setting(
         PARTS,
-        f"{', '.join(PARTS)}; default: all.",
-        choices=PARTS,
+        f"{', '.join(PARTS)}; default: all. `own` leaves what members of a hydra share as it is.",
+        choices=(*PARTS, OWN),
         parse=partial(words, "--train"),
         metavar="PART[,...]",
         panel=WHAT,
@@ -168,7 +170,7 @@ class Recipe:
             )
         if self.steps is not None and self.epochs is not None:
             raise UsageError("`--steps` and `--epochs` exclude each other")
-        if self.reset_head and "head" not in self.train:
+        if self.reset_head and "head" not in self.parts:
             raise UsageError(
                 "`--reset-head` makes the classifier zero, and a zero that does not train lets nothing else learn",
                 hint="add `head` to `--train`, or add `--keep-head`",
@@ -180,8 +182,18 @@ class Recipe:
         set_field(self, "lr", self.lr or DEFAULT_LR[self.optimizer])
         if self.weight_decay is None:
             set_field(self, "weight_decay", DEFAULT_DECAY[self.optimizer])
-        set_field(self, "train", tuple(part for part in PARTS if part in self.train))
+        set_field(self, "train", tuple(part for part in (*PARTS, OWN) if part in self.train))
         set_field(self, "keep_best", self.keep_best or self.early_stop is not None)
+
+    @property
+    def own(self) -> bool:
+        """Whether what members of a hydra share stays as it is."""
+        return OWN in self.train
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that train."""
+        return tuple(part for part in PARTS if part in self.train) or PARTS
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimiser steps.
@@ -207,7 +219,7 @@ class Recipe:
             "momentum": self.optimizer != "sgd",
             "floor": self.schedule == "constant",
             "patience_delta": self.early_stop is None,
-            "last_blocks": self.last_blocks is None or BLOCKLESS.issuperset(self.train),
+            "last_blocks": self.last_blocks is None or BLOCKLESS.issuperset(self.parts),
         }
         return {key: value for key, value in asdict(self).items() if not idle.get(key, False)}
 
@@ -346,7 +358,7 @@ def _refuse_idle(recipe: Recipe, given: Mapping[str, object]) -> None:
             "`--keep-last` and `--early-stop` exclude each other: stopping early keeps the best weights",
             hint="leave one of them out",
         )
-    if "last_blocks" in given and BLOCKLESS.issuperset(recipe.train):
+    if "last_blocks" in given and BLOCKLESS.issuperset(recipe.parts):
         raise UsageError(
             f"`--last-blocks` has no effect with `--train {','.join(recipe.train)}`",
             hint="neither is a part of a block; leave `--last-blocks` out",

@@ -521,22 +521,6 @@ def test_a_fresh_model_of_another_number_of_classes_says_what_to_type(tmp_path):
     assert "`::classes=`" in caught.value.hint
 
 
-def test_a_hydra_is_refused(tmp_path, hydra_file):
-    with pytest.raises(CheckpointError, match="is a hydra"):
-        run_finetune(config(tmp_path / "out.st", hydra_file))
-
-
-@pytest.fixture
-def hydra_file(tmp_path):
-    from hydractl.stages.fuse.config import FuseConfig
-    from hydractl.stages.fuse.run import run_fuse
-
-    for i, keep in enumerate((((0,), (1,), (2,)), ((1,), (2,), (3,)))):
-        base().pruned(*keep).save(tmp_path / f"{i}.st")
-    run_fuse(FuseConfig(models=(str(tmp_path / "0.st"), str(tmp_path / "1.st")), out=tmp_path / "hydra.st"))
-    return tmp_path / "hydra.st"
-
-
 def test_outputs_are_not_replaced_unasked(tmp_path):
     model = base().save(tmp_path / "model.st")
     out = tmp_path / "out.st"

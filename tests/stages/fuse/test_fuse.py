@@ -142,9 +142,18 @@ def hears(folder, samples, **changes):
 def test_members_that_cannot_disagree_are_warned_about(tmp_path):
     one = base(PLAIN).pruned(*KEEPS[0])
     assert hears(tmp_path, [one, one]).warnings == ["members are identical: the hydra answers as one model"]
+    assert hears(tmp_path, [one, one], force=True, own_from=1).warnings == [
+        "members are identical yet: the hydra answers as one model until `finetune` trains it"
+    ]
     assert hears(tmp_path, [one], force=True).warnings == [
         "there is one member only: the hydra answers as one model"
     ]
+
+
+def test_a_block_that_is_not_there_is_nobody_s_own(tmp_path):
+    with pytest.raises(UsageError, match=r"`--own-from 4`: .*0.st has 3 blocks") as caught:
+        fuse(members(tmp_path), tmp_path / "hydra.st", own_from=4)
+    assert "`--own-from 3`" in caught.value.hint
 
 
 def test_a_member_that_comes_twice_is_warned_about(tmp_path):

@@ -1,0 +1,84 @@
+"""What trains: a base, a member, or all members of a hydra together, told apart here and nowhere else in this stage.
+
+Axes: M members, B batch, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from hydractl.families.base import Family
+from hydractl.families.opening import build_checked
+from hydractl.fusion.hydra import Hydra, members_from_state
+from hydractl.fusion.plan import join_members
+from hydractl.inputs import Inputs
+from hydractl.manifest.header import Header
+from hydractl.metrics.samples import ensemble_log_probs
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Together(nn.Module):
+    """A hydra as it trains: the trunk once, then each member apart."""
+
+    def __init__(self, hydra: Hydra) -> None:
+        super().__init__()
+        self.hydra = hydra
+
+    @override
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return the members' logits (M, B, C) in training, the ensemble's log-probabilities (B, C) in evaluation."""
+        logits = self.hydra.member_logits(inputs)
+        return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model in memory.
+
+    Attributes:
+        module: Inputs to logits (B, C); a hydra's as `Together` has it.
+        states: Each member's parameters and buffers by the library's names, the very ones of the module: what members of
+            a hydra share is the same tensor in each.
+        header: What it was made by.
+        family: Likewise.
+    """
+
+    module: nn.Module
+    states: tuple[Mapping[str, torch.Tensor], ...]
+    header: Header
+    family: Family
+
+    @classmethod
+    def of(cls, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str) -> Subject:
+        """Build in fp32 what a checkpoint holds.
+
+        Raises:
+            CheckpointError: If its tensors are not those of its architecture, masks and plan.
+        """
+        module: nn.Module
+        if header.plan is None:
+            members = [build_checked(family, header, state, where=where, dtype=torch.float32)]
+            module = members[0]
+        else:
+            members = members_from_state(header, state, where=where, dtype=torch.float32)
+            module = Together(Hydra(members))
+        states = tuple(member.library_state() for member in members)
+        return cls(module=module, states=states, header=header, family=family)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors as the checkpoint names them: the inverse of `of`."""
+        plan = self.header.plan
+        return dict(self.states[0]) if plan is None else join_members(self.family, plan.fates, self.states)
+
+
+def of_each(header: Header, loss: Loss) -> Loss:
+    """Return a loss of logits (B, C) and labels, (B,), as one of what a model answers in training: the mean over members."""
+    if header.plan is None:
+        return loss
+    return lambda outputs, labels: torch.stack([loss(z, labels) for z in outputs]).mean(0)

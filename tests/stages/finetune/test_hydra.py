@@ -1,0 +1,187 @@
+"""finetune of a hydra: one trunk and M members train together, and what comes out is the hydra that went in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.opening import open_model
+from hydractl.fusion.hydra import load
+from hydractl.fusion.plan import split_members
+from hydractl.manifest.header import Fate, Kind
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.inspect.sniff import member_names
+from hydractl.training.recipes.recipe import Recipe
+from support.builders import base
+
+TRAIN = "digits::split=train,classes=0-6,limit=24"
+VAL = "digits::split=val,classes=0-6,limit=20"
+RECIPE = Recipe(lr=(1e-3,), epochs=2, batch_size=8, augment=("shift",), dropout=0.1)
+SGD = replace(RECIPE, optimizer="sgd", lr=(0.05,), weight_decay=0.0, dropout=0.0, steps=3, epochs=None)
+
+
+def tuned(out, model, **changes):
+    given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
+    return run_finetune(FinetuneConfig(model=str(model), out=out, **(given | changes)))
+
+
+def header(path):
+    return Checkpoint.open(path).header
+
+
+def members(path):
+    opened = open_model(str(path))
+    return split_members(opened.family, opened.header, opened.checkpoint.tensors())
+
+
+class Cut:
+    """A `Progress` that interrupts after so many messages."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def step(self, _message):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    def warn(self, message):
+        pass
+
+
+@pytest.fixture(scope="module")
+def hydra(tmp_path_factory):
+    """Three equal members that have their own from the last block on, of which one other block has no heads."""
+    folder = tmp_path_factory.mktemp("hydra")
+    one = base().pruned((0, 1), (), (0, 1, 3)).save(folder / "one.st")
+    out = folder / "hydra.st"
+    run_fuse(FuseConfig(models=(str(one),) * 3, out=out, own_from=2, verify=False))
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(hydra):
+    out = hydra.with_name("whole.st")
+    tuned(out, hydra)
+    return out
+
+
+def test_what_comes_out_is_the_hydra_that_went_in_with_other_weights(hydra, whole):
+    before, after = header(hydra), header(whole)
+    left, right = Checkpoint.open(hydra).tensors(), Checkpoint.open(whole).tensors()
+
+    assert (after.kind, after.masks, after.plan, after.base) == (
+        Kind.HYDRA,
+        before.masks,
+        before.plan,
+        before.base,
+    )
+    assert {n: t.shape for n, t in left.items()} == {n: t.shape for n, t in right.items()}
+    assert after.made_by.inputs[0].name == "hydra.st"
+    assert member_names(after) == member_names(before) == ("one.st",) * 3
+    fates = after.plan.fates
+    moved = {n for n, t in right.items() if t.numel() and not torch.equal(t, left[n])}
+    assert {fates[n] for n in moved} == {Fate.SHARED, Fate.GROUPED}
+    assert "cls_token" in moved
+
+
+def test_members_that_begin_equal_part_by_their_dropout(whole):
+    each = members(whole)
+
+    assert not torch.equal(each[0]["head.weight"], each[1]["head.weight"])
+    assert not torch.equal(each[1]["blocks.2.attn.qkv.weight"], each[2]["blocks.2.attn.qkv.weight"])
+    assert each[0]["blocks.0.mlp.fc1.weight"] is each[2]["blocks.0.mlp.fc1.weight"]
+
+
+def test_reported_metrics_are_the_ensemble_s(tmp_path, hydra):
+    from hydractl.data.dataset import open_data
+    from hydractl.data.preprocess import eval_transform
+
+    report = tuned(tmp_path / "out.st", hydra)
+
+    images = open_data(VAL)
+    transform = eval_transform(header(tmp_path / "out.st").preprocess)
+    inputs, labels = torch.stack([transform(images.image(i)) for i in range(20)]), torch.tensor(images.labels)
+    with torch.inference_mode():
+        probs = load(tmp_path / "out.st")(inputs).member_logits.softmax(-1).mean(0)
+    assert report.kind == Kind.HYDRA
+    assert report.accuracy == pytest.approx((probs.argmax(1) == labels).float().mean().item(), abs=1e-6)
+    assert report.nll == pytest.approx(-probs[torch.arange(20), labels].log().mean().item(), abs=1e-5)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
+    out = tmp_path / "out.st"
+    given = FinetuneConfig(
+        model=str(hydra), out=out, data=DataRef.parse(TRAIN), val=DataRef.parse(VAL), recipe=RECIPE, device="cpu",
+        save_every=1,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        run_finetune(given, Cut(2))
+
+    assert not out.exists()
+    assert run_finetune(given).resumed_from > 0
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path):
+    """Nothing shared: SGD on the mean of M losses moves each member as SGD at 1/M of the rate does alone."""
+    samples = [base().pruned((0,), (1, 2), ()).tuned(1), base().pruned((0, 3), (), (1,)).tuned(2)]
+    paths = tuple(str(s.save(tmp_path / f"{i}.st")) for i, s in enumerate(samples))
+    run_fuse(FuseConfig(models=paths, out=tmp_path / "hydra.st", mlp="keep", verify=False))
+
+    tuned(tmp_path / "together.st", tmp_path / "hydra.st", recipe=SGD)
+
+    for i, found in enumerate(members(tmp_path / "together.st")):
+        tuned(tmp_path / f"alone{i}.st", paths[i], recipe=replace(SGD, lr=(0.025,)))
+        expected = Checkpoint.open(tmp_path / f"alone{i}.st").tensors()
+        assert all(torch.allclose(found[n], t, atol=1e-5) for n, t in expected.items())
+        assert not torch.allclose(found["head.weight"], samples[i].state["head.weight"], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("train", "parts"), [(("own",), {"blocks.2", "norm", "head"}), (("own", "head"), {"head"})]
+)
+def test_own_leaves_what_members_share_as_it_is(tmp_path, hydra, train, parts):
+    tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, train=train))
+
+    before, after = Checkpoint.open(hydra).tensors(), Checkpoint.open(tmp_path / "out.st").tensors()
+    moved = {n for n, t in after.items() if not torch.equal(t, before[n])}
+    assert {n[:8] if n.startswith("blocks") else n.split(".")[0] for n in moved} == parts
+
+
+def test_own_is_for_hydras(tmp_path):
+    model = base().save(tmp_path / "base.st")
+
+    with pytest.raises(UsageError, match="only members of a hydra") as caught:
+        tuned(tmp_path / "out.st", model, recipe=replace(RECIPE, train=("own",)))
+    assert "leave `own` out" in caught.value.hint
+
+
+def test_a_hydra_whose_plan_was_edited_is_refused(tmp_path, hydra):
+    from hydractl.checkpoint import write_tensors
+
+    checkpoint = Checkpoint.open(hydra)
+    plan = checkpoint.header.plan
+    fates = {n: f for n, f in plan.fates.items() if n != "norm.bias"}
+    edited = checkpoint.header.model_copy(update={"plan": plan.model_copy(update={"fates": fates})})
+    with (tmp_path / "edited.st").open("wb") as file:
+        write_tensors(file, checkpoint.tensors(), header=edited)
+
+    with pytest.raises(CheckpointError, match="norm\\.bias is in the fuse plan or in the architecture"):
+        tuned(tmp_path / "out.st", tmp_path / "edited.st")
+
+
+def test_bf16_and_a_classifier_of_zeros(tmp_path, hydra):
+    report = tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, precision="bf16", reset_head=True))
+
+    each = members(tmp_path / "out.st")
+    assert report.nll < 2.5
+    assert not torch.equal(each[0]["head.weight"], each[1]["head.weight"])
