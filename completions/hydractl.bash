@@ -58,7 +58,7 @@ _hydractl() {
             _hydractl_words 'acc ood avg'
             ;;
         --ood-score)
-            _hydractl_words 'msp energy entropy max-logit'
+            _hydractl_words 'msp entropy mi energy max-logit'
             ;;
         --search)
             _hydractl_words 'exact lazy'
@@ -203,6 +203,9 @@ _hydractl() {
         --near | --far | --compare | --temperature | --name | --metrics | --bootstrap | --fail-if | --max-length | --batch-size | --classes | --template | --arch | --seed)
             : # any text
             ;;
+        --ood-score)
+            _hydractl_words 'msp entropy mi energy max-logit'
+            ;;
         -o | --out | --save-predictions)
             _hydractl_files ''
             ;;
@@ -214,7 +217,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --name --metrics --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

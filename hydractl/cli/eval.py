@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, count, line, table
 from hydractl.metrics.metric import Metric, Needs, Unit
+from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
 from hydractl.progress import counted
 from hydractl.stages.evaluate.config import EvalConfig
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 Column: TypeAlias = tuple[str | None, Metric]
 
+GROUPS = ("near", "far", "all")
+
 CELLS: dict[Unit, Callable[[float], str]] = {
     Unit.SHARE: lambda value: f"{100 * value:.1f}",
     Unit.COUNT: count,
@@ -32,7 +36,8 @@ CELLS: dict[Unit, Callable[[float], str]] = {
 def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.
 
-    A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`.
+    A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`, and of several
+    scores by which: `auroc@mi[far]`.
 
     Metrics: {metrics}.
 
@@ -40,6 +45,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval hydra.st --data digits::split=test,classes=0-6
       hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --fail-if 'auroc[near]<0.9' -o report.json
       hydractl eval hydra.st --data digits::split=test --temperature digits::split=val --compare base.st
+      hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --ood-score msp,entropy,mi
       hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
       hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'
@@ -62,10 +68,14 @@ def show(report: EvalReport, out: Console) -> None:
 
 
 def render(document: Report, out: Console) -> None:
-    """Show a report: a table over all rows, one for each OOD set, and one of the members' diversity."""
+    """Show a report: a table over all rows, one for each OOD set, one of the members' diversity.
+
+    Of several OOD scores each has a column, and there is a table of means for each metric that they lead to.
+    """
     kinds = dict.fromkeys(document.near, "near") | dict.fromkeys(document.far, "far")
     main = _columns(document, None, Needs.TEMPERATURE, Needs.LABELS)
-    main += _columns(document, "all", Needs.OOD) + _columns(document, None, Needs.WEIGHTS, Needs.TIME)
+    ranked = [c for c in _columns(document, "all", Needs.OOD) if "@" not in c[1].name]
+    main += ranked + _columns(document, None, Needs.WEIGHTS, Needs.TIME)
     foreign = {name: _columns(document, name, Needs.OOD, Needs.MEMBERS) for name in kinds}
     members = [c for scope in (None, "all") for c in _columns(document, scope, Needs.MEMBERS)]
     if all(row.members == 1 for row in document.rows):
@@ -75,8 +85,14 @@ def render(document: Report, out: Console) -> None:
     tested = document.data.get("id")
     if tested is not None:
         line(out, f"{_samples(tested, ': ')}{_notes(main, [*foreign.values(), members])}")
+    if foreign and len(document.ood_scores) == 1 and document.ood_scores != (MSP,):
+        line(out, f"OOD samples are told by {document.ood_scores[0]}")
     if any(TEMPERATURE in row.values or row.stored_temperatures for row in document.rows):
         line(out, _scaling(document))
+    for _, metric in ranked if len(document.ood_scores) > 1 else ():
+        by_score = _means(document, METRICS[metric.name])
+        title = f"{METRICS[metric.name].column} by OOD score, means over data sets"
+        out.print(_table(document, by_score, [str(m.column) for _, m in by_score], title=title))
     for name, columns in foreign.items():
         title = f"{name} ({kinds[name]} OOD: {_samples(document.data[name], ', ')})"
         out.print(_table(document, columns, [str(m.column) for _, m in columns], title=title))
@@ -90,16 +106,39 @@ def _columns(document: Report, scope: str | None, *needs: Needs) -> list[Column]
 
     Args:
         document: The report.
-        scope: None for the ID set and costs, else an OOD set or `all` for the mean over them.
+        scope: None for the ID set and costs, else an OOD set or a group of them for the mean over it.
         needs: Of the metrics.
     """
     metrics = [METRICS[name] for each in needs for name in needing(METRICS, each)]
-    return [(scope, m) for m in metrics if m.column and any(_found(row, scope, m) for row in document.rows)]
+    shown = [by for m in metrics if m.column for by in _by_score(document, m)]
+    return [(scope, m) for m in shown if any(_found(row, scope, m) for row in document.rows)]
+
+
+def _by_score(document: Report, metric: Metric) -> list[Metric]:
+    """Return a metric as a report has it: of several OOD scores by each, with the score in its heading."""
+    scores = document.ood_scores if metric.needs is Needs.OOD else ()
+    if len(scores) < 2:
+        return [metric]
+    return [
+        replace(metric, name=number_name(metric.name, score, scores), column=f"{metric.column} {score}")
+        for score in scores
+    ]
+
+
+def _means(document: Report, metric: Metric) -> list[Column]:
+    """Return a metric's means over near and over far sets, by each of several OOD scores."""
+    means = [*zip(document.ood_scores, _by_score(document, metric), strict=True)]
+    return [
+        (scope, replace(m, column=f"{scope} {score}"))
+        for scope, sets in (("near", document.near), ("far", document.far))
+        for score, m in means
+        if sets
+    ]
 
 
 def _found(row: Row, scope: str | None, metric: Metric) -> tuple[float | None, ...]:
     """Return a number and, on an OOD set, its interval; nothing where the row has none."""
-    if scope == "all":
+    if scope in GROUPS:
         return (row.means[scope][metric.name],) if metric.name in row.means.get(scope, {}) else ()
     found = (row.values if scope is None else row.ood[scope]).get(metric.name)
     return () if found is None else (found.value,) if scope is None else (found.value, found.low, found.high)

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from hydractl.manifest.document import Document, Fingerprint, Option, Strict
 from hydractl.manifest.heads import HeadMask, HeadScores
 
+USUAL = "msp"
+"""The OOD score that a report has used if it says nothing."""
+
 
 class Value(Strict):
     """One measured number: its 95 % interval, and how many samples (of a time: how many runs) it rests on."""
@@ -23,7 +26,8 @@ class Row(Strict):
     """What was measured of one model or ensemble.
 
     `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`;
-    `stored_temperatures` are the models' own, if any has one.
+    `stored_temperatures` are the models' own, if any has one. What ranks samples is the report's first OOD score; by another
+    one a metric is called `metric@score`.
     """
 
     name: str
@@ -53,6 +57,9 @@ class Report(Document):
     data: dict[str, Fingerprint]
     near: tuple[str, ...] = ()
     far: tuple[str, ...] = ()
+    ood_scores: tuple[str, ...] = Field(
+        default=(USUAL,), min_length=1, exclude_if=lambda value: value == (USUAL,)
+    )
     definitions: dict[str, str]
     options: dict[str, Option]
     checks: tuple[Check, ...] = ()
@@ -72,9 +79,14 @@ class Report(Document):
                 )
             if not row.means.keys() <= {"near", "far", "all"}:
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
-            for metric in (*row.values, *(m for values in row.ood.values() for m in values)):
+            for name in (*row.values, *(m for values in row.ood.values() for m in values)):
+                metric, _, score = name.partition("@")
                 if metric not in self.definitions:
                     raise ValueError(f"rows[{i}]: `{metric}` has no definition")
+                if score and score not in self.ood_scores[1:]:
+                    raise ValueError(
+                        f"rows[{i}]: `{name}`, but the other OOD scores are {list(self.ood_scores[1:])}"
+                    )
         return self
 
 

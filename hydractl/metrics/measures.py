@@ -15,8 +15,8 @@ from torch import Tensor
 from hydractl.manifest.report import Value
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import answers, ensemble_log_probs, places
-from hydractl.metrics.scores import msp_score
+from hydractl.metrics.samples import Predictions, answers, ensemble_log_probs, places
+from hydractl.metrics.scores import SCORES, Score, number_name
 from hydractl.metrics.table import METRICS, needing
 
 SAMPLES_AT_ONCE = 4096  # in float64
@@ -24,65 +24,73 @@ SAMPLES_AT_ONCE = 4096  # in float64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """A row's numbers, apart from its costs; fields as in `manifest.Row`."""
+    """A row's numbers, apart from its costs and means; fields as in `manifest.Row`."""
 
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]]
-    means: dict[str, dict[str, float]]
 
 
 def measure(
-    id_log_probs: Tensor,
+    tested: Predictions,
     labels: Tensor,
-    ood_log_probs: Mapping[str, Tensor],
+    foreign: Mapping[str, Predictions],
     *,
     metrics: Sequence[str],
-    groups: Mapping[str, Sequence[str]],
+    scores: Sequence[str],
     resampling: Resampling,
 ) -> Numbers:
     """Return every chosen number of one model or ensemble that follows from its predictions.
 
     Args:
-        id_log_probs: Members' log-probabilities on the ID set, shape (M, N, C).
+        tested: On the ID set.
         labels: Shape (N,), int64, in 0..C-1.
-        ood_log_probs: The same of each OOD set, shape (M, N', C).
+        foreign: On each OOD set.
         metrics: Names from `table.METRICS`; those that do not follow from predictions are passed over.
-        groups: Which OOD sets `near`, `far` and so on mean; a mean is the plain mean over data sets.
-        resampling: How intervals are made.
+        scores: Names from `scores.SCORES`: what metrics of OOD data rank samples by, called as `number_name` says.
+        resampling: How intervals are made, on the same resamples for every score.
     """
     labelled, ranking, diverse = (
         [METRICS[name] for name in needing(metrics, needs)]
         for needs in (Needs.LABELS, Needs.OOD, Needs.MEMBERS)
     )
-    log_probs = _predictions(id_log_probs)
-    probs = log_probs.exp()
-    values = resampling.values(labelled, answers(probs, labels, log_probs=log_probs))
-    values |= _diversity(id_log_probs, diverse)
-    ood = {}
-    for name, found in ood_log_probs.items():
-        by_score = places(msp_score(probs), msp_score(_predictions(found).exp()))
-        sets = ({side: own} for side, own in by_score.items())
-        ood[name] = resampling.values(ranking, *sets) | _diversity(found, diverse)
-    means = {
+    log_probs = torch.cat([ensemble_log_probs(p.log_probs.double()) for p in tested.split(SAMPLES_AT_ONCE)])
+    values = resampling.values(labelled, answers(log_probs.exp(), labels, log_probs=log_probs))
+    values |= _diversity(tested, diverse)
+    ood: dict[str, dict[str, Value]] = {name: {} for name in foreign}
+    for score in scores if ranking and foreign else ():
+        own = _scored(tested, SCORES[score])
+        for name, found in foreign.items():
+            by_score = places(own, _scored(found, SCORES[score]))
+            ranked = resampling.values(ranking, *({side: each} for side, each in by_score.items()))
+            ood[name] |= {number_name(metric, score, scores): value for metric, value in ranked.items()}
+    for name, found in foreign.items():
+        ood[name] |= _diversity(found, diverse)
+    return Numbers(values=values, ood=ood)
+
+
+def means(
+    ood: Mapping[str, Mapping[str, Value]], groups: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """Return the plain mean over data sets of every number, for each group with a set."""
+    return {
         group: {
             metric: math.fsum(ood[n][metric].value for n in names) / len(names) for metric in ood[names[0]]
         }
         for group, names in groups.items()
         if names
     }
-    return Numbers(values=values, ood=ood, means=means)
 
 
-def _predictions(member_log_probs: Tensor) -> Tensor:
-    """Return what the ensemble predicts, (N, C), log-probabilities in float64."""
-    parts = member_log_probs.split(SAMPLES_AT_ONCE, 1)
-    return torch.cat([ensemble_log_probs(part.double()) for part in parts])
+def _scored(found: Predictions, score: Score) -> Tensor:
+    """Return a score of every sample, (N,), float64."""
+    parts = found.split(SAMPLES_AT_ONCE)
+    return torch.cat([score.compute(p.logits() if score.raw else p.log_probs.double()) for p in parts])
 
 
-def _diversity(member_log_probs: Tensor, metrics: Sequence[Metric]) -> dict[str, Value]:
-    count = member_log_probs.shape[1]
+def _diversity(predictions: Predictions, metrics: Sequence[Metric]) -> dict[str, Value]:
+    count = predictions.log_probs.shape[1]
     found = dict.fromkeys((m.name for m in metrics), 0.0)
-    for part in member_log_probs.split(SAMPLES_AT_ONCE, 1) if metrics else ():
+    for part, _ in predictions.split(SAMPLES_AT_ONCE) if metrics else ():
         sample = {"member_probs": part.double().exp()}
         for metric in metrics:
             found[metric.name] += float(metric.of(sample)) * part.shape[1] / count

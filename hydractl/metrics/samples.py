@@ -6,11 +6,42 @@ Axes: M members, N samples of ID and N' of OOD data, C classes; dots are candida
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hydractl.metrics.checks import check_labels, check_probs
+
+
+class Predictions(NamedTuple):
+    """What members say of samples.
+
+    Attributes:
+        log_probs: Natural logarithms of probabilities, (M, N, C).
+        logsumexp: Of the logits, (M, N), which are `log_probs` and it together; None where it was not kept.
+    """
+
+    log_probs: Tensor
+    logsumexp: Tensor | None = None
+
+    def logits(self) -> Tensor:
+        """Return the logits (M, N, C) in float64.
+
+        Raises:
+            ValueError: If they are not known.
+        """
+        if self.logsumexp is None:
+            raise ValueError("the predictions are log-probabilities alone, which do not tell logits")
+        return self.log_probs.double() + self.logsumexp.double().unsqueeze(-1)
+
+    def split(self, samples: int) -> Iterator[Predictions]:
+        """Yield them with at most so many samples at a time, in order."""
+        for part in zip(
+            *(x.split(samples, 1) for x in (self.log_probs, self.logsumexp) if x is not None), strict=True
+        ):
+            yield Predictions(*part)
 
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:

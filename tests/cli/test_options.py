@@ -47,6 +47,7 @@ TEXTS = {
     "compare": "other=b.st",
     "temperature": "2",
     "metrics": "nll,ece",
+    "ood_score": "mi,msp",
     "fail_if": "ece>0.25",
     "lr": "0.5,0.25",
     "warmup": "7",
@@ -93,6 +94,7 @@ COMPANIONS = {
         **dict.fromkeys(("keep", "remove", "keep_fraction"), ("--plot", "heads.svg")),
         "force": ("--plot", "heads.svg"),
     },
+    "eval": {"ood_score": ("--near", "birds=noise")},
     "finetune": {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")},
 }
 """What an option is typed with; where nothing is said, `ALWAYS`."""

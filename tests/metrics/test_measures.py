@@ -6,23 +6,29 @@ import pytest
 import torch
 
 from hydractl.metrics import measures
-from hydractl.metrics.measures import measure
+from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.samples import Predictions
+from hydractl.metrics.scores import SCORES
 from hydractl.metrics.table import METRICS
 
 
-def found(samples=50):
+def found(samples=50, scores=tuple(SCORES)):
     source = torch.Generator().manual_seed(0)
-    log_probs = (2 * torch.randn(3, samples, 4, generator=source, dtype=torch.float64)).log_softmax(-1)
-    ood = {"near": log_probs[:, :21].roll(1, 2), "far": log_probs[:, 30:].flip(0) / 3}
+    logits = 2 * torch.randn(3, samples, 4, generator=source, dtype=torch.float64)
+    ood = {"near": logits[:, :21].roll(1, 2) + 1, "far": logits[:, 30:].flip(0) / 3}
     return measure(
-        log_probs,
+        said(logits),
         torch.randint(4, (samples,), generator=source),
-        {name: other.log_softmax(-1) for name, other in ood.items()},
+        {name: said(other) for name, other in ood.items()},
         metrics=tuple(METRICS),
-        groups={"all": ("near", "far"), "far": ("far",)},
+        scores=scores,
         resampling=Resampling(resamples=0),
     )
+
+
+def said(logits):
+    return Predictions(logits.log_softmax(-1), logits.logsumexp(-1))
 
 
 def numbers(measured):
@@ -39,8 +45,39 @@ def test_the_parts_do_not_matter(at_once, monkeypatch):
 
 
 def test_a_mean_is_over_the_sets_of_its_group():
-    measured = found()
+    ood = found().ood
 
-    for name, mean in measured.means["all"].items():
-        assert mean == pytest.approx((measured.ood["near"][name].value + measured.ood["far"][name].value) / 2)
-    assert measured.means["far"] == {name: value.value for name, value in measured.ood["far"].items()}
+    over = means(ood, {"all": ("near", "far"), "far": ("far",), "near": ()})
+
+    assert over.keys() == {"all", "far"}
+    for name, mean in over["all"].items():
+        assert mean == pytest.approx((ood["near"][name].value + ood["far"][name].value) / 2)
+    assert over["far"] == {name: value.value for name, value in ood["far"].items()}
+
+
+def test_a_score_ranks_alike_wherever_it_stands():
+    """The first score's numbers have the metrics' names, the others' the score's too; nothing else depends on the order."""
+    alone = {score: found(scores=(score,)).ood for score in SCORES}
+    together = found(scores=("mi", "msp", "energy")).ood
+
+    for name, own in together.items():
+        assert {m for m in own if "@" not in m} == alone["mi"][name].keys()
+        assert {m: v for m, v in own.items() if "@" not in m} == alone["mi"][name]
+        for score in ("msp", "energy"):
+            by_score = {m.partition("@")[0]: v for m, v in own.items() if m.endswith(f"@{score}")}
+            assert by_score == {m: v for m, v in alone[score][name].items() if m in by_score}
+            assert {"auroc", "fpr95", "aupr"} <= by_score.keys()
+
+
+def test_log_probabilities_alone_do_not_tell_logits():
+    own = Predictions(torch.zeros(1, 3, 2).log_softmax(-1))
+
+    with pytest.raises(ValueError, match="do not tell logits"):
+        measure(
+            own,
+            torch.tensor([0, 1, 0]),
+            {"x": own},
+            metrics=("auroc",),
+            scores=("energy",),
+            resampling=Resampling(),
+        )

@@ -15,7 +15,7 @@ from hydractl.metrics.labelled import LABELLED
 from hydractl.metrics.measures import measure
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Resampling, measured
-from hydractl.metrics.samples import answers, places
+from hydractl.metrics.samples import Predictions, answers, places
 from hydractl.metrics.table import METRICS
 
 MEAN = Metric(
@@ -148,7 +148,15 @@ def found_on(metrics, confidence, hits, others=None, *, seed):
     log_probs = torch.stack([confidence, 1 - confidence], 1).log()[None]
     ood = {} if others is None else {"x": torch.stack([others, 1 - others], 1).log()[None]}
     resampling = Resampling(seed=seed)
-    return measure(log_probs, (~hits).long(), ood, metrics=metrics, groups={}, resampling=resampling)
+    foreign = {name: Predictions(found) for name, found in ood.items()}
+    return measure(
+        Predictions(log_probs),
+        (~hits).long(),
+        foreign,
+        metrics=metrics,
+        scores=("msp",),
+        resampling=resampling,
+    )
 
 
 def test_intervals_of_labelled_metrics_cover():

@@ -24,6 +24,7 @@ from hydractl.cli.completion.shells import (
 )
 from hydractl.cli.helptext import unescaped
 from hydractl.data.reference import BUILT_IN
+from hydractl.metrics.scores import SCORES
 from hydractl.runtime import DTYPES
 
 FOLDER = Path("completions")
@@ -39,6 +40,7 @@ VALUES = {
     "PATH": Completes(files=True),
     "DATA[::K=V,...]": Completes(words=BUILT_IN, files=True),
     "OBJECTIVE": Completes(words=("acc", "ood", "avg")),
+    "SCORE,...": Completes(words=tuple(SCORES)),
     "DEVICE": Completes(words=("auto", "cpu", "cuda", "mps")),
     "DTYPE": Completes(words=tuple(sorted(DTYPES))),
 }

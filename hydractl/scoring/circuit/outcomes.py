@@ -8,11 +8,10 @@ from typing import NamedTuple
 import torch
 
 from hydractl.metrics.samples import at_labels, places
-from hydractl.metrics.scores import LOGIT_SCORES
+from hydractl.metrics.scores import MSP, SCORES
 from hydractl.scoring.circuit.objective import TERMS, Objective
 
 HITS, NLL, CONFIDENCE, SCORE = "hits", "nll", "confidence", "score"
-MSP = "msp"
 
 
 class Outcomes(NamedTuple):
@@ -76,7 +75,7 @@ def outcomes_of(
         if labels is not None:
             found[HITS] = classes == labels
     if SCORE in names and ood_score != MSP:
-        found[SCORE] = LOGIT_SCORES[ood_score](exact)
+        found[SCORE] = SCORES[ood_score].of(exact.unsqueeze(0))
     if labels is not None and NLL in names:
         found[NLL] = -at_labels(exact.log_softmax(dim=-1), labels)
     return {name: found[name] for name in names}
@@ -95,7 +94,7 @@ def traits_of(
         top = exact.argmax(dim=-1, keepdim=True)
         found = dict.fromkeys((CONFIDENCE, SCORE), _odds(exact, top))
     if SCORE in names and ood_score != MSP:
-        found[SCORE] = LOGIT_SCORES[ood_score](exact)
+        found[SCORE] = SCORES[ood_score].of(exact.unsqueeze(0))
     if labels is not None:
         own = labels.expand(exact.shape[:-1]).unsqueeze(-1)
         rest = exact.scatter(-1, own, float("-inf")).amax(dim=-1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.metrics.scores import LOGIT_SCORES
+from hydractl.metrics.scores import MSP, OF_ONE, SCORES
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.scoring.settings import CIRCUIT, BudgetMeaning, Settings
 from hydractl.settings import check, setting
@@ -14,7 +14,6 @@ from hydractl.settings import check, setting
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
 
-OOD_SCORES = tuple(LOGIT_SCORES)
 SEARCHES = ("exact", "lazy")
 RECHECK = 24
 
@@ -33,9 +32,10 @@ class CircuitSettings(Settings):
     )
     """As `hydractl.scoring.circuit.objective` writes it."""
     ood_score: str = setting(
-        "msp",
-        "What tells OOD samples: the maximum softmax probability (default), the energy, the entropy or the largest logit.",
-        choices=OOD_SCORES,
+        MSP,
+        "What tells OOD samples: the maximum softmax probability (default), the entropy, the energy or the largest logit; "
+        "mi is about several models, which a circuit is not.",
+        choices=tuple(SCORES),
         panel=CIRCUIT,
     )
     search: str = setting(
@@ -56,7 +56,12 @@ class CircuitSettings(Settings):
         if self.search == "lazy" and self.recheck is None:
             object.__setattr__(self, "recheck", RECHECK)
         check(self)
-        if self.ood_score != "msp" and not objective.needs_ood:
+        if self.ood_score not in OF_ONE:
+            raise UsageError(
+                f"`--ood-score {self.ood_score}`: is 0 for every circuit, since it is about the members of several models",
+                hint=f"choose from {', '.join(OF_ONE)}",
+            )
+        if self.ood_score != MSP and not objective.needs_ood:
             raise UsageError(
                 f"`--ood-score` has no effect with `--objective {objective.text}`",
                 hint="leave it out, or take an objective that reads OOD data, such as `avg`",
@@ -78,6 +83,6 @@ class CircuitSettings(Settings):
 
     def options(self) -> dict[str, Option]:
         """Return what a scores file records; the usual way to search and to tell OOD samples goes without saying."""
-        usual = {"ood_score": "msp", "search": "exact"}
+        usual = {"ood_score": MSP, "search": "exact"}
         found = Settings.options(self)
         return {name: value for name, value in found.items() if usual.get(name) != value}

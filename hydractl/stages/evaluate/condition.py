@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
+from hydractl.metrics.scores import MSP, SCORES, number_name
 from hydractl.metrics.table import METRICS, metric_named
 from hydractl.progress import did_you_mean
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GRAMMAR = re.compile(
-    r"\s*(?P<metric>\w+)\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"
+    r"\s*(?P<metric>\w+)(?:@(?P<score>[\w-]+))?\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"
 )
 EXAMPLES = "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'`"
 
@@ -30,6 +31,7 @@ class Condition:
 
     Attributes:
         metric: A name of `METRICS`.
+        score: The OOD score that it ranks samples by; None for the first.
         scope: None for the ID set and costs; else `near`, `far`, `all` or an OOD set's name.
         comparison: One of `OPERATORS`.
         bound: In the metric's own unit: shares are in [0, 1].
@@ -39,6 +41,7 @@ class Condition:
     scope: str | None
     comparison: str
     bound: float
+    score: str | None = None
 
     def __post_init__(self) -> None:
         metric = metric_named(self.metric)
@@ -50,7 +53,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `METRIC[SCOPE] OPERATOR NUMBER`.
+        """Read `METRIC[@SCORE][SCOPE] OPERATOR NUMBER`, the scope in brackets.
 
         Raises:
             UsageError: If `text` does not follow the grammar, or the metric is unknown.
@@ -67,18 +70,28 @@ class Condition:
             raise UsageError(
                 f"`--fail-if {text}`: `{match['bound']}` is not a number", hint=EXAMPLES
             ) from error
-        return cls(metric=match["metric"], scope=match["scope"], comparison=match["operator"], bound=bound)
+        return cls(
+            metric=match["metric"],
+            scope=match["scope"],
+            comparison=match["operator"],
+            bound=bound,
+            score=match["score"],
+        )
 
     def __str__(self) -> str:
         scope = "" if self.scope is None else f"[{self.scope}]"
-        return f"{self.metric}{scope}{self.comparison}{self.bound:.12g}"
+        score = "" if self.score is None else f"@{self.score}"
+        return f"{self.metric}{score}{scope}{self.comparison}{self.bound:.12g}"
 
-    def check_measured(self, metrics: Sequence[str], scopes: Sequence[str]) -> None:
+    def check_measured(
+        self, metrics: Sequence[str], scopes: Sequence[str], scores: Sequence[str] = (MSP,)
+    ) -> None:
         """Refuse a condition on what will not be measured, before anything is.
 
         Args:
             metrics: What will be measured.
             scopes: The OOD sets and the groups of them that have a mean.
+            scores: The OOD scores.
 
         Raises:
             UsageError: With what to write instead.
@@ -112,15 +125,33 @@ class Condition:
                 or (f"there are {', '.join(scopes)}" if scopes else "add `--near NAME=DATA`"),
             )
 
-    def check(self, row: Row) -> Check:
-        """Return what came of the condition on a row that was measured."""
+        if self.score is not None:
+            self._check_score(self.score, scores)
+
+    def _check_score(self, score: str, scores: Sequence[str]) -> None:
+        if METRICS[self.metric].needs is not Needs.OOD:
+            raise UsageError(
+                f"`--fail-if {self}`: {self.metric} does not depend on an OOD score",
+                hint=f"leave `@{score}` out",
+            )
+        if score not in scores:
+            known = did_you_mean(score, SCORES) if score not in SCORES else None
+            raise UsageError(
+                f"`--fail-if {self}`: the OOD score `{score}` is not measured",
+                hint=known or f"add `--ood-score {','.join((*scores, score))}`",
+            )
+
+    def check(self, row: Row, scores: Sequence[str] = (MSP,)) -> Check:
+        """Return what came of the condition on a row that was measured by these OOD scores."""
         from hydractl.manifest.report import Check  # noqa: PLC0415 - `--help` loads no pydantic
 
-        found = self._find(row)
+        found = self._find(
+            row, self.metric if self.score is None else number_name(self.metric, self.score, scores)
+        )
         return Check(condition=str(self), failed=OPERATORS[self.comparison](found, self.bound), found=found)
 
-    def _find(self, row: Row) -> float:
+    def _find(self, row: Row, name: str) -> float:
         if self.scope is None:
-            return row.values[self.metric].value
+            return row.values[name].value
         means: Mapping[str, float] | None = row.means.get(self.scope)
-        return row.ood[self.scope][self.metric].value if means is None else means[self.metric]
+        return row.ood[self.scope][name].value if means is None else means[name]

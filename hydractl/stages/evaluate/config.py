@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
+from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
@@ -75,6 +77,14 @@ class EvalConfig:
         metavar="NAME,...",
         panel=TABLE,
     )
+    ood_score: tuple[str, ...] | None = setting(
+        None,
+        f"What tells OOD samples, one or several side by side: {', '.join(SCORES)} (default {MSP}).",
+        parse=lambda text: tuple(text.split(",")),
+        choices=tuple(SCORES),
+        metavar="SCORE,...",
+        panel=TABLE,
+    )
     latency: bool = flag(
         Setting("Measure time too.", spelled=("--latency/--no-latency",), panel=TABLE), on=True
     )
@@ -117,10 +127,11 @@ class EvalConfig:
             raise UsageError("`-o` and `--save-predictions` name the same file")
         self._check_temperature()
         chosen = self.chosen  # refuses what cannot be measured
+        self._check_scores(chosen)
         if self.ood and not needing(chosen, Needs.OOD, Needs.MEMBERS):
             raise UsageError("there are OOD data sets, but no chosen metric looks at them")
         for condition in self.fail_if:
-            condition.check_measured(chosen, self.scopes)
+            condition.check_measured(chosen, self.scopes, self.scores)
 
     def _check_temperature(self) -> None:
         """Refuse a number that is no temperature, and an OOD set of the name that the split has in the report."""
@@ -130,6 +141,20 @@ class EvalConfig:
                 f"an OOD data set cannot be called `{TEMPERATURE}` beside `--temperature`",
                 hint="call it something else: `--near NAME=DATA`",
             )
+
+    def _check_scores(self, chosen: Sequence[str]) -> None:
+        if self.ood_score is not None and not needing(chosen, Needs.OOD):
+            raise UsageError(
+                "`--ood-score` has no effect: no metric of OOD data is measured",
+                hint="leave it out, or add `--near NAME=DATA`" if not self.ood else "see `--metrics`",
+            )
+        if len({*self.scores}) < len(self.scores):
+            raise UsageError(f"`--ood-score {','.join(self.scores)}` names a score twice")
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The OOD scores; the numbers of the first have the metrics' own names."""
+        return (MSP,) if self.ood_score is None else self.ood_score
 
     @property
     def heldout(self) -> DataRef | None:

@@ -18,9 +18,11 @@ from hydractl.families.opening import OpenModel
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Report, Row, Value
-from hydractl.metrics.measures import measure
+from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.samples import Predictions
+from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import METRICS, needing
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
@@ -155,15 +157,16 @@ def _measure_rows(
         if data.heldout is not None:
             split, labels = data.heldout
             held = _predict_row(row, models, split, progress)
-            scaling = Scaling.fit(held, labels, row=named.name, progress=progress)
+            scaling = Scaling.fit(held.log_probs, labels, row=named.name, progress=progress)
             del held
         found = {
             name: scaling(_predict_row(row, models, inputs, progress)) for name, inputs in data.inputs.items()
         }
+        _warn_of_chance(named.name, len(found[ID_NAME].log_probs), config.scores, progress)
         others = scaling.values(_stored(models)) | count_sizes(row, config.chosen)
         rows.append(_row(config, named, models, found, data.labels, others))
         if config.save_predictions is not None:
-            saved.log_probs[named.name] = found
+            saved.add(named.name, found, raw=any(SCORES[score].raw for score in config.scores))
         if timed:
             loaded.append(row)
         del row  # before the next one is loaded
@@ -173,6 +176,15 @@ def _measure_rows(
         )
         rows = [r.model_copy(update={"values": r.values | t}) for r, t in zip(rows, times, strict=True)]
     return rows, saved
+
+
+def _warn_of_chance(row: str, members: int, scores: Sequence[str], progress: Progress) -> None:
+    """Say which numbers of a single model are those of chance, since it is one."""
+    blind = [name for name in scores if SCORES[name].several] if members == 1 else []
+    for name in blind:
+        progress.warn(
+            f"{row}: `{name}` of a single model is 0 everywhere, so its numbers are those of chance"
+        )
 
 
 def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
@@ -188,18 +200,18 @@ def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
 
 def _predict_row(
     row: Loaded, opened: Sequence[OpenModel], inputs: PreparedData, progress: Progress
-) -> Tensor:
-    """Return the log-probabilities of all members of all models of a row, (M, N, C)."""
+) -> Predictions:
+    """Return what all members of all models of a row say."""
     triples = zip(row.models, row.preprocess, opened, strict=True)
     parts = [predict(m, inputs, p, name=o.reference, progress=progress) for m, p, o in triples]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return parts[0] if len(parts) == 1 else Predictions(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _row(
     config: EvalConfig,
     named: NamedModels,
     models: Sequence[OpenModel],
-    found: dict[str, Tensor],
+    found: dict[str, Predictions],
     labels: Tensor,
     others: dict[str, Value],
 ) -> Row:
@@ -208,17 +220,17 @@ def _row(
         labels,
         {d.name: found[d.name] for d in config.ood},
         metrics=config.chosen,
-        groups=config.groups,
+        scores=config.scores,
         resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
     )
     return Row(
         name=named.name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
         stored_temperatures=stored if {*(stored := _stored(models))} != {1.0} else (),
-        members=found[ID_NAME].shape[0],
+        members=len(found[ID_NAME].log_probs),
         values=measured.values | others,
         ood=measured.ood,
-        means=measured.means,
+        means=means(measured.ood, config.groups),
     )
 
 
@@ -240,7 +252,9 @@ def _document(
         data=data.fingerprints,
         near=tuple(d.name for d in config.near),
         far=tuple(d.name for d in config.far),
-        definitions={name: metric.definition for name, metric in METRICS.items() if name in shown},
+        ood_scores=config.scores,
+        definitions={name: metric.definition for name, metric in METRICS.items() if name in shown}
+        | _definitions(config.scores),
         options={
             "batch_size": config.batch_size,
             "bootstrap": config.bootstrap,
@@ -255,9 +269,14 @@ def _document(
             "seed": config.seed,
             **({} if config.given_temperature is None else {"temperature": config.given_temperature}),
         },
-        checks=tuple(condition.check(rows[0]) for condition in config.fail_if),
+        checks=tuple(condition.check(rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
     )
+
+
+def _definitions(scores: Sequence[str]) -> dict[str, str]:
+    """Return what scores mean; of the usual one alone the metrics say it."""
+    return {} if scores == (MSP,) else {f"@{name}": SCORES[name].definition for name in scores}
 
 
 def _publish(config: EvalConfig, document: Report, predictions: SavedPredictions) -> None:

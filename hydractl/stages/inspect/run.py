@@ -242,6 +242,8 @@ def _predictions(specs: Mapping[str, TensorSpec]) -> Predictions | None:
                 log_probs.append(
                     Predicted(row=row, data=data, members=members, samples=samples, classes=classes)
                 )
+            case ["logsumexp", _, _], [_, _]:
+                pass  # beside the log-probabilities, where a score reads logits
             case ["labels", data], [samples]:
                 labels[data] = samples
             case _:

@@ -24,11 +24,11 @@ from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask
 from hydractl.metrics.diversity import disagreement, mutual_information
-from hydractl.metrics.scores import LOGIT_SCORES
+from hydractl.metrics.scores import MSP, OF_ONE
 from hydractl.progress import Progress, counted
 from hydractl.runtime import pick_device
 from hydractl.scoring.circuit.objective import AVERAGE, Objective, parse_objective
-from hydractl.scoring.circuit.outcomes import MSP, Outcomes, outcomes_of, values_of
+from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, values_of
 from hydractl.scoring.job import Samples
 from hydractl.scoring.taps import tapped
 from hydractl.stages.prune.config import DiverseConfig
@@ -72,10 +72,10 @@ def yardstick_for(scores: HeadScores, asked: DiverseConfig) -> Yardstick:
             hint="leave it out, or take scores of a circuit by `--objective avg`",
         )
     ood_score = scores.options.get("ood_score", MSP)
-    if ood_score not in LOGIT_SCORES:
+    if ood_score not in OF_ONE:
         raise ManifestError(
             f"the scores file has the OOD score `{ood_score}`",
-            hint=f"it must be one of {', '.join(LOGIT_SCORES)}",
+            hint=f"it must be one of {', '.join(OF_ONE)}",
         )
     return Yardstick(objective, str(ood_score))
 

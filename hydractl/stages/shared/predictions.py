@@ -20,8 +20,9 @@ from hydractl.families.tower import Model
 from hydractl.fusion.hydra import Hydra
 from hydractl.inputs import Inputs, batch_of, inputs_like
 from hydractl.manifest.report import Value
+from hydractl.metrics.samples import Predictions
 from hydractl.metrics.table import TEMPERATURE
-from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale_log_probs
+from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale
 from hydractl.progress import SILENT, Progress, counted
 
 Predictor = Model | Hydra
@@ -63,8 +64,8 @@ class PreparedData:
 
 def predict(
     model: Predictor, inputs: PreparedData, preprocess: Reading, *, name: str, progress: Progress = SILENT
-) -> Tensor:
-    """Return the log-probabilities of each of a model's members on a whole data set.
+) -> Predictions:
+    """Return what each of a model's members says of a whole data set.
 
     Memory holds one batch beside the result (and what `inputs` holds).
 
@@ -76,35 +77,36 @@ def predict(
         progress: Sees the batches pass.
 
     Returns:
-        Shape (M, N, C), float32, on the CPU: log-softmax of the logits, taken in float32.
+        In float32, on the CPU: log-softmax of the logits (M, N, C) and their logsumexp (M, N), taken in float32.
 
     Raises:
         InputError: If a logit is not finite, or the device's memory does not suffice.
         DataError: If an item cannot be read.
         CheckpointError: If the model's tokenizer is missing or unfit.
     """
-    result: Tensor | None = None
+    result: tuple[Tensor, Tensor] | None = None
     done = 0
     total = -(-len(inputs) // inputs.batch_size)
     for batch in progress.track(inputs.batches(preprocess), label=f"{name} on {inputs.name}", total=total):
-        log_probs = _forward(model, batch.inputs, name=name, data=inputs.name)
+        found = _forward(model, batch.inputs, name=name, data=inputs.name)
+        members, count, classes = found[0].shape
         if result is None:
-            members, _, classes = log_probs.shape
-            result = torch.empty(members, len(inputs), classes)
-        result[:, batch.indices] = log_probs
-        done += log_probs.shape[1]
+            result = torch.empty(members, len(inputs), classes), torch.empty(members, len(inputs))
+        for whole, part in zip(result, found, strict=True):
+            whole[:, batch.indices] = part
+        done += count
     if result is None or done != len(inputs):
         raise ValueError(f"{inputs.name}: {done} of {len(inputs)} items came")
-    return result
+    return Predictions(*result)
 
 
-def _forward(model: Predictor, inputs: Inputs, *, name: str, data: str) -> Tensor:
+def _forward(model: Predictor, inputs: Inputs, *, name: str, data: str) -> tuple[Tensor, Tensor]:
     try:
         with torch.inference_mode():
             like = torch.empty(0, device=model.device, dtype=model.dtype)
             logits = model.member_logits(inputs_like(inputs, like))
             finite = bool(logits.isfinite().all())
-            log_probs = logits.float().log_softmax(-1).cpu()
+            found = logits.float().log_softmax(-1).cpu(), logits.float().logsumexp(-1).cpu()
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"{name}: the device has not enough memory for {batch_of(inputs)} samples at once",
@@ -115,7 +117,7 @@ def _forward(model: Predictor, inputs: Inputs, *, name: str, data: str) -> Tenso
             f"{name}: gives logits that are not finite on `{data}`",
             hint="try `--dtype fp32`; if that does not help, the weights are broken",
         )
-    return log_probs
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +152,9 @@ class Scaling:
             )
         return cls(temperature=found, fitted_on=count)
 
-    def __call__(self, log_probs: Tensor) -> Tensor:
-        """Return the scaled log-probabilities of every member, (M, N, C), float32."""
-        return log_probs if self.temperature is None else scale_log_probs(log_probs, self.temperature)
+    def __call__(self, found: Predictions) -> Predictions:
+        """Return what every member says once its logits are scaled, float32."""
+        return found if self.temperature is None else scale(found, self.temperature)
 
     def values(self, stored: Sequence[float]) -> dict[str, Value]:
         """Return what a report says of it.

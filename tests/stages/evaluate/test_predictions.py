@@ -12,6 +12,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.items import ImageSet
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, InputError
+from hydractl.metrics.samples import Predictions
 from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.shared.predictions import PreparedData, predict
 from support.builders import base
@@ -52,9 +53,11 @@ def test_predictions_are_the_log_softmax_of_the_logits(digits, batch_size):
 
     found = predict(model, PreparedData(digits, batch_size=batch_size), preprocess, name="m")
 
-    assert (found.shape, found.dtype) == ((1, 23, 7), torch.float32)
+    assert (found.log_probs.shape, found.log_probs.dtype) == ((1, 23, 7), torch.float32)
     with torch.inference_mode():
-        torch.testing.assert_close(found[0], model(images).log_softmax(-1), atol=1e-5, rtol=1e-5)
+        logits = model(images)
+    torch.testing.assert_close(found.log_probs[0], logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.logits()[0].float(), logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_half_precision_model_predicts_in_its_own_dtype(digits):
@@ -62,8 +65,8 @@ def test_a_half_precision_model_predicts_in_its_own_dtype(digits):
 
     found = predict(model, PreparedData(digits, batch_size=8), base().header.preprocess, name="m")
 
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.exp().sum(-1), torch.ones(1, 23))
+    assert {x.dtype for x in found} == {torch.float32}
+    torch.testing.assert_close(found.log_probs.exp().sum(-1), torch.ones(1, 23))
 
 
 @pytest.mark.parametrize(("limit_bytes", "times"), [(2**20, 1), (0, 2)])
@@ -81,7 +84,7 @@ def test_models_that_preprocess_otherwise_get_their_own_inputs(digits):
     bright = plain.model_copy(update={"mean": (0.0,), "std": (0.5,)})
     model = base().model()
 
-    first, other, again = (predict(model, inputs, p, name="m") for p in (plain, bright, plain))
+    first, other, again = (predict(model, inputs, p, name="m").log_probs for p in (plain, bright, plain))
 
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -96,19 +99,23 @@ def test_logits_that_are_not_finite_are_refused(digits):
         predict(model, PreparedData(digits, batch_size=8, name="it"), sample.header.preprocess, name="mine")
 
 
-def test_a_saved_file_reads_back(tmp_path):
-    saved = SavedPredictions(
-        log_probs={"Deep ensemble x3": {"id": torch.randn(3, 5, 2), "Tiny ImageNet": torch.randn(3, 4, 2)}},
-        labels={"id": torch.tensor([0, 1, 1, 0, 1])},
-    )
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_saved_file_reads_back(raw, tmp_path):
+    said = {
+        name: Predictions(torch.randn(3, count, 2), torch.randn(3, count))
+        for name, count in (("id", 5), ("Tiny ImageNet", 4))
+    }
+    saved = SavedPredictions(log_probs={}, labels={"id": torch.tensor([0, 1, 1, 0, 1])})
+    saved.add("Deep ensemble x3", said, raw=raw)
     with (tmp_path / "p.st").open("wb") as file:
         saved.write(file)
 
     found = SavedPredictions.load(tmp_path / "p.st")
 
     assert torch.equal(found.labels["id"], saved.labels["id"])
-    for name, tensor in saved.log_probs["Deep ensemble x3"].items():
-        assert torch.equal(found.log_probs["Deep ensemble x3"][name], tensor)
+    for name, own in found.of("Deep ensemble x3").items():
+        assert torch.equal(own.log_probs, said[name].log_probs)
+        assert torch.equal(own.logsumexp, said[name].logsumexp) if raw else own.logsumexp is None
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

@@ -473,6 +473,14 @@ def test_what_eval_saves_is_recognised(tmp_path):
     assert look(tmp_path / "p.st").kind == "predictions"
 
 
+def test_predictions_that_tell_logits_are_recognised(tmp_path):
+    more = {"logsumexp/base/id": TensorSpec("F32", (1, 20))}
+
+    report = look(write(tmp_path / "p.safetensors", None, PREDICTIONS | more))
+
+    assert report.predictions == look(write(tmp_path / "q.safetensors", None, PREDICTIONS)).predictions
+
+
 @pytest.mark.parametrize(
     "changes",
     [

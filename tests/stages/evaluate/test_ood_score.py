@@ -1,0 +1,227 @@
+"""eval by several OOD scores: the numbers from the models' own logits by scikit-learn, the shape of the report, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from hydractl.cli.app import main
+from hydractl.data.dataset import open_data
+from hydractl.data.preprocess import eval_transform
+from hydractl.data.reference import DataRef
+from hydractl.errors import ManifestError, UsageError
+from hydractl.fusion.hydra import load
+from hydractl.manifest.report import Report
+from hydractl.metrics.scores import SCORES
+from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedData
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.saved import SavedPredictions
+from support.builders import base
+
+DATA, NEAR, FAR = "digits::split=test,classes=0-6,limit=40", "digits::classes=7-8,limit=30", "noise::limit=20"
+OOD = ("--near", f"others={NEAR}", "--far", FAR)
+QUICK = ("--no-latency", "--device", "cpu", "--bootstrap")
+TEMPERATURE = 0.3
+
+
+def config(model, **changes):
+    given = {"near": (NamedData.parse(f"others={NEAR}"),), "far": (NamedData.parse(FAR),)}
+    given |= {"latency": False, "bootstrap": 0, "device": "cpu"}
+    return EvalConfig(model=str(model), data=DataRef.parse(DATA), **(given | changes))
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """Two models whose logits are far from 0, and a report of them by every score, at a temperature."""
+    folder = tmp_path_factory.mktemp("scores")
+    for seed in (0, 1):
+        sample = base(seed=seed)
+        shifted = {"head.weight": 6 * sample.state["head.weight"], "head.bias": torch.arange(7.0) - 5 * seed}
+        type(sample)(sample.header, sample.state | shifted).save(folder / f"m{seed}.st")
+    command = (
+        "eval", f"{folder}/m0.st", "--compare", f"pair={folder}/m0.st,{folder}/m1.st", "--data", DATA, *OOD,
+        "--temperature", str(TEMPERATURE), "--ood-score", ",".join(SCORES), *QUICK, "8", "-o", f"{folder}/r.json",
+        "--save-predictions", f"{folder}/p.st", "--fail-if", "auroc@mi[near]>0.4", "--fail-if", "auroc@msp[near]<0",
+    )  # fmt: skip
+    assert main([*command]) == 5
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(here):
+    return Report.read(here / "r.json")
+
+
+def logits_of(here, reference):
+    """The logits (M, N, C) of both models by their plain forward pass, divided by the temperature."""
+    items, preprocess = open_data(reference), base().header.preprocess
+    images = torch.stack([eval_transform(preprocess)(items.image(i)) for i in range(len(items))])
+    with torch.inference_mode():
+        return torch.stack([load(here / f"m{i}.st")(images) for i in range(2)]).double() / TEMPERATURE
+
+
+def by_hand(z):
+    """Every score (N,) of logits (M, N, C)."""
+    p = z.softmax(-1)
+    entropies = -p.xlogy(p).sum(-1)
+    mean = p.mean(0)
+    entropy = -mean.xlogy(mean).sum(-1)
+    return {
+        "msp": -mean.amax(-1),
+        "entropy": entropy,
+        "mi": entropy - entropies.mean(0),
+        "energy": -z.exp().sum(-1).log().mean(0),
+        "max-logit": -z.mean(0).amax(-1),
+    }
+
+
+def test_every_number_is_scikit_learns_of_scores_by_hand(here, report):
+    own = by_hand(logits_of(here, DATA))
+    seen = set()
+    for name, reference in (("others", NEAR), ("noise", FAR)):
+        for score, outside in by_hand(logits_of(here, reference)).items():
+            is_ood = [0] * len(own[score]) + [1] * len(outside)
+            both = torch.cat([own[score], outside])
+            tail = "" if score == "msp" else f"@{score}"
+            found = {m: report.rows[1].ood[name][f"{m}{tail}"].value for m in ("auroc", "aupr")}
+            assert found["auroc"] == pytest.approx(roc_auc_score(is_ood, both), abs=2e-3)
+            assert found["aupr"] == pytest.approx(average_precision_score(is_ood, both), abs=2e-3)
+            seen.add(found["auroc"])
+    assert len(seen) > 5  # the scores rank otherwise, so that a mistaken one is seen
+
+
+def test_the_saved_predictions_tell_the_logits(here):
+    pair = SavedPredictions.load(here / "p.st").of("pair")["id"]
+
+    torch.testing.assert_close(pair.logits(), logits_of(here, DATA), atol=1e-4, rtol=1e-4)
+
+
+def test_every_metric_is_there_by_every_score(report):
+    assert report.ood_scores == tuple(SCORES)
+    for row in report.rows:
+        ranked = [name for name in row.ood["noise"] if "@" in name]
+        assert len(ranked) == 6 * (len(SCORES) - 1)
+        assert row.means["far"].keys() == row.ood["noise"].keys()
+        assert {n for n, v in row.ood["noise"].items() if v.low is not None} == {
+            f"{metric}{tail}"
+            for metric in ("auroc", "fpr95", "aupr")
+            for tail in ("", *(f"@{score}" for score in SCORES if score != "msp"))
+        }
+    for score in SCORES:
+        assert report.definitions[f"@{score}"] == SCORES[score].definition
+
+
+def test_mutual_information_of_one_model_is_chance(report):
+    for values in report.rows[0].ood.values():
+        assert (values["auroc@mi"].value, values["auroc@mi"].low, values["fpr95@mi"].value) == (0.5, 0.5, 1)
+
+
+def test_conditions_name_a_score(report):
+    (by_mi, by_msp) = report.checks
+
+    assert (by_mi.condition, by_mi.failed, by_mi.found) == ("auroc@mi[near]>0.4", True, 0.5)
+    assert by_msp.found == report.rows[0].means["near"]["auroc"]
+
+
+def test_the_tables_have_a_column_a_score(here, capsys):
+    assert main(["inspect", str(here / "r.json")]) == 0
+
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "AUROC msp" in lines[0]
+    assert "AUROC mi" not in lines[0]
+    table = lines[lines.index("AUROC by OOD score, means over data sets") + 1 :]
+    assert table[0].split()[:5] == ["model", "near", "msp", "near", "entropy"]
+    assert f"near {'near '.join(f'{score} ' for score in SCORES)}" in " ".join(table[0].split())
+
+
+@pytest.fixture(scope="module")
+def by_energy(here):
+    """One report by one score that is not the usual one."""
+    return run_eval(config(here / "m0.st", ood_score=("energy",))).document
+
+
+def test_one_score_keeps_the_names(here, by_energy):
+    usual = run_eval(config(here / "m0.st")).document
+
+    assert by_energy.rows[0].ood["noise"].keys() == usual.rows[0].ood["noise"].keys()
+    assert by_energy.rows[0].values == usual.rows[0].values
+    assert by_energy.rows[0].ood != usual.rows[0].ood
+    assert ("ood_scores" in usual.to_json(), '"ood_scores": [\n    "energy"' in by_energy.to_json()) == (
+        False,
+        True,
+    )
+    assert set(by_energy.definitions) - set(usual.definitions) == {"@energy"}
+
+
+def test_the_table_says_by_which_score(by_energy, capsys):
+    from hydractl.cli.eval import render
+    from hydractl.cli.output import console
+
+    render(by_energy, console())
+
+    out = capsys.readouterr().out
+    assert "OOD samples are told by energy" in out
+    assert "AUROC energy" not in out
+
+
+def test_a_single_model_is_warned_of(here, capsys):
+    command = (
+        "eval",
+        f"{here}/m0.st",
+        "--compare",
+        f"pair={here}/m0.st,{here}/m1.st",
+        "--data",
+        DATA,
+        *OOD,
+        *QUICK,
+        "0",
+    )
+
+    assert main([*command, "--ood-score", "mi", "--metrics", "auroc"]) == 0
+
+    err = capsys.readouterr().err
+    assert "m0: `mi` of a single model is 0 everywhere, so its numbers are those of chance" in err
+    assert "pair: `mi`" not in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"ood_score": ("odin",)},
+            "`--ood-score odin`: unknown choose from msp, entropy, mi, energy, max-logit",
+        ),
+        ({"ood_score": ("msp", "")}, "`--ood-score `: unknown"),
+        ({"ood_score": ("mi", "msp", "mi")}, "`--ood-score mi,msp,mi` names a score twice"),
+        ({"ood_score": ("mi",), "near": (), "far": ()}, "`--ood-score` has no effect: no metric of OOD data"),
+        ({"ood_score": ("mi",), "metrics": ("nll", "disagreement")}, "`--ood-score` has no effect"),
+        ({"fail_if": "auroc@energy[near]<0.9"}, "the OOD score `energy` is not measured"),
+        ({"fail_if": "auroc@enrgy[near]<0.9"}, "did you mean `energy`"),
+        ({"fail_if": "ece@msp<0.9"}, "ece does not depend on an OOD score"),
+        ({"metrics": ("auroc@mi",)}, "unknown metric `auroc@mi`"),
+    ],
+)
+def test_refusals(changes, message):
+    given = {"fail_if": (Condition.parse(changes["fail_if"]),)} if "fail_if" in changes else {}
+
+    with pytest.raises(UsageError) as caught:
+        config("m.st", **(changes | given))
+
+    assert message in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_report_with_a_score_that_it_does_not_list_is_refused(report):
+    text = report.model_copy(update={"ood_scores": ("msp", "mi")}).to_json()
+
+    with pytest.raises(ManifestError, match=r"rows\[0\]: `\w+@\S+`, but the other OOD scores are \['mi'\]"):
+        Report.from_json(text, where="r.json")
+
+
+def test_conditions_on_a_score_read_back():
+    condition = Condition.parse(" fpr95@max-logit [far] > 0.5")
+
+    assert (condition.metric, condition.score, condition.scope) == ("fpr95", "max-logit", "far")
+    assert str(condition) == "fpr95@max-logit[far]>0.5"
