@@ -48,7 +48,7 @@ _hydractl() {
             _hydractl_words 'circuit taylor michel gnorm hies headmap cahp l0 dsp magnitude random'
             ;;
         --data | --ood)
-            _hydractl_words 'digits shapes photos noise reviews manual letters'
+            _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
         --limit | --max-length | --recheck | --max-memory | --recompute | --alpha | --samples | --epochs | --gate-lr | --weights-lr | --penalty | --temperature | --cooldown | --degree | --perplexity | --signature-size | --salience-share | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size)
@@ -117,7 +117,7 @@ _hydractl() {
             _hydractl_words 'best sample objectives clusters random diverse'
             ;;
         --data | --ood)
-            _hydractl_words 'digits shapes photos noise reviews manual letters'
+            _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
         --diversity)
@@ -141,7 +141,7 @@ _hydractl() {
     finetune)
         case $prev in
         --data | --val)
-            _hydractl_words 'digits shapes photos noise reviews manual letters'
+            _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
         -o | --out)
@@ -197,7 +197,7 @@ _hydractl() {
     eval)
         case $prev in
         --data)
-            _hydractl_words 'digits shapes photos noise reviews manual letters'
+            _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
         --near | --far | --compare | --temperature | --name | --metrics | --bootstrap | --fail-if | --max-length | --batch-size | --classes | --template | --arch | --seed)

@@ -10,7 +10,7 @@ from hydractl.data import columns, folder, tabular
 from hydractl.data.items import Content, Items
 from hydractl.data.labels import select_classes
 from hydractl.data.reference import BUILT_IN_TEXTS, DataRef, SourceKind
-from hydractl.data.toys import builtin, prose, shapes
+from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
 
@@ -21,6 +21,7 @@ TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
         SourceKind.PHOTOS: builtin.open_photos,
         SourceKind.NOISE: builtin.open_noise,
         SourceKind.REVIEWS: prose.open_reviews,
+        SourceKind.INTENTS: intents.open_intents,
         SourceKind.MANUAL: prose.open_manual,
         SourceKind.LETTERS: prose.open_letters,
     }
@@ -28,7 +29,7 @@ TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
 SOURCES: Mapping[Content, str] = MappingProxyType(
     {
         Content.IMAGES: "images are `digits`, `shapes`, a folder with one sub-folder a class, a table, or `hf:org/name`",
-        Content.TEXTS: "texts are `reviews`, or come from a .jsonl, .csv or .parquet file, a folder of .txt files, or `hf:org/name`",
+        Content.TEXTS: "texts are `reviews`, `intents`, or come from a .jsonl, .csv or .parquet file, a folder of .txt files, or `hf:org/name`",
     }
 )
 
@@ -54,7 +55,8 @@ def open_data(ref: DataRef | str, *, wants: Content = Content.IMAGES, progress: 
     _check_columns(ref, wants)
     items = _opened(ref, wants, progress)
     if ref.classes is not None:
-        items = items.of_classes(select_classes(items.class_names, ref.classes))
+        labelled = items.labels is not None  # else it is refused
+        items = items.of_classes(select_classes(items.class_names, ref.classes) if labelled else ())
     if ref.limit is not None and ref.limit < len(items):
         items = items.taken(builtin.spread(len(items), ref.limit))
     if len(items) == 0:

@@ -16,7 +16,7 @@ FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 SOURCES_HINT = (
-    "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `manual`, `letters`, a folder with one sub-folder a class, "
+    "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
     "a .jsonl, .csv or .parquet file, or `hf:org/name`"
 )
 
@@ -32,6 +32,7 @@ class SourceKind(Enum):
     PHOTOS = "`photos`"
     NOISE = "`noise`"
     REVIEWS = "`reviews`"
+    INTENTS = "`intents`"
     MANUAL = "`manual`"
     LETTERS = "`letters`"
     FOLDER = "a folder"
@@ -40,7 +41,7 @@ class SourceKind(Enum):
 
 
 BUILT_IN_IMAGES = (SourceKind.DIGITS, SourceKind.SHAPES, SourceKind.PHOTOS, SourceKind.NOISE)
-BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.MANUAL, SourceKind.LETTERS)
+BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, SourceKind.LETTERS)
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
 """What the built-in sources are called."""
 _COLUMNS = frozenset({"image", "label", "text"})
@@ -52,6 +53,7 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.PHOTOS: frozenset({"limit", "size"}),
         SourceKind.NOISE: frozenset({"limit", "size", "seed"}),
         SourceKind.REVIEWS: _SELECTION | {"split", "domain"},
+        SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
         SourceKind.FOLDER: _SELECTION | {"split"},
@@ -78,7 +80,7 @@ class DataRef:
         text: Column with the texts, or `FIRST+SECOND` where an item is a pair of them.
         seed: What `noise` and `letters` are drawn from.
         size: Side of `photos` and `noise`, in pixels.
-        domain: What `reviews` are of; `known` or `novel` ones of `shapes`.
+        domain: What `reviews` are of; `known` or `novel` ones of `shapes`; which foreign `intents`.
 
     Raises:
         UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.

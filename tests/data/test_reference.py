@@ -59,6 +59,7 @@ def test_text_is_canonical(ref):
         ("photos", SourceKind.PHOTOS),
         ("noise", SourceKind.NOISE),
         ("reviews", SourceKind.REVIEWS),
+        ("intents", SourceKind.INTENTS),
         ("a/b", SourceKind.FOLDER),
         ("a/b.CSV", SourceKind.FILE),
         ("b.jsonl", SourceKind.FILE),

@@ -1,0 +1,158 @@
+"""Which texts of CLINC150 are known, near and far: the rule behind the built-in `intents`, and other draws from the whole file.
+
+    python benchmarks/clinc150.py CLINC150.jsonl --seed 1 -o drawn/       a .jsonl file a part, for `--data drawn/train.jsonl`
+    python benchmarks/clinc150.py CLINC150.jsonl --ship                   hydractl/data/toys/intents.json.xz, from seed 0
+
+The file has an object a line: `text`, `label` (the intent), `domain`, `split` (train, val, test); out-of-scope queries have the
+domain and label `oos`. The rule looks at names and the seed alone, never at what a model makes of a text. Names are put in the
+order of the SHA-256 of `SEED/NAME`. Of the first four domains each gives five intents that are known, five that are left out for
+choosing (`near-val`) and five for testing (`near`); of the other six domains two are for choosing (`far-val`) and four for testing
+(`far`). What is for choosing is drawn from CLINC150's own validation split, what is for testing from its test split. Texts of an
+intent are taken in the order of their hashes, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import lzma
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+SHIPPED = Path(__file__).parents[1] / "hydractl" / "data" / "toys" / "intents.json.xz"
+OOS = "oos"
+HOME, CHOOSING = 4, 2
+"""How many domains intents are known of, and of how many others far ones are for choosing."""
+KNOWN = 5
+"""How many intents of a domain are known, and as many left out for choosing and for testing."""
+ATTRIBUTION = {
+    "source": "A subset of CLINC150: Stefan Larson, Anish Mahendran, Joseph J. Peper, Christopher Clarke, Andrew Lee, Parker Hill, "
+    "Jonathan K. Kummerfeld, Kevin Leach, Michael A. Laurenzano, Lingjia Tang and Jason Mars: An Evaluation Dataset for Intent "
+    "Classification and Out-of-Scope Prediction, EMNLP-IJCNN 2019. https://github.com/clinc/oos-eval",
+    "license": "CC BY 3.0, https://creativecommons.org/licenses/by/3.0/",
+    "changes": "Texts are unchanged; which are here, and in which part, follows from benchmarks/clinc150.py.",
+}
+
+
+class Part(NamedTuple):
+    """Where a part's texts come from: a split of CLINC150, and at most how many of each intent."""
+
+    split: str
+    each: int
+
+
+PARTS = {
+    "train": Part("train", 20),
+    "val": Part("val", 20),
+    "test": Part("test", 30),
+    "near-val": Part("val", 20),
+    "near": Part("test", 30),
+    "far-val": Part("val", 10),
+    "far": Part("test", 10),
+    OOS: Part("test", 600),
+}
+
+
+class Query(NamedTuple):
+    """One line of the file."""
+
+    text: str
+    label: str
+    domain: str
+    split: str
+
+
+def ordered(names: Iterable[str], key: str) -> list[str]:
+    """Return names in the order of their hashes."""
+    return sorted(names, key=lambda name: hashlib.sha256(f"{key}/{name}".encode()).digest())
+
+
+def classes(domains: Mapping[str, Sequence[str]], seed: int) -> dict[str, tuple[str, ...]]:
+    """Return the intents of each part, sorted.
+
+    Args:
+        domains: Every domain's intents.
+        seed: Each makes another draw.
+    """
+    home, others = (order := ordered(domains, str(seed)))[:HOME], order[HOME:]
+    each = [ordered(domains[domain], f"{seed}/{domain}") for domain in home]
+
+    def cut(begin: int) -> tuple[str, ...]:
+        return tuple(sorted(name for names in each for name in names[begin : begin + KNOWN]))
+
+    def whole(chosen: Sequence[str]) -> tuple[str, ...]:
+        return tuple(sorted(name for domain in chosen for name in domains[domain]))
+
+    return {
+        **dict.fromkeys(("train", "val", "test"), cut(0)),
+        "near-val": cut(KNOWN),
+        "near": cut(2 * KNOWN),
+        "far-val": whole(others[:CHOOSING]),
+        "far": whole(others[CHOOSING:]),
+        OOS: (OOS,),
+    }
+
+
+def read(file: Path) -> list[Query]:
+    """Return every query of the whole file."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [Query(**json.loads(line)) for line in lines]
+
+
+def domains_of(queries: Iterable[Query]) -> dict[str, list[str]]:
+    """Return every domain's intents, sorted; what is out of scope has none."""
+    found: dict[str, set[str]] = {}
+    for query in queries:
+        if query.domain != OOS:
+            found.setdefault(query.domain, set()).add(query.label)
+    return {domain: sorted(found[domain]) for domain in sorted(found)}
+
+
+def draw(queries: Sequence[Query], seed: int) -> dict[str, dict[str, list[str]]]:
+    """Return the texts of each part by intent."""
+    texts: dict[tuple[str, str], list[str]] = {}
+    for query in queries:
+        texts.setdefault((query.split, query.label), []).append(query.text)
+    chosen = classes(domains_of(queries), seed)
+    return {
+        name: {
+            intent: ordered(texts[part.split, intent], f"{seed}/{name}")[: part.each]
+            for intent in chosen[name]
+        }
+        for name, part in PARTS.items()
+    }
+
+
+def shipped(queries: Sequence[Query], seed: int = 0) -> dict[str, object]:
+    """Return what the package holds: the attribution, the names that the rule looks at, and the texts."""
+    return {**ATTRIBUTION, "seed": seed, "domains": domains_of(queries), "parts": draw(queries, seed)}
+
+
+def main() -> None:
+    """Write the parts."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, metavar="CLINC150.jsonl")
+    parser.add_argument("--seed", type=int, default=0)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("-o", dest="out", type=Path, metavar="DIR")
+    where.add_argument("--ship", action="store_true")
+    arguments = parser.parse_args()
+    queries = read(arguments.file)
+    if arguments.ship:
+        text = json.dumps(shipped(queries), ensure_ascii=False, separators=(",", ":"))
+        SHIPPED.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+        print(f"{SHIPPED}: {SHIPPED.stat().st_size} bytes")
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, intents in draw(queries, arguments.seed).items():
+        lines = [json.dumps({"text": t, "label": intent}) for intent, texts in intents.items() for t in texts]
+        (arguments.out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{arguments.out / name}.jsonl: {len(lines)} texts of {len(intents)} intents")
+
+
+if __name__ == "__main__":
+    main()
