@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform
@@ -165,6 +166,24 @@ def test_the_table_says_by_which_score(by_energy, capsys):
     out = capsys.readouterr().out
     assert "OOD samples are told by energy" in out
     assert "AUROC energy" not in out
+
+
+def test_a_stored_temperature_divides_the_logits_that_scores_read(here, report):
+    sample = base()
+    state = {name: t.clone() for name, t in Checkpoint.open(here / "m0.st").tensors().items()}
+    type(sample)(sample.header.model_copy(update={"temperature": TEMPERATURE}), state).save(
+        here / "stored.st"
+    )
+
+    row = run_eval(
+        config(here / "stored.st", ood_score=("energy",), metrics=("auroc", "aupr"))
+    ).document.rows[0]
+
+    for name, values in row.ood.items():
+        for metric in ("auroc", "aupr"):
+            assert values[metric].value == pytest.approx(
+                report.rows[0].ood[name][f"{metric}@energy"].value, abs=2e-3
+            )
 
 
 def test_a_single_model_is_warned_of(here, capsys):
