@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict
 
 import pytest
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(config, items):
         left |= {item for i, item in enumerate(variants) if (i - turn) % step}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def pytest_collection_finish(session):
+    """Leave what the libraries are made of out of garbage collections: each training run asks for one of everything."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

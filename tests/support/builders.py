@@ -11,7 +11,7 @@ import torch
 
 import support.trunks  # noqa: F401 - registers architectures
 from hydractl.checkpoint import write_tensors
-from hydractl.families.opening import build_checked
+from hydractl.families.opening import check_tensors, expected_specs
 from hydractl.families.probe import probe_inputs
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
@@ -19,6 +19,7 @@ from hydractl.heads.masks import full_mask
 from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.heads import HeadMask, HeadScores, TowerKeep
+from hydractl.tensors import spec_of
 from support.variants import LIBRARY, PLAIN, Variant
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hydractl.families.base import Family
     from hydractl.families.tower import Model
     from hydractl.inputs import Inputs
+    from hydractl.tensors import TensorSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -52,7 +54,11 @@ class Sample:
 
     def model(self, dtype: torch.dtype = torch.float32) -> Model:
         """Build it."""
-        return build_checked(self.family, self.header, self.state, where="sample", dtype=dtype)
+        check_tensors(
+            "sample", {k: spec_of(v) for k, v in self.state.items()}, specs(self.header.to_metadata())
+        )
+        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.state.items()}
+        return self.family.build(self.header.architecture, self.header.masks[0], state)
 
     def library(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """Build the library's own model with the same tensors; for a base."""
@@ -96,6 +102,13 @@ class Sample:
         with path.open("wb") as file:
             write_tensors(file, self.state, header=self.header)
         return path
+
+
+@cache
+def specs(header: str) -> dict[str, TensorSpec]:
+    """Return what `opening.expected_specs` does, which costs as much as a model, once a header."""
+    read = Header.model_validate_json(header)
+    return expected_specs(FAMILIES[read.architecture.family], read)
 
 
 def perturbed(state: Mapping[str, torch.Tensor], *, seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
