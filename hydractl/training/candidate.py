@@ -41,6 +41,7 @@ class Job:
         pieces: Into how many pieces each batch is cut, whatever the number of processes, their gradients added in the order
             of the data: the weights then have the same bits for any number. None for the recipe's `accumulate` pieces a
             process, averaged as DDP does.
+        lesson: What teachers make of the losses, given the outputs and the inputs of the same piece.
         measured_on: What progress calls the data of `evaluate`.
     """
 
@@ -56,6 +57,7 @@ class Job:
     begin_step: Callable[[nn.Module, int], None] | None = None
     penalty: Callable[[nn.Module], torch.Tensor] | None = None
     pieces: int | None = None
+    lesson: Callable[[torch.Tensor, torch.Tensor, Inputs], torch.Tensor] | None = None
     measured_on: str = "validation"
 
     @property
@@ -134,8 +136,12 @@ class Run:
     def _loss(self, piece: Piece) -> torch.Tensor:
         """Return a piece's part of the batch's loss."""
         device = self.engine.device
-        outputs = self.prepared(map_inputs(lambda x: x.to(device), piece.inputs))
-        loss = self.job.loss(outputs, piece.labels.to(device)).mean()
+        inputs = map_inputs(lambda x: x.to(device), piece.inputs)
+        outputs = self.prepared(inputs)
+        losses = self.job.loss(outputs, piece.labels.to(device))
+        if self.job.lesson is not None:
+            losses = self.job.lesson(losses, outputs, inputs)
+        loss = losses.mean()
         if self.job.penalty is not None:
             loss = loss + self.job.penalty(self.model)
         return loss * piece.weight

@@ -95,7 +95,11 @@ COMPANIONS = {
         "force": ("--plot", "heads.svg"),
     },
     "eval": {"ood_score": ("--near", "birds=noise")},
-    "finetune": {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")},
+    "finetune": {
+        "momentum": ("--optimizer", "sgd"),
+        "patience_delta": ("--early-stop", "1"),
+        **dict.fromkeys(("teacher_temperature", "teacher_weight"), ("--teacher", "t.st")),
+    },
 }
 """What an option is typed with; where nothing is said, `ALWAYS`."""
 MODELS = {"head_seed": "arch:vit"}

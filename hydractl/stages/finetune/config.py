@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,15 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.parallel import refuse_shared_input
 from hydractl.publish import is_stream
-from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting
+from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, words
 from hydractl.stages.shared import settings as shared
 from hydractl.training.recipes.recipe import RECIPES, Recipe, recipe_of
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
 
+TEACHERS = "Teachers"
+TEMPERATURE, WEIGHT = 2.0, 0.9
 RECIPE = Declared("recipe", "str", Setting("As in the paper; options override it.", choices=tuple(RECIPES)))
 
 
@@ -41,6 +44,25 @@ class FinetuneConfig:
     recipe: Recipe = by_default(
         Recipe(),
         Composed(lambda given: recipe_of(given.pop("recipe", None), given), (RECIPE, *Declared.of(Recipe))),
+    )
+    teacher: tuple[str, ...] = setting(
+        (),
+        "Models to learn from: of a hydra member m learns from the m-th, or from a hydra's m-th member; any other model learns "
+        "their mean.",
+        parse=partial(words, "--teacher"),
+        metavar="MODEL[,...]",
+        panel=TEACHERS,
+    )
+    teacher_temperature: float | None = setting(
+        None, "Divides logits before their softmaxes are compared (default 2).", above=0.0, panel=TEACHERS
+    )
+    teacher_weight: float | None = setting(
+        None,
+        "Share of the loss, above 0 and at most 1, that teachers make; labels make the rest (default 0.9).",
+        above=0.0,
+        high=1.0,
+        tells=False,
+        panel=TEACHERS,
     )
     save_every: int | None = setting(
         None,
@@ -82,13 +104,40 @@ class FinetuneConfig:
                 f"`--head-seed {self.head_seed}` has no effect on {self.model}, whose classifier {why}",
                 hint="leave `--head-seed` out; it is for random weights, `arch:NAME`",
             )
-        refuse_shared_input(self.model)
+        self._check_teachers()
+        for reference in (self.model, *self.teacher):
+            refuse_shared_input(reference)
+
+    def _check_teachers(self) -> None:
+        given = {"--teacher-temperature": self.teacher_temperature, "--teacher-weight": self.teacher_weight}
+        for option, value in given.items():
+            if value is not None and not self.teacher:
+                raise UsageError(
+                    f"`{option} {value:g}` has no effect without `--teacher`",
+                    hint=f"name teachers, or leave `{option}` out",
+                )
+        if (self.model, *self.teacher).count("-") > 1:
+            raise UsageError("only one model can come from standard input")
+
+    @property
+    def temperature(self) -> float:
+        """What divides logits before a teacher's and the student's softmaxes are compared."""
+        return TEMPERATURE if self.teacher_temperature is None else self.teacher_temperature
+
+    @property
+    def weight(self) -> float:
+        """The teachers' share of the loss, in (0, 1]."""
+        return WEIGHT if self.teacher_weight is None else self.teacher_weight
 
     def options(self) -> dict[str, Option]:
         """Return what shapes the result, as lineage options; the lineage drops those that are None."""
         own = ("order_seed", "dropout_seed", "head_seed")
+        taught = {"teacher_temperature": self.temperature, "teacher_weight": self.weight}
         return (
-            self.recipe.options() | {"max_length": self.tokens} | {name: getattr(self, name) for name in own}
+            self.recipe.options()
+            | {"max_length": self.tokens}
+            | {name: getattr(self, name) for name in own}
+            | (taught if self.teacher else {})
         )
 
     @property

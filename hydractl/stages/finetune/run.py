@@ -19,6 +19,7 @@ from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.subject import Subject, of_each
+from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import resumable
@@ -99,7 +100,7 @@ def _train(
 ) -> FinetuneReport:
     config, recipe = work.config, work.config.recipe
     measure = _measure(work, engine)
-    job = _job(work, measure)
+    job = _job(work, measure, engine)
     engine.wait()  # all have read the state before one writes it
     trained = train(job, engine, progress, folder=folder, start=start)
     tensors = _tensors(work, trained)
@@ -137,7 +138,7 @@ def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None
     )
 
 
-def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
+def _job(work: Work, measure: Callable[[nn.Module], Metrics | None], engine: Engine) -> Job:
     """Say to the loop what to train."""
     config, recipe = work.config, work.config.recipe
 
@@ -161,6 +162,7 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None]) -> Job:
         recipe=recipe,
         seed=config.seed if config.dropout_seed is None else config.dropout_seed,
         save_every=config.save_every,
+        lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
     )
 
 

@@ -19,6 +19,7 @@ from hydractl.manifest.header import Fate, Header, InputFile
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.teachers import check_teachers, open_teachers
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
@@ -47,6 +48,7 @@ class Work:
     names: tuple[str, ...]
     train: Labelled
     val: Labelled
+    teachers: tuple[OpenModel, ...]
     inputs: tuple[InputFile, ...]
 
 
@@ -59,8 +61,10 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
             f"{config.model}: compares images with texts and has no classes to train on",
             hint="zero-shot models are pruned and fused without training",
         )
-    header = opened.header
-    check_outputs([config.out], force=config.force, models=[opened], data=[config.data, config.val])
+    header, teachers = opened.header, open_teachers(config)
+    check_outputs(
+        [config.out], force=config.force, models=[opened, *teachers], data=[config.data, config.val]
+    )
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     check_reads(header.preprocess, model=config.model)
     how = limited(header.preprocess, config.max_length, model=config.model)
@@ -71,10 +75,12 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     training = _labelled(config.data, "--data", header, progress)
     header = _with_class_names(header, training.items, training.labels)
     validation = _labelled(config.val, "--val", header, progress)
+    check_teachers(teachers, header, how)
     steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
     progress.step(
         f"Training {opened.name} on {len(training.items)} {training.items.content} for {steps} steps, "
         f"validating on {len(validation.items)}"
+        + (f", taught by {', '.join(t.name for t in teachers)}" if teachers else "")
     )
     return Work(
         config=config,
@@ -84,7 +90,13 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
         names=names,
         train=training,
         val=validation,
-        inputs=(opened.as_input(), training.as_input(), validation.as_input()),
+        teachers=teachers,
+        inputs=(
+            opened.as_input(),
+            training.as_input(),
+            validation.as_input(),
+            *(t.as_input() for t in teachers),
+        ),
     )
 
 

@@ -1,0 +1,130 @@
+"""Models that the trained one learns from: opened, checked from their headers, and built."""
+
+from __future__ import annotations
+
+import torch
+
+from hydractl.data.inputs import Reading
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.opening import OpenModel, check_tensors, open_model
+from hydractl.fusion.hydra import load_any, stored_specs
+from hydractl.inputs import Inputs
+from hydractl.manifest.header import Header, Tokenization
+from hydractl.progress import counted
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.training.engine import Engine
+from hydractl.training.teaching import Lesson, Teacher
+
+SHOWN = 60
+"""Longest text of a value that a message shows."""
+
+
+def open_teachers(config: FinetuneConfig) -> tuple[OpenModel, ...]:
+    """Open the teachers; reads headers.
+
+    Raises:
+        CheckpointError: If one is missing or malformed.
+        UsageError: If one has random weights.
+    """
+    for reference in config.teacher:
+        if reference.startswith("arch:"):
+            raise UsageError(
+                f"`--teacher {reference}`: random weights teach nothing", hint="name a trained model"
+            )
+    return tuple(open_model(reference) for reference in config.teacher)
+
+
+def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Reading) -> None:
+    """Refuse teachers that are too many or too few, that read items otherwise, or tell other classes apart.
+
+    Args:
+        teachers: Opened.
+        student: Of the model that trains, with the classes that it will have.
+        how: How it reads items in this run.
+
+    Raises:
+        UsageError: If their number does not fit a hydra.
+        CheckpointError: If one of them cannot teach this model.
+    """
+    members = len(student.masks)
+    if teachers and student.plan is not None and not _splits(teachers, student) and len(teachers) != members:
+        raise UsageError(
+            f"`--teacher` names {counted(len(teachers), 'teacher')} for a hydra of {counted(members, 'member')}",
+            hint="give each member one, in order: `--teacher a.st,b.st,c.st`, or one hydra of as many members",
+        )
+    for teacher in teachers:
+        _check_classes(teacher, student)
+        _check_reading(teacher, how)
+        check_tensors(teacher.reference, teacher.checkpoint.specs, stored_specs(teacher))
+
+
+def lesson_of(
+    config: FinetuneConfig, teachers: tuple[OpenModel, ...], student: Header, engine: Engine
+) -> Lesson:
+    """Build the teachers where the student trains; in bf16 they compute under autocast as it does."""
+
+    def teacher_of(opened: OpenModel) -> Teacher:
+        model = load_any(opened, dtype=torch.float32).to(engine.device).eval()
+        halved = config.recipe.precision == "bf16"
+
+        def teach(inputs: Inputs) -> torch.Tensor:
+            with torch.autocast(engine.device.type, torch.bfloat16, enabled=halved):
+                return model.member_logits(inputs)
+
+        return teach
+
+    return Lesson(
+        teachers=tuple(map(teacher_of, teachers)),
+        temperature=config.temperature,
+        weight=config.weight,
+        apart=student.plan is not None,
+        split=_splits(teachers, student),
+    )
+
+
+def _splits(teachers: tuple[OpenModel, ...], student: Header) -> bool:
+    """Return whether the only teacher is a hydra whose members teach a hydra's members."""
+    first = teachers[0].header if len(teachers) == 1 else None
+    both = first is not None and first.plan is not None and student.plan is not None
+    return both and first is not None and len(first.masks) == len(student.masks)
+
+
+def _check_classes(teacher: OpenModel, student: Header) -> None:
+    where, ours, theirs = teacher.reference, student.num_classes, teacher.header.num_classes
+    if ours != theirs:
+        raise CheckpointError(
+            f"{where}: tells {counted(theirs, 'class', 'classes')} apart, and the model that it is to teach {ours}",
+            hint="a teacher must have been trained on the same classes",
+        )
+    known = (student.labels, teacher.header.labels)
+    if all(known) and known[0] != known[1]:
+        place = next(i for i, (a, b) in enumerate(zip(*known, strict=True)) if a != b)
+        order = "in another order: " if sorted(known[0]) == sorted(known[1]) else ""
+        raise CheckpointError(
+            f"{where}: has other classes, {order}class {place} is `{known[1][place]}`, and `{known[0][place]}` "
+            "of the model that it is to teach",
+            hint="`hydractl inspect` shows both",
+        )
+
+
+def _check_reading(teacher: OpenModel, how: Reading) -> None:
+    where, theirs = teacher.reference, teacher.header.preprocess
+    if type(theirs) is not type(how):
+        reads = "texts" if isinstance(theirs, Tokenization) else "images"
+        raise CheckpointError(f"{where}: reads {reads}, and the model that it is to teach does not")
+    if isinstance(theirs, Tokenization) and isinstance(how, Tokenization):
+        if theirs.max_length < how.max_length:
+            raise CheckpointError(
+                f"{where}: reads texts of {counted(theirs.max_length, 'token')} at most, the model that it is to teach "
+                f"{how.max_length}",
+                hint=f"add `--max-length {theirs.max_length}`",
+            )
+        theirs = theirs.model_copy(update={"max_length": how.max_length})
+    for field in type(how).model_fields:
+        mine, other = getattr(how, field), getattr(theirs, field)
+        if mine != other:
+            shown = f" {other!r}, not {mine!r}" if len(repr(mine) + repr(other)) <= SHOWN else ""
+            raise CheckpointError(
+                f"{where}: reads items otherwise than the model that it is to teach: other `{field}`{shown}",
+                hint="`hydractl inspect` shows both; teacher and student see the same batches",
+            )
