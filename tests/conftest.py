@@ -59,6 +59,11 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+def pytest_sessionfinish(session):
+    """Give it back, or bindings report at the end of the process what nobody freed."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch):
     """No test sees the user's ranks, colours or Hub."""
