@@ -147,11 +147,11 @@ _hydractl() {
         -o | --out)
             _hydractl_files ''
             ;;
-        --max-length | --lr | --weight-decay | --momentum | --warmup | --clip | --label-smoothing | --dropout | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --eval-every | --early-stop | --patience-delta | --teacher | --teacher-temperature | --teacher-weight | --save-every | --seed | --order-seed | --dropout-seed | --head-seed | --arch)
+        --max-length | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | --teacher | --teacher-temperature | --teacher-weight | --save-every | --seed | --order-seed | --dropout-seed | --head-seed | --arch)
             : # any text
             ;;
         --recipe)
-            _hydractl_words 'imagenet1k cifar100 sst2 imagenet1k-base cifar100-base sst2-base'
+            _hydractl_words 'imagenet1k cifar100 sst2 imagenet1k-base cifar100-base sst2-base vit-finetune bert-finetune sentence-finetune'
             ;;
         --optimizer)
             _hydractl_words 'sgd adamw'
@@ -167,7 +167,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --weight-decay --momentum --schedule --warmup --clip --label-smoothing --dropout --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --device --arch --force --json -q --quiet -h --help'
+                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --device --arch --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

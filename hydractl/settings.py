@@ -89,22 +89,27 @@ class Setting:
             elif isinstance(item, int | float):
                 self._check_range(name, item)
 
+    def option(self, name: str) -> str:
+        """Return the option of a field of that name as it is typed, without that of a flag's opposite."""
+        return self.spelled[-1].split("/")[0] if self.spelled else spelled(name)
+
     def _check_choice(self, name: str, value: str) -> None:
         if self.choices and value not in self.choices:
             raise UsageError(
-                f"`{spelled(name)} {value}`: unknown", hint=f"choose from {', '.join(self.choices)}"
+                f"`{self.option(name)} {value}`: unknown", hint=f"choose from {', '.join(self.choices)}"
             )
 
     def _check_range(self, name: str, value: float) -> None:
-        refused = f"`{spelled(name)} {value:g}`: must be "
+        refused = f"`{self.option(name)} {value:g}`: must be "
         low, high, below = _or(self.low, -inf), _or(self.high, inf), _or(self.below, inf)
         if self.above is not None and not self.above < value < inf:
-            raise UsageError(f"{refused}above {self.above:g}{' and finite' if self.finite else ''}")
+            most = "" if self.high is None else f" and at most {self.high:g}"
+            raise UsageError(f"{refused}above {self.above:g}{most}{' and finite' if self.finite else ''}")
         if {self.low, self.high, self.below} != {None} and not (low <= value <= high and value < below):
-            least = f"at least {low:g}" if self.low is not None else ""
-            wanted = [least, f"below {below:g}" if self.below is not None else ""]
-            between = f"between {low:g} and {high:g}" if self.high is not None else ""
-            raise UsageError(refused + (between or " and ".join(w for w in wanted if w)))
+            told = {"at least": self.low, "above": self.above, "below": self.below, "at most": self.high}
+            wanted = [f"{word} {bound:g}" for word, bound in told.items() if bound is not None]
+            between = f"between {low:g} and {high:g}" if None not in {self.low, self.high} else ""
+            raise UsageError(refused + (between or " and ".join(wanted)))
 
 
 def _or(bound: float | None, default: float) -> float:

@@ -135,7 +135,7 @@ def test_every_declared_range_is_kept(config, name, told):
     ]
     several = next(o.kind for o in Declared.of(config) if o.name == name).startswith("tuple")
     for value in outside:
-        with pytest.raises(UsageError, match=rf"`--{name.replace('_', '-')} {value:g}`: must be "):
+        with pytest.raises(UsageError, match=rf"`{told.option(name)} {value:g}`: must be "):
             config(**{**needed, name: (value,) if several else value})
 
 

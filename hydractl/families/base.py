@@ -73,6 +73,7 @@ class TowerLayout:
         mlp: Prefixes, relative to the block's, of what the paper averages.
         attention: Prefixes, relative to the block's, of the attention and the norm before it.
         readout: Prefixes of what lies between the blocks and the classifier.
+        last_norm: Those among them of the norm that ends the blocks, where they are pre-norm.
         head: Prefixes of the classifier.
         embed: Prefixes of the embedding; where a model has one tower, what fits nothing else is the embedding.
     """
@@ -84,11 +85,13 @@ class TowerLayout:
     readout: tuple[str, ...]
     head: tuple[str, ...]
     embed: tuple[str, ...] = ()
+    last_norm: tuple[str, ...] = ()
 
     def under(self, prefix: str) -> TowerLayout:
         """Return the layout of the same tower in a model whose names for it begin with `prefix`."""
         outside = {
-            name: tuple(prefix + own for own in getattr(self, name)) for name in ("readout", "head", "embed")
+            name: tuple(prefix + own for own in getattr(self, name))
+            for name in ("readout", "head", "embed", "last_norm")
         }
         return replace(self, block=prefix + self.block, **outside)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -10,9 +11,16 @@ import torch
 from torch import nn
 
 from hydractl.inputs import Inputs, map_inputs
+from hydractl.training.averaging import Average, share_of
 from hydractl.training.engine import Engine, OrderedGradients
 from hydractl.training.noise import set_dropout
-from hydractl.training.recipes.optimizers import PEAK, make_optimizer, optimizer_tensors, restore_optimizer
+from hydractl.training.recipes.optimizers import (
+    PEAK,
+    SCALE,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.recipes.schedule import lr_factor
 
@@ -28,12 +36,13 @@ class Job:
     Attributes:
         build: Makes the model anew, on the CPU; the parameters that require gradients train.
         feed: Where batches come from.
-        loss: Outputs and labels to one loss a sample, (B,).
+        loss: Outputs and labels as pieces have them to one loss a sample, (B,).
         evaluate: The model's validation metrics, None if its outputs are not finite. Called by every process.
         probe: Inputs of one sample, to find parameters that the output does not hang on.
         recipe: How.
         seed: Of dropout; the feed has its own.
         save_every: Steps between saves of the state; None for every half minute, and for epochs.
+        scales: What the recipe's peak learning rate is multiplied by for a parameter, by name; 1 where nothing is said.
         rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay.
         begin_step: Is given the model and the number of the step, from 0, before each step: for what changes with the steps.
             A function of these alone, so that a resumed run finds it as it was.
@@ -53,6 +62,7 @@ class Job:
     recipe: Recipe
     seed: int
     save_every: int | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     begin_step: Callable[[nn.Module, int], None] | None = None
     penalty: Callable[[nn.Module], torch.Tensor] | None = None
@@ -88,9 +98,11 @@ class Run:
         with torch.no_grad():
             for name, tensor in snapshot.weights.items():
                 self.parameters[name].copy_(tensor)
-        self.noise = set_dropout(model, job.recipe.dropout)
+        self.noise = set_dropout(model, job.recipe.dropout, path=job.recipe.drop_path)
         self.model = model.to(engine.device)
-        self.optimizer = make_optimizer(self.parameters, job.recipe, rates=job.rates)
+        averages = job.recipe.ema is not None or job.recipe.swa is not None
+        self.average = Average(self.parameters, snapshot.average) if averages else None
+        self.optimizer = make_optimizer(self.parameters, job.recipe, rates=job.rates, scales=job.scales)
         if snapshot.optimizer:
             restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
         self.prepared = engine.prepare(self.model, ordered=job.pieces is not None)
@@ -100,15 +112,16 @@ class Run:
         """Take one optimiser step on this process's pieces of the batch."""
         job, recipe, done = self.job, self.job.recipe, self.position.step
         self.whole = False
+        total, per_epoch = job.total, job.feed.steps_per_epoch
         factor = lr_factor(
-            done,
-            total=job.total,
-            warmup=recipe.warmup_steps(job.total),
+            done if recipe.swa is None else min(done, recipe.swa_start(total, per_epoch)),
+            total=total,
+            warmup=recipe.warmup_steps(total),
             schedule=recipe.schedule,
             floor=recipe.floor,
         )
         for group in self.optimizer.param_groups:
-            group["lr"] = group.get(PEAK, self.lr) * factor
+            group["lr"] = group.get(PEAK, self.lr) * group[SCALE] * factor
         if job.begin_step is not None:
             job.begin_step(self.model, done)
         self.prepared.train()
@@ -130,6 +143,8 @@ class Run:
             self.engine.clip(list(self.parameters.values()), recipe.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.add(share_of(recipe, done + 1, total=total, steps_per_epoch=per_epoch))
         self.position = self.position.model_copy(update={"step": done + 1})
         self.whole = True
 
@@ -154,20 +169,25 @@ class Run:
         return due and done > self.position.evaluated
 
     def evaluate(self) -> None:
-        """Measure, remember the best, and decide whether to go on."""
-        recipe, position = self.job.recipe, self.position
+        """Measure, remember the best, and decide whether to go on; weights before their mean begins are measured only."""
+        recipe, position, average = self.job.recipe, self.position, self.average
         update: dict[str, object]
         self.model.eval()
-        found = self.job.evaluate(self.model)
+        with average.in_place() if average is not None and average.tensors else contextlib.nullcontext():
+            found = self.job.evaluate(self.model)
         if found is None:
             update = {"ended": True, "diverged": True, "evaluated": position.step}
             self.position = position.model_copy(update=update)
             return
         update = {"last": found, "evaluated": position.step}
+        if average is not None and not average.tensors:
+            self.position = position.model_copy(update=update)
+            return
         if found.beats(position.best):
             update |= {"best": found, "best_step": position.step}
             if recipe.keep_best:
-                self.best = {n: p.detach().clone() for n, p in self.parameters.items()}
+                measured = self.parameters if average is None else average.tensors
+                self.best = {n: t.detach().clone() for n, t in measured.items()}
         if found.beats(position.mark, delta=recipe.patience_delta):
             update |= {"mark": found, "stale": 0}
         else:
@@ -182,6 +202,7 @@ class Run:
             position=self.position,
             weights={n: p.detach() for n, p in self.parameters.items()},
             optimizer=optimizer_tensors(self.optimizer, self.parameters),
+            average={} if self.average is None else self.average.tensors,
             best=self.best,
         )
 

@@ -98,7 +98,7 @@ def _compared(snapshot: Snapshot, progress: Progress, job: Job) -> Snapshot:
     return replace(
         snapshot,
         winner=Winner(candidate=position.candidate, metrics=metrics, step=step),
-        winner_weights=snapshot.best if job.recipe.keep_best else snapshot.weights,
+        winner_weights=snapshot.best if job.recipe.keep_best else snapshot.average or snapshot.weights,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hydractl.data.preprocess import sample_seed
+from hydractl.families.tower import Tower
 
 NOT_DROPPED = ("attn_drop", "head_drop")
 """Attention weights and the classifier's input keep what the architecture says, as in Dosovitskiy et al. (2021)."""
@@ -44,29 +45,37 @@ class BatchDropout(nn.Module):
     """Dropout that draws for the whole batch and applies the rows that are computed here.
 
     Where members of a hydra run side by side, the batch axis holds the rows of each, and each has draws of its own.
+
+    Attributes:
+        p: The share dropped.
+        whole: Whether a sample is dropped as a whole: stochastic depth (Huang et al. 2016).
     """
 
-    def __init__(self, p: float, noise: StepNoise) -> None:
+    def __init__(self, p: float, noise: StepNoise, *, whole: bool = False) -> None:
         super().__init__()
         self.p = p
         self.noise = noise
+        self.whole = whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x (M B, ...) with a share `p` of its elements zero and the others scaled by 1 / (1 - p)."""
+        """Return x (M B, ...) with a share `p` of its elements or samples zero and the others scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return x
         rows, members = self.noise.rows, max(len(x) // len(self.noise.rows), 1)
-        keep = torch.empty(members, self.noise.total, *x.shape[1:], dtype=x.dtype, device=x.device)
+        sample = (1,) * (x.ndim - 1) if self.whole else x.shape[1:]
+        keep = torch.empty(members, self.noise.total, *sample, dtype=x.dtype, device=x.device)
         keep = keep.bernoulli_(1 - self.p)[:, rows.start : rows.stop].flatten(0, 1)
         return x * keep / (1 - self.p)
 
 
-def set_dropout(model: nn.Module, p: float | None) -> StepNoise:
-    """Put `BatchDropout` in the place of the model's dropout layers.
+def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None) -> StepNoise:
+    """Put `BatchDropout` in the place of the model's dropout layers, and of its blocks' `drop_path`.
 
     Args:
         model: Changed in place; its state dict stays as it is.
         p: The share dropped, None for each layer's own.
+        path: The share of samples that skip what the last block's residuals go around, 0 for those of the first and in a
+            line between them; None for each block's own.
 
     Returns:
         What the loop must tell where it is.
@@ -77,4 +86,12 @@ def set_dropout(model: nn.Module, p: float | None) -> StepNoise:
             if type(child) is nn.Dropout and name != "attn_drop":
                 own = p is None or name in NOT_DROPPED
                 module.add_module(name, BatchDropout(child.p if own or p is None else p, noise))
+    for tower in [module for module in model.modules() if isinstance(module, Tower)]:
+        blocks = tower.layers()
+        for i, block in enumerate(blocks):
+            for name, child in [pair for pair in block.named_children() if pair[0].startswith("drop_path")]:
+                # the libraries' own layers call it so; where there is none stands an identity
+                theirs = float(vars(child).get("drop_prob") or 0.0)
+                share = theirs if path is None else path * i / max(len(blocks) - 1, 1)
+                block.add_module(name, BatchDropout(share, noise, whole=True))
     return noise

@@ -94,6 +94,7 @@ class Snapshot:
         position: Of the present candidate.
         weights: Its trained parameters by name; empty before its first step.
         optimizer: Its optimiser's state by name.
+        average: The mean of its parameters that is answered with; empty without one, and before it begins.
         best: Its best parameters; empty unless they are kept.
         winner: The best candidate before it.
         winner_weights: That candidate's parameters.
@@ -102,6 +103,7 @@ class Snapshot:
     position: Position = field(default_factory=Position)
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    average: Mapping[str, torch.Tensor] = field(default_factory=dict)
     best: Mapping[str, torch.Tensor] = field(default_factory=dict)
     winner: Winner | None = None
     winner_weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class Snapshot:
         stem = f"{at.candidate}-{at.step}"
         groups = {
             "weights": (f"weights-{stem}.st", self.weights),
+            "average": (f"average-{stem}.st", self.average),
             "optimizer": (f"optimizer-{stem}.st", self.optimizer),
             "best": (f"best-{at.candidate}-{at.best_step}.st", self.best),
             "winner_weights": (f"winner-{won}.st", self.winner_weights),

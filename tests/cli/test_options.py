@@ -21,7 +21,7 @@ from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.score.config import ScoreConfig
-from hydractl.training.recipes.recipe import RECIPES
+from hydractl.training.recipes.named import RECIPES
 
 CONFIGS = {
     "score": ScoreConfig,
@@ -51,6 +51,7 @@ TEXTS = {
     "fail_if": "ece>0.25",
     "lr": "0.5,0.25",
     "warmup": "7",
+    "swa": "7",
     "augment": "flip,shift",
     "train": "norm,head",
     "data": "digits::limit=3",

@@ -6,7 +6,9 @@ import signal
 
 import pytest
 import torch
+from timm.utils import ModelEmaV3
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from hydractl.errors import CheckFailed
 from hydractl.progress import SILENT
@@ -155,6 +157,51 @@ def test_the_last_step_is_evaluated_whatever_the_rhythm(heard):
     assert [line.split(":")[0] for line in heard.steps] == ["step 3/5 (epoch 1.5)", "step 5/5 (epoch 2.5)"]
 
 
+def path(rates):
+    """Yield weights after each step of plain descent at these rates, on rows as `Rows` has them."""
+    weight = torch.full((1, 3), 0.5, requires_grad=True)
+    for step, rate in enumerate(rates):
+        rows = torch.arange(12)[step % 2 :: 2]
+        (gradient,) = torch.autograd.grad(loss((X[rows] @ weight.T)[:, 0], Y[rows]).mean(), weight)
+        weight = (weight.detach() - rate * gradient).requires_grad_()
+        yield nn.ParameterList([weight.detach()])
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.99])
+def test_a_running_mean_is_timms_with_its_warm_up(decay):
+    reference = ModelEmaV3(nn.ParameterList([torch.zeros(1, 3)]), decay=decay, use_warmup=True)
+    for step, weights in enumerate(path([0.1] * 6), 1):
+        reference.update(weights, step=step)
+
+    found = fit(sgd(lr=(0.1,), steps=6, ema=decay))
+
+    assert torch.allclose(found.weights["0.weight"], reference.module[0], atol=1e-6)
+    assert found.metrics.nll == pytest.approx(
+        loss(X @ found.weights["0.weight"][0], Y).mean().item(), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(("start", "ends"), [(2, (4, 6, 7)), (0.6, (6, 7))])
+def test_the_mean_of_epochs_is_torchs_and_their_rate_stays(start, ends):
+    """Two steps are an epoch; the last is half of one. The rate falls in a line until the mean begins."""
+    reference = AveragedModel(nn.ParameterList([torch.zeros(1, 3)]))
+    for step, weights in enumerate(path([0.1 * (1 - min(step, ends[0]) / 7) for step in range(7)]), 1):
+        if step in ends:
+            reference.update_parameters(weights)
+
+    found = fit(sgd(lr=(0.1,), steps=7, schedule="linear", swa=start))
+
+    assert torch.allclose(found.weights["0.weight"], reference.module[0], atol=1e-6)
+
+
+def test_weights_before_their_mean_begins_are_measured_and_never_the_best(heard):
+    recipe = sgd(lr=(0.1,), steps=8, swa=2, early_stop=2, patience_delta=0.5)
+    found = fit(recipe, evaluate=scripted([0.9, 0.3, 0.2, 0.1]), progress=heard)
+
+    assert (found.step, found.metrics.accuracy) == (4, 0.3)
+    assert len(heard.steps) == 4
+
+
 @pytest.fixture
 def folder(tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -180,8 +227,9 @@ def pressed_in_step(number):
     return make
 
 
-def test_ctrl_c_in_a_step_leaves_the_state_after_it(folder):
-    recipe = sgd(lr=(0.1,), steps=6, momentum=0.9)
+@pytest.mark.parametrize("mean", [{}, {"ema": 0.9}, {"swa": 1}])
+def test_ctrl_c_in_a_step_leaves_the_state_after_it(folder, mean):
+    recipe = sgd(lr=(0.1,), steps=6, momentum=0.9, **mean)
     whole = fit(recipe)
 
     with pytest.raises(KeyboardInterrupt):
@@ -191,9 +239,9 @@ def test_ctrl_c_in_a_step_leaves_the_state_after_it(folder):
     assert torch.equal(fit(recipe, folder=folder).weights["0.weight"], whole.weights["0.weight"])
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_an_evaluation_that_was_interrupted_is_made_up_for(folder, at):
-    recipe = sgd(lr=(0.1,), steps=6, early_stop=9)
+@pytest.mark.parametrize(("at", "mean"), [(1, {}), (2, {}), (3, {}), (2, {"ema": 0.9})])
+def test_an_evaluation_that_was_interrupted_is_made_up_for(folder, at, mean):
+    recipe = sgd(lr=(0.1,), steps=6, early_stop=9, **mean)
     script = [0.1, 0.9, 0.2]
     whole = fit(recipe, evaluate=scripted(script))
     measured = scripted(script)

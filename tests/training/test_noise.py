@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from timm.layers import DropPath
 from torch import nn
 
+from hydractl.data.preprocess import sample_seed
 from hydractl.training.noise import BatchDropout, set_dropout
+from support.builders import base
+from support.variants import VARIANTS
 
 CPU = torch.device("cpu")
 
@@ -95,3 +101,41 @@ def test_without_p_each_layer_keeps_its_own():
     assert (net.drop.p, net.inner[1].p, net.head_drop.p) == (0.25, 0.0, 0.35)
     assert isinstance(net.inner[1], BatchDropout)
     assert list(net.state_dict()) == keys
+
+
+@pytest.mark.parametrize(("name", "own"), [("timm-vit-class-token", 0.0), ("timm-eva-qkv-apart", 0.4)])
+def test_paths_are_dropped_as_in_timm(name, own):
+    """Given the same seed; without a share of ours the architecture's own holds."""
+    (variant,) = (v for v in VARIANTS if str(v) == name)
+    sample = base(replace(variant, options=variant.options | {"drop_path_rate": own}))
+    model, library = sample.model().train(), sample.library().train()
+    x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        noise = set_dropout(model, None, path=None if own else 0.4)
+        found = run(noise, model, x)
+        if not own:
+            for i, block in enumerate(library.blocks):
+                block.drop_path1, block.drop_path2 = DropPath(0.2 * i), DropPath(0.2 * i)
+        with torch.random.fork_rng():
+            torch.manual_seed(sample_seed(-1, 5, 3))
+            wanted = library(x)
+        pieces = [run(noise, model, x[a:b], first=a, total=16) for a, b in ((0, 3), (3, 16))]
+
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert not torch.allclose(found, model.eval()(x), atol=1e-3)
+    assert torch.allclose(torch.cat(pieces), found, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["transformers-vit-plain", "transformers-bert-plain"])
+def test_paths_are_dropped_in_every_kind_of_block(name):
+    (variant,) = (v for v in VARIANTS if str(v) == name)
+    still = {"attention_probs_dropout_prob": 0.0}
+    sample = base(replace(variant, options=variant.options | still))
+    model, inputs = sample.model().train(), sample.inputs(batch=8)
+    with torch.no_grad():
+        noise = set_dropout(model, 0.0, path=0.9)
+        found = run(noise, model, inputs, count=8)
+        whole = run(set_dropout(model, 0.0, path=0.0), model, inputs, count=8)
+
+    assert not torch.allclose(found, whole, atol=1e-3)
+    assert torch.allclose(whole, model.eval()(inputs), atol=1e-5)

@@ -69,6 +69,7 @@ LAYOUT = TowerLayout(
     attention=("attn.",),
     mlp=("mlp.",),
     readout=("norm.", "fc_norm.", "attn_pool."),
+    last_norm=("norm.",),
     head=("head.", "head_dist."),
 )
 """All of timm's models have the same names, and each has some of these."""

@@ -111,6 +111,7 @@ class Encoder:
             mlp=tuple(f"{name}." for name in self.mlp),
             embed=self.before,
             readout=self.after,
+            last_norm=() if self.post_norm else self.after[:1],
             head=self.classifier,
         )
 

@@ -36,6 +36,7 @@ class EncoderBlock(Block):
         mlp = [layer.get_submodule(name) for name in encoder.mlp]
         self.mlp = mlp[0] if len(mlp) == 1 else nn.Sequential(*mlp)
         self.drop = _drop(layer, encoder, 1)
+        self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
 
     def side(self, stream: Stream) -> Side:
         """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
@@ -54,8 +55,8 @@ class PostNormBlock(EncoderBlock):
 
     @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        x = self.norm1(y + stream.tokens)
-        return stream.with_tokens(self.norm2(self.drop(self.mlp(x)) + x))
+        x = self.norm1(self.drop_path(y) + stream.tokens)
+        return stream.with_tokens(self.norm2(self.drop_path(self.drop(self.mlp(x))) + x))
 
 
 class PreNormBlock(EncoderBlock):
@@ -64,7 +65,6 @@ class PreNormBlock(EncoderBlock):
     def __init__(self, layer: nn.Module, group: HeadGroup, encoder: Encoder) -> None:
         super().__init__(layer, group, encoder)
         self.scale1, self.scale2 = (_scale(layer, name) for name in encoder.scales or ("", ""))
-        self.drop_path = layer.get_submodule("drop_path") if encoder.drop_path else nn.Identity()
 
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:

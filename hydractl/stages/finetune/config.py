@@ -13,14 +13,22 @@ from hydractl.parallel import refuse_shared_input
 from hydractl.publish import is_stream
 from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, words
 from hydractl.stages.shared import settings as shared
-from hydractl.training.recipes.recipe import RECIPES, Recipe, recipe_of
+from hydractl.training.recipes.named import RECIPES, recipe_of
+from hydractl.training.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
 
 TEACHERS = "Teachers"
 TEMPERATURE, WEIGHT = 2.0, 0.9
-RECIPE = Declared("recipe", "str", Setting("As in the paper; options override it.", choices=tuple(RECIPES)))
+RECIPE = Declared(
+    "recipe",
+    "str",
+    Setting(
+        "As in the paper, or as pretrained encoders are usually tuned; options override it.",
+        choices=tuple(RECIPES),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

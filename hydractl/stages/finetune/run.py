@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,7 +29,7 @@ from hydractl.training.engine import Engine, start_engine
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.loop import Trained, train
-from hydractl.training.recipes.parts import reset_head
+from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
 
 EVAL_BATCH = 256
@@ -155,7 +155,7 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None], engine: Eng
     )
     return Job(
         build=lambda: _build(work).module,
-        feed=feed,
+        feed=replace(feed, mixing=work.mixing),
         loss=of_each(work.header, loss),
         evaluate=measure,
         probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
@@ -163,7 +163,20 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None], engine: Eng
         seed=config.seed if config.dropout_seed is None else config.dropout_seed,
         save_every=config.save_every,
         lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
+        scales=_scales(work),
     )
+
+
+def _scales(work: Work) -> dict[str, float]:
+    """Return what the learning rate of each parameter is multiplied by, under the model's own names."""
+    decay = work.config.recipe.layer_decay
+    if decay is None:
+        return {}
+    subject = _build(work)
+    theirs = {id(tensor): name for own in subject.states for name, tensor in own.items()}
+    names = {name: theirs[id(parameter)] for name, parameter in subject.module.named_parameters()}
+    scales = rate_scales(work.opened.family, work.header.architecture, decay, theirs.values())
+    return {name: scales[own] for name, own in names.items()}
 
 
 def _build(work: Work) -> Subject:

@@ -21,6 +21,7 @@ from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
 from hydractl.stages.shared.outputs import check_outputs
+from hydractl.training.feeding.mix import Mixing
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
 
@@ -49,6 +50,7 @@ class Work:
     train: Labelled
     val: Labelled
     teachers: tuple[OpenModel, ...]
+    mixing: Mixing | None
     inputs: tuple[InputFile, ...]
 
 
@@ -76,6 +78,7 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     header = _with_class_names(header, training.items, training.labels)
     validation = _labelled(config.val, "--val", header, progress)
     check_teachers(teachers, header, how)
+    mixing = Mixing.of(config.recipe, how, classes=header.architecture.num_classes)
     steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
     progress.step(
         f"Training {opened.name} on {len(training.items)} {training.items.content} for {steps} steps, "
@@ -90,6 +93,7 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
         names=names,
         train=training,
         val=validation,
+        mixing=mixing,
         teachers=teachers,
         inputs=(
             opened.as_input(),

@@ -16,6 +16,7 @@ from hydractl.data.inputs import Reading
 from hydractl.data.items import Items
 from hydractl.inputs import Inputs
 from hydractl.training.engine import Share
+from hydractl.training.feeding.mix import Mix, Mixing, rows_read
 from hydractl.training.feeding.sources import Planned, Source, open_source
 
 
@@ -25,7 +26,7 @@ class Piece:
 
     Attributes:
         inputs: Images (P, C, H, W), or what a text model takes by name, each (P, T).
-        labels: Shape (P,), int64, the model's classes.
+        labels: Shape (P,), int64, the model's classes; or (P, classes), float32, each one's share of a sample that is mixed.
         first: The piece's first row in the batch.
         total: Rows of the whole batch.
         weight: What the piece's mean counts in the batch's; the weights of all pieces of all processes sum to 1.
@@ -64,13 +65,15 @@ class ItemFeed:
         source: Makes inputs of items.
         labels: Shape (N,), int64, the model's classes.
         batch_size: Samples in a batch, over all processes.
-        seed: Of the order.
+        seed: Of the order, and of mixing.
+        mixing: How the samples of a batch are mixed, if they are; they then are images.
     """
 
     source: Source
     labels: torch.Tensor
     batch_size: int
     seed: int
+    mixing: Mixing | None = None
 
     @classmethod
     def open(
@@ -112,21 +115,42 @@ class ItemFeed:
             batches = order.split(self.batch_size)[begin:end]
             cuts = [_cut(len(batch), share) for batch in batches]
             plan = [
-                Planned(batch=batch, pieces=tuple(batch[first:last] for first, last, _ in cut))
+                Planned(batch=batch, pieces=self._read(batch, cut))
                 for batch, cut in zip(batches, cuts, strict=True)
             ]
-            for step, cut, inputs in zip(plan, cuts, self.source.steps(plan, epoch=epoch), strict=True):
+            found = self.source.steps(plan, epoch=epoch)
+            for step, cut, inputs in zip(plan, cuts, found, strict=True):
+                samples = (
+                    zip(inputs, (self.labels[piece] for piece in step.pieces), strict=True)
+                    if self.mixing is None
+                    else self._mixed(self.mixing.at(start, seed=self.seed), step.batch, cut, inputs[0])
+                )
                 yield [
-                    Piece(
-                        inputs=found,
-                        labels=self.labels[piece],
-                        first=first,
-                        total=len(step.batch),
-                        weight=weight,
-                    )
-                    for found, piece, (first, _, weight) in zip(inputs, step.pieces, cut, strict=True)
+                    Piece(inputs=own, labels=labels, first=first, total=len(step.batch), weight=weight)
+                    for (own, labels), (first, _, weight) in zip(samples, cut, strict=True)
                 ]
-            start += end - begin
+                start += 1
+
+    def _read(self, batch: torch.Tensor, cut: Sequence[tuple[int, int, float]]) -> tuple[torch.Tensor, ...]:
+        """Return the items of each piece; of mixed ones all together, with those that they are mixed with."""
+        if self.mixing is not None:
+            return (batch[rows_read(len(batch), cut)],)
+        return tuple(batch[first:last] for first, last, _ in cut)
+
+    def _mixed(
+        self, mix: Mix, batch: torch.Tensor, cut: Sequence[tuple[int, int, float]], found: Inputs
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield images and targets of each piece, given the images of all that `_read` names."""
+        if not isinstance(found, torch.Tensor):
+            raise TypeError("only images can be mixed")
+        rows, labels = rows_read(len(batch), cut), self.labels[batch]
+        for first, last, _ in cut:
+            own = torch.arange(first, last)
+            sides = own, len(batch) - 1 - own
+            yield (
+                mix.images(*(found[torch.searchsorted(rows, side)] for side in sides)),
+                mix.targets(*(labels[side] for side in sides)),
+            )
 
 
 def _cut(total: int, share: Share) -> list[tuple[int, int, float]]:

@@ -13,6 +13,8 @@ from hydractl.training.recipes.recipe import Recipe
 
 PEAK = "peak"
 """Where a group of parameters holds a peak learning rate of its own."""
+SCALE = "scale"
+"""Where it holds what its peak learning rate is multiplied by."""
 
 
 def make_optimizer(
@@ -20,6 +22,7 @@ def make_optimizer(
     recipe: Recipe,
     *,
     rates: Mapping[str, float] = MappingProxyType({}),
+    scales: Mapping[str, float] = MappingProxyType({}),
 ) -> torch.optim.Optimizer:
     """Return the recipe's optimiser over named parameters; only weight matrices decay.
 
@@ -28,19 +31,25 @@ def make_optimizer(
         recipe: Says which optimiser.
         rates: Peak learning rates of parameters that do not train at the recipe's, by name; they do not decay. Those of
             one rate are a group, which holds it as `PEAK`.
+        scales: What the recipe's peak learning rate is multiplied by, by name, 1 where nothing is said; not those in `rates`.
+            Each group holds it as `SCALE`.
     """
     usual = {n: p for n, p in parameters.items() if n not in rates}
-    decayed = [p for n, p in usual.items() if decays(n, p)]
-    others = [p for n, p in usual.items() if not decays(n, p)]
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {
+            "params": [p for n, p in usual.items() if (scales.get(n, 1.0), decays(n, p)) == (scale, matrix)],
+            "weight_decay": recipe.weight_decay if matrix else 0.0,
+            SCALE: scale,
+        }
+        for scale in sorted({scales.get(n, 1.0) for n in usual})
+        for matrix in (True, False)
     ]
     groups += [
         {
             "params": [p for n, p in parameters.items() if rates.get(n) == rate],
             "weight_decay": 0.0,
             PEAK: rate,
+            SCALE: 1.0,
         }
         for rate in sorted(set(rates.values()))
     ]

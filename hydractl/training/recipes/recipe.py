@@ -1,15 +1,15 @@
-"""What training does, as data: one frozen recipe, and the paper's by name. Importing it loads no torch."""
+"""What training does, as data: one frozen recipe. Importing it loads no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
+from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, check, flag, number, setting, words
+from hydractl.settings import Setting, check, flag, number, setting, spelled, words
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
@@ -19,7 +19,9 @@ PARTS = ("embed", "norm", "attention", "mlp", "readout", "head")
 OWN = "own"
 """Stands beside parts for: no more of them than members of a hydra have as their own."""
 BLOCKLESS = frozenset({"readout", "head"})
-"""Parts that train whatever `last_blocks` says."""
+"""Parts that train whatever `last_blocks` or `freeze_blocks` says."""
+EXCLUSIVE = (("steps", "epochs"), ("ema", "swa"), ("last_blocks", "freeze_blocks"))
+"""Of each pair a recipe has one at most."""
 DEFAULT_EPOCHS = 10
 DEFAULT_LR = MappingProxyType({"sgd": (1e-2,), "adamw": (1e-4,)})
 DEFAULT_DECAY = MappingProxyType({"sgd": 0.0, "adamw": 1e-2})
@@ -34,13 +36,16 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return tuple(number("--lr", word) for word in words("--lr", text))
 
 
-def parse_warmup(text: str) -> int | float:
-    """Read `--warmup`: a whole number is steps, a number with a point a fraction.
+def parse_count(option: str, text: str) -> int | float:
+    """Read a whole number as a count, a number with a point as a fraction of all steps.
 
     Raises:
         UsageError: If it is no number.
     """
-    return int(text) if text.isdecimal() else number("--warmup", text)
+    return int(text) if text.isdecimal() else number(option, text)
+
+
+parse_warmup = partial(parse_count, "--warmup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,20 @@ class Recipe:
         metavar="X[,Y,...]",
         panel=LEARN,
     )
+    layer_decay: float | None = setting(
+        None,
+        "Each block trains at F times the rate of the one after it, e.g. 0.75.",
+        above=0.0,
+        high=1.0,
+        tells=False,
+        metavar="F",
+        panel=LEARN,
+    )
+    """Layer-wise decay of the learning rate (Clark et al. 2020, appendix B; Bao et al. 2022).
+
+    Of L blocks, block l from 0 trains at `lr` F^(L - l), the embedding at F^(L + 1), the norm after the last block with it
+    at F, the rest of the readout and the head at `lr`: as `timm.optim.param_groups_layer_decay`.
+    """
     weight_decay: float | None = setting(
         None, "Of matrices only (default 0.01 for adamw, 0 for sgd).", low=0.0, tells=False, panel=LEARN
     )
@@ -67,8 +86,17 @@ class Recipe:
         choices=("constant", "cosine", "linear"),
         panel=LEARN,
     )
-    floor: float = 0.0
-    """Where the schedule ends, as a fraction of the peak."""
+    floor: float = setting(
+        0.0,
+        "Where the schedule ends, as a fraction of the peak (default 0).",
+        low=0.0,
+        high=1.0,
+        tells=False,
+        spelled=("--min-lr-rate",),
+        metavar="F",
+        panel=LEARN,
+    )
+    """transformers' `min_lr_rate`; a rate itself, timm's `min_lr`, is this times the peak."""
     warmup: int | float = setting(
         0.05,
         "Warm-up in steps, or as a fraction such as 0.05 (default).",
@@ -80,8 +108,57 @@ class Recipe:
     )
     """Linear; a float in (0, 1) is a fraction of all steps."""
     clip: float | None = setting(None, "Largest norm of the gradient.", above=0.0, panel=LEARN)
+    ema: float | None = setting(
+        None,
+        "Validate and keep a running mean of the weights that forgets so slowly, e.g. 0.999.",
+        low=0.0,
+        below=1.0,
+        tells=False,
+        metavar="DECAY",
+        panel=LEARN,
+    )
+    """Exponential moving average (Polyak and Juditsky 1992): mean = d mean + (1 - d) weights after each step.
+
+    The mean begins as the weights after the first step; n steps later d is the smaller of DECAY and 1 - (1 + n)^(-2/3), so
+    that short runs forget where they began: timm's `ModelEmaV3` with its `use_warmup` on.
+    """
+    swa: int | float | None = setting(
+        None,
+        "Validate and keep the mean of the weights at each epoch's end, from epoch N or fraction F of the steps on.",
+        low=0,
+        tells=False,
+        parse=partial(parse_count, "--swa"),
+        metavar="N|F",
+        panel=LEARN,
+    )
+    """Stochastic weight averaging (Izmailov et al. 2018, algorithm 1, constant rate).
+
+    Weights count alike: those at the end of epoch N (from 1), or of the first epoch that ends at F of all steps or later, of
+    every epoch after that, and of the last step. From then on the rate stays what the schedule had come to. Until then the
+    weights themselves are validated, and are never kept as the best.
+    """
     label_smoothing: float = setting(0.0, "Share in [0, 1).", low=0.0, below=1.0, tells=False, panel=LEARN)
     """Of each target, that is spread over all classes."""
+    mixup: float | None = setting(
+        None,
+        "Blend each image and its label with another's; weights are drawn of Beta(A, A), e.g. 0.8.",
+        low=0.0,
+        tells=False,
+        metavar="A",
+        panel=LEARN,
+    )
+    """One weight a batch, sample i with sample B - 1 - i (Zhang et al. 2018, section 2; timm's `Mixup` in its mode `batch`)."""
+    cutmix: float | None = setting(
+        None,
+        "Paste a box of another image into each, labels by area; with --mixup, each batch has one of both.",
+        low=0.0,
+        tells=False,
+        metavar="A",
+        panel=LEARN,
+    )
+    """One box a batch, 1 less its share of the image drawn of Beta(A, A), labels by the area that is left after the image's
+    border has cut it (Yun et al. 2019, section 3; timm's `Mixup`). With `mixup` a batch has either with probability 1/2.
+    """
     dropout: float | None = setting(
         None,
         "Share in [0, 1); default: as the architecture says.",
@@ -91,6 +168,17 @@ class Recipe:
         panel=LEARN,
     )
     """On the embedded tokens, the attention's output and inside the MLP (Dosovitskiy et al. 2021)."""
+    drop_path: float | None = setting(
+        None,
+        "Share of samples that skip the last block's attention, and its MLP; falls to 0 at the first.",
+        low=0.0,
+        below=1.0,
+        tells=False,
+        panel=LEARN,
+    )
+    """Stochastic depth (Huang et al. 2016, section 3): block l of L with probability F l / (L - 1), l from 0, as timm's and
+    transformers' `drop_path_rate`. None: as the architecture says.
+    """
     augment: tuple[str, ...] = setting(
         (),
         "flip, rrc, randaugment, shift; or none (default).",
@@ -131,6 +219,14 @@ class Recipe:
         None, "Only the last N blocks, readout and head.", low=0, tells=False, metavar="N", panel=WHAT
     )
     """None for all blocks and the embedding."""
+    freeze_blocks: int | None = setting(
+        None,
+        "All but the first N blocks and the embedding: --last-blocks counted from below.",
+        low=0,
+        tells=False,
+        metavar="N",
+        panel=WHAT,
+    )
     reset_head: bool = flag(
         Setting("Start from a classifier of zeros.", spelled=("--reset-head/--keep-head",), panel=WHAT)
     )
@@ -159,24 +255,24 @@ class Recipe:
     """Implied by `early_stop`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.warmup, float) and not 0 < self.warmup < 1:
-            raise UsageError(f"`--warmup {self.warmup:g}`: must be above 0 and below 1")
+        self._check_counts()
         check(self)
+        set_field = object.__setattr__
+        for name in ("ema", "swa", "mixup", "cutmix"):
+            set_field(self, name, getattr(self, name) or None)  # 0 takes back what a recipe says
+        self._check_pairs()
         if len(set(self.lr)) != len(self.lr):
             raise UsageError("`--lr` has a learning rate twice")
         if not self.train:
             raise UsageError(
                 "nothing would train: `--train` names no part", hint=f"choose from {', '.join(PARTS)}"
             )
-        if self.steps is not None and self.epochs is not None:
-            raise UsageError("`--steps` and `--epochs` exclude each other")
         if self.reset_head and "head" not in self.parts:
             raise UsageError(
                 "`--reset-head` makes the classifier zero, and a zero that does not train lets nothing else learn",
                 hint="add `head` to `--train`, or add `--keep-head`",
             )
         # defaults that hang on another field are filled in here, so that a recipe says what will be done
-        set_field = object.__setattr__
         if self.steps is None and self.epochs is None:
             set_field(self, "epochs", DEFAULT_EPOCHS)
         set_field(self, "lr", self.lr or DEFAULT_LR[self.optimizer])
@@ -195,11 +291,21 @@ class Recipe:
         """The parts that train."""
         return tuple(part for part in PARTS if part in self.train) or PARTS
 
+    def _check_counts(self) -> None:
+        for option, share in (("--warmup", self.warmup), ("--swa", self.swa)):
+            if isinstance(share, float) and not 0 < share < 1:
+                raise UsageError(f"`{option} {share:g}`: must be above 0 and below 1")
+
+    def _check_pairs(self) -> None:
+        for one, other in EXCLUSIVE:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise UsageError(f"`{spelled(one)}` and `{spelled(other)}` exclude each other")
+
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of optimiser steps.
 
         Raises:
-            UsageError: If the warm-up alone takes as long.
+            UsageError: If the warm-up alone takes as long, or `swa` leaves no weights to average.
         """
         total = self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
         if self.warmup_steps(total) >= total > 0 and self.warmup:
@@ -207,164 +313,60 @@ class Recipe:
                 f"the warm-up of {self.warmup_steps(total)} steps leaves nothing of {total} steps",
                 hint="add `--warmup 0.05` for a twentieth of all steps",
             )
+        if self.swa is None:
+            return total
+        start = self.swa_start(total, steps_per_epoch)
+        if start < self.warmup_steps(total):
+            raise UsageError(
+                f"`--swa {self.swa}` begins at step {start}, within the warm-up of {self.warmup_steps(total)} steps",
+                hint="begin later, or shorten `--warmup`",
+            )
+        if start >= total:
+            raise UsageError(
+                f"`--swa {self.swa}` has no two sets of weights to average: {total} steps are {total / steps_per_epoch:.3g} epochs",
+                hint="begin earlier, or train for longer with `--epochs`",
+            )
         return total
 
     def warmup_steps(self, total: int) -> int:
         """Return the steps of warm-up out of `total`."""
         return int(self.warmup * total) if isinstance(self.warmup, float) else self.warmup
 
+    def swa_start(self, total: int, steps_per_epoch: int) -> int:
+        """Return how many steps out of `total` the first weights have taken that `swa` averages: whole epochs."""
+        swa = self.swa or 0
+        epochs = ceil(swa * total / steps_per_epoch) if isinstance(swa, float) else swa
+        return epochs * steps_per_epoch
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        """Return fields that another one leaves without effect: why, and what to do."""
+        blocks = (
+            BLOCKLESS.issuperset(self.parts),
+            f"with `--train {','.join(self.train)}`",
+            "nothing of a block trains",
+        )
+        found = {
+            "momentum": (
+                self.optimizer != "sgd",
+                f"with `--optimizer {self.optimizer}`",
+                "add `--optimizer sgd`",
+            ),
+            "floor": (
+                self.schedule == "constant",
+                "with `--schedule constant`",
+                "choose another `--schedule`",
+            ),
+            "patience_delta": (self.early_stop is None, "without `--early-stop`", "add `--early-stop N`"),
+            "last_blocks": blocks,
+            "freeze_blocks": blocks,
+            "layer_decay": (self.parts == ("head",), "with `--train head`", "nothing of a block trains"),
+            **dict.fromkeys(
+                ("mixup", "cutmix"), (self.batch_size == 1, "with `--batch-size 1`", "a sample needs another")
+            ),
+        }
+        return {name: (why, hint) for name, (is_idle, why, hint) in found.items() if is_idle}
+
     def options(self) -> dict[str, Option]:
         """Return the recipe as lineage options, without those that change nothing."""
-        idle = {
-            "momentum": self.optimizer != "sgd",
-            "floor": self.schedule == "constant",
-            "patience_delta": self.early_stop is None,
-            "last_blocks": self.last_blocks is None or BLOCKLESS.issuperset(self.parts),
-        }
-        return {key: value for key, value in asdict(self).items() if not idle.get(key, False)}
-
-
-BUT_EMBEDDING = tuple(part for part in PARTS if part != "embed")
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {
-        "imagenet1k": Recipe(
-            optimizer="sgd",
-            lr=(0.003, 0.01, 0.03, 0.06),
-            warmup=5_000,
-            schedule="cosine",
-            floor=1e-5,
-            steps=120_000,
-            batch_size=512,
-            augment=("rrc", "flip", "randaugment"),
-            label_smoothing=0.1,
-            dropout=0.1,
-            train=BUT_EMBEDDING,
-        ),
-        "cifar100": Recipe(
-            optimizer="sgd",
-            lr=(0.001, 0.003, 0.01, 0.03),
-            warmup=500,
-            schedule="cosine",
-            floor=1e-5,
-            steps=10_000,
-            batch_size=512,
-            augment=("rrc", "flip"),
-            label_smoothing=0.1,
-            last_blocks=5,
-            reset_head=True,
-        ),
-        "sst2": Recipe(
-            optimizer="adamw",
-            lr=(1e-5,),
-            weight_decay=0.01,
-            warmup=0.1,
-            schedule="linear",
-            epochs=3,
-            batch_size=32,
-            clip=1.0,
-            max_length=128,
-            train=BUT_EMBEDDING,
-        ),
-        "imagenet1k-base": Recipe(
-            optimizer="sgd",
-            lr=(0.003, 0.01, 0.03, 0.06),
-            warmup=500,
-            schedule="cosine",
-            steps=20_000,
-            batch_size=512,
-            augment=("rrc", "flip"),
-            dropout=0.0,
-            reset_head=True,
-            keep_best=True,
-        ),
-        "cifar100-base": Recipe(
-            optimizer="sgd",
-            lr=(0.001, 0.003, 0.01, 0.03),
-            warmup=500,
-            schedule="cosine",
-            steps=10_000,
-            batch_size=512,
-            augment=("rrc", "flip"),
-            dropout=0.0,
-            reset_head=True,
-            keep_best=True,
-        ),
-        "sst2-base": Recipe(
-            optimizer="adamw",
-            lr=(8e-6,),
-            weight_decay=0.01,
-            warmup=0.1,
-            schedule="linear",
-            epochs=7,
-            batch_size=32,
-            clip=1.0,
-            early_stop=2,
-            patience_delta=5e-4,
-            max_length=128,
-        ),
-    }
-)
-"""Fine-tuning after pruning as the paper's appendix D.2 has it, and that of the single bases (C.1.2, C.1.3, C.2).
-
-After pruning attention, MLPs, norms and the classifier train, and embeddings do not. The paper gives no batch size: 512 is
-that of the fine-tuning whose grids it takes over (Dosovitskiy et al. 2021, table 4). For CIFAR-100 the paper says both that "only the last five
-blocks" and that "only the final classification layer" train. The recipe takes the first, with readout and head;
-`--last-blocks 0` or `--train head` is the second.
-
-For SST-2 the paper gives AdamW at 1e-5, decoupled weight decay, a linear warm-up over a tenth of the steps and a linear
-decay after it, gradients clipped to a norm of 1, and no label smoothing. It does not give the decay, which is here the 0.01
-that it trains its base with (there and here not on biases and norms), nor batch size and epochs: 32 and 3 are those of BERT's
-own fine-tuning (Devlin et al. 2019, appendix A.3). Texts are cut to 128 tokens, as those of its base.
-
-Bases of images train whole, without weight decay and dropout, from a classifier that is made anew, on the augmentations of
-their pre-training, until validation converges or the steps are done: the weights that validated best are kept.
-"""
-
-
-def recipe_of(name: str | None, overrides: Mapping[str, object]) -> Recipe:
-    """Return a named recipe, or the defaults, with every override that is not None.
-
-    Raises:
-        UsageError: If the name is unknown, the result is not a valid recipe, or an override would change nothing.
-    """
-    if name is not None and name not in RECIPES:
-        raise UsageError(f"unknown recipe `{name}`", hint=f"choose one of {', '.join(RECIPES)}")
-    given = {key: value for key, value in overrides.items() if value is not None}
-    base = asdict(RECIPES[name]) if name is not None else {}
-    if given.keys() & {"steps", "epochs"}:
-        base |= {"steps": None, "epochs": None}
-    if given.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
-        # a rate and a decay are meant for one optimiser
-        base = {k: v for k, v in base.items() if k not in {"lr", "weight_decay"}}
-    recipe = replace(Recipe(), **{"lr": (), "weight_decay": None, "epochs": None, **base, **given})
-    _refuse_idle(recipe, given)
-    return recipe
-
-
-def _refuse_idle(recipe: Recipe, given: Mapping[str, object]) -> None:
-    """Refuse options that were given and that another one makes idle."""
-    if "momentum" in given and recipe.optimizer != "sgd":
-        raise UsageError(
-            f"`--momentum` has no effect with `--optimizer {recipe.optimizer}`",
-            hint="add `--optimizer sgd`, or leave `--momentum` out",
-        )
-    if "patience_delta" in given and recipe.early_stop is None:
-        raise UsageError(
-            "`--patience-delta` has no effect without `--early-stop`",
-            hint="add `--early-stop N`, or leave `--patience-delta` out",
-        )
-    if given.get("keep_best") is False and recipe.early_stop is not None:
-        raise UsageError(
-            "`--keep-last` and `--early-stop` exclude each other: stopping early keeps the best weights",
-            hint="leave one of them out",
-        )
-    if "last_blocks" in given and BLOCKLESS.issuperset(recipe.parts):
-        raise UsageError(
-            f"`--last-blocks` has no effect with `--train {','.join(recipe.train)}`",
-            hint="neither is a part of a block; leave `--last-blocks` out",
-        )
-    if "train" in given and "embed" in recipe.train and recipe.last_blocks is not None:
-        raise UsageError(
-            f"`--train embed` has no effect with `--last-blocks {recipe.last_blocks}`, which leave the embedding as it is",
-            hint="leave `embed` out of `--train`",
-        )
+        idle = self.idle()
+        return {k: value for k, value in asdict(self).items() if value is not None and k not in idle}

@@ -173,7 +173,8 @@ def test_last_blocks_leave_the_first_alone(tmp_path, member):
     replace(RECIPE, optimizer="sgd", lr=(0.01,), keep_best=True),
     replace(RECIPE, lr=(1e-3, 3e-3), epochs=2, keep_best=True),
     replace(RECIPE, augment=("rrc", "randaugment"), epochs=None, steps=7, eval_every=2, early_stop=9),
-], ids=["adamw", "sgd-best", "grid", "images"])  # fmt: skip
+    replace(RECIPE, epochs=2, keep_best=True, layer_decay=0.7, ema=0.9, mixup=0.8, cutmix=1.0, drop_path=0.2),
+], ids=["adamw", "sgd-best", "grid", "images", "tuning"])  # fmt: skip
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
     whole = tuned(tmp_path / "whole.st", recipe=recipe).read_bytes()
     out = tmp_path / "out.st"
@@ -244,12 +245,23 @@ def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path):
 
 def test_two_processes_do_what_one_does(tmp_path, member):
     out = tmp_path / "two.st"
-    recipe = replace(SGD, steps=6, epochs=None, batch_size=15, clip=1.0, accumulate=2)
+    recipe = replace(
+        SGD,
+        steps=6,
+        epochs=None,
+        batch_size=15,
+        clip=1.0,
+        accumulate=2,
+        mixup=0.8,
+        cutmix=1.0,
+        ema=0.9,
+        drop_path=0.2,
+    )
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydractl",
             "finetune", str(member), "--data", TRAIN, "--val", VAL, "--optimizer", "sgd",
             "--lr", "0.05", "--steps", "6", "--batch-size", "15",
             "--augment", "shift", "--dropout", "0.1", "--clip", "1.0", "--accumulate", "2", "--device", "cpu",
-            "-q", "-o", str(out)]  # fmt: skip
+            "--mixup", "0.8", "--cutmix", "1", "--ema", "0.9", "--drop-path", "0.2", "-q", "-o", str(out)]  # fmt: skip
     done = subprocess.run(argv, env=ENVIRONMENT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}\n"
@@ -282,6 +294,34 @@ def test_smoothed_labels_pull_that_much_less(tmp_path):
 
     assert plain["head.bias"].abs().max() > 1e-3
     assert torch.allclose(smoothed["head.bias"], 0.75 * plain["head.bias"])
+
+
+def test_mixing_pairs_changes_no_class_s_share_of_a_batch(tmp_path):
+    """So from a head of zeros the first step moves the bias as it does unmixed, and the weight otherwise."""
+    recipe = replace(SGD, reset_head=True, train=("head",), steps=1, epochs=None, warmup=0)
+    model = base().save(tmp_path / "model.st")
+    plain, mixed = (
+        tensors(tuned(tmp_path / f"{a}.st", model, recipe=replace(recipe, mixup=a))) for a in (None, 1.0)
+    )
+
+    assert torch.allclose(mixed["head.bias"], plain["head.bias"], atol=1e-6)
+    assert not torch.allclose(mixed["head.weight"], plain["head.weight"], atol=1e-4)
+
+
+def test_each_block_moves_so_much_less_than_the_one_after_it(tmp_path, member):
+    recipe = replace(SGD, momentum=0.0, steps=1, epochs=None, warmup=0, dropout=0.0)
+    plain, scaled = (
+        tensors(tuned(tmp_path / f"{f}.st", member, recipe=replace(recipe, layer_decay=f)))
+        for f in (None, 0.5)
+    )
+    before = tensors(member)
+
+    powers = {"patch_embed.proj.weight": 4, "blocks.0.mlp.fc1.weight": 3, "blocks.2.attn.proj.weight": 1, "norm.weight": 1,
+              "head.weight": 0}  # fmt: skip
+    for name, power in powers.items():
+        moved, less = plain[name] - before[name], scaled[name] - before[name]
+        assert moved.abs().max() > 1e-5
+        assert torch.allclose(less, moved * 0.5**power, atol=1e-6), name
 
 
 def test_reported_metrics_are_those_of_the_file(tmp_path):

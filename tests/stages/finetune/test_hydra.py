@@ -185,3 +185,34 @@ def test_bf16_and_a_classifier_of_zeros(tmp_path, hydra):
     each = members(tmp_path / "out.st")
     assert report.nll < 2.5
     assert not torch.equal(each[0]["head.weight"], each[1]["head.weight"])
+
+
+def test_layer_decay_reaches_what_members_share_and_what_is_their_own(tmp_path, hydra):
+    recipe = replace(SGD, momentum=0.0, steps=1, warmup=0)
+    for decay in (None, 0.5):
+        tuned(tmp_path / f"{decay}.st", hydra, recipe=replace(recipe, layer_decay=decay))
+
+    before, plain, scaled = (members(path) for path in (hydra, tmp_path / "None.st", tmp_path / "0.5.st"))
+    powers = {
+        "patch_embed.proj.weight": 4,
+        "blocks.0.mlp.fc1.weight": 3,
+        "blocks.2.attn.proj.weight": 1,
+        "head.bias": 0,
+    }
+    for member, left, right in zip(before, plain, scaled, strict=True):
+        for name, power in powers.items():
+            moved = left[name] - member[name]
+            assert moved.abs().max() > 1e-6
+            assert torch.allclose(right[name] - member[name], moved * 0.5**power, atol=1e-6), name
+
+
+def test_a_hydra_of_mixed_images_and_dropped_paths_keeps_its_mean(tmp_path, hydra, whole):
+    recipe = replace(RECIPE, mixup=0.8, drop_path=0.4, ema=0.5)
+    out = tmp_path / "out.st"
+    report = tuned(out, hydra, recipe=recipe)
+
+    assert report.accuracy == tuned(tmp_path / "again.st", out, recipe=replace(recipe, lr=(1e-12,))).accuracy
+    one, other, _ = members(out)
+    assert not torch.equal(one["blocks.2.attn.proj.weight"], other["blocks.2.attn.proj.weight"])
+    assert torch.equal(one["blocks.0.mlp.fc1.weight"], other["blocks.0.mlp.fc1.weight"])
+    assert not torch.equal(one["head.weight"], members(whole)[0]["head.weight"])

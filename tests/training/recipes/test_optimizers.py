@@ -8,6 +8,7 @@ from torch import nn
 
 from hydractl.training.recipes.optimizers import (
     PEAK,
+    SCALE,
     decays,
     make_optimizer,
     optimizer_tensors,
@@ -93,3 +94,25 @@ def test_nothing_changes_where_no_rate_is_its_own():
     advance(make_optimizer(other, recipe, rates={"elsewhere": 0.5}), other, 3)
 
     assert all(torch.equal(plain[n], other[n]) for n in plain)
+
+
+def test_a_scaled_rate_is_beside_decay_and_beside_a_rate_of_its_own():
+    found = parameters()
+    scales = {"fc.weight": 0.25, "fc.bias": 0.25, "norm.weight": 0.25}
+
+    groups = make_optimizer(
+        found, Recipe(weight_decay=0.1), rates={"norm.weight": 0.5}, scales=scales
+    ).param_groups
+
+    told = {
+        name: (group[SCALE], group["weight_decay"], group.get(PEAK))
+        for group in groups
+        for name, parameter in found.items()
+        if any(parameter is p for p in group["params"])
+    }
+    assert told == {
+        "fc.weight": (0.25, 0.1, None),
+        "fc.bias": (0.25, 0.0, None),
+        "pos_embed": (1.0, 0.0, None),
+        "norm.weight": (1.0, 0.0, 0.5),
+    }

@@ -10,8 +10,9 @@ from hydractl.families.base import place_of
 from hydractl.families.registry import family_for_name
 from hydractl.heads.masks import full_mask
 from hydractl.settings import words
+from hydractl.training.recipes.named import RECIPES, recipe_of
 from hydractl.training.recipes.parts import trainable
-from hydractl.training.recipes.recipe import PARTS, RECIPES, Recipe, parse_rates, parse_warmup, recipe_of
+from hydractl.training.recipes.recipe import PARTS, Recipe, parse_rates, parse_warmup
 
 TINY = "vit_tiny_patch16_224"
 OPTIONS = {
@@ -127,6 +128,11 @@ def test_malformed_texts_are_refused(call):
     ("early_stop", 0, "--early-stop 0"),
     ("eval_every", 0, "--eval-every 0"),
     ("last_blocks", -1, "--last-blocks -1"),
+    ("layer_decay", 0.0, "--layer-decay 0`: must be above 0 and at most 1"),
+    ("layer_decay", 1.5, "--layer-decay 1.5`: must be above 0 and at most 1"),
+    ("floor", 1.5, "--min-lr-rate 1.5"),
+    ("ema", 1.0, "--ema 1"),
+    ("swa", 1.5, "--swa 1.5`: must be above 0 and below 1"),
     ("weight_decay", -0.1, "--weight-decay -0.1"),
     ("patience_delta", -0.1, "--patience-delta -0.1"),
     ("clip", 0.0, "--clip 0"),
@@ -143,9 +149,33 @@ def test_each_field_has_its_range(field, value, said):
     assert said in caught.value.message
 
 
-def test_steps_and_epochs_exclude_each_other():
+@pytest.mark.parametrize(
+    ("one", "other"), [("steps", "epochs"), ("ema", "swa"), ("last_blocks", "freeze_blocks")]
+)
+def test_two_of_a_kind_exclude_each_other_and_replace_a_recipes(one, other):
+    values = {"ema": 0.5}
     with pytest.raises(UsageError, match="exclude"):
-        recipe_of(None, {"steps": 1, "epochs": 1})
+        recipe_of(None, {one: values.get(one, 1), other: 1})
+    name = {"steps": "cifar100", "ema": "vit-finetune", "last_blocks": "cifar100"}[one]
+    found = recipe_of(name, {other: 3})
+    assert getattr(RECIPES[name], one)
+    assert (getattr(found, one), getattr(found, other)) == (None, 3)
+
+
+@pytest.mark.parametrize("field", ["ema", "mixup", "cutmix"])
+def test_zero_takes_back_what_a_recipe_says(field):
+    assert getattr(RECIPES["vit-finetune"], field)
+    assert getattr(recipe_of("vit-finetune", {field: 0.0}), field) is None
+
+
+@pytest.mark.parametrize(("recipe", "said"), [
+    (Recipe(epochs=3, swa=3), "`--swa 3` has no two sets of weights to average: 12 steps are 3 epochs"),
+    (Recipe(epochs=3, swa=0.9), "`--swa 0.9`"),
+    (Recipe(epochs=3, swa=1, warmup=5), "`--swa 1` begins at step 4, within the warm-up of 5 steps"),
+])  # fmt: skip
+def test_means_that_cannot_be_are_refused_before_training(recipe, said):
+    with pytest.raises(UsageError, match=said):
+        recipe.total_steps(4)
 
 
 def test_a_zero_head_that_does_not_train_is_refused():
@@ -159,6 +189,11 @@ def test_a_zero_head_that_does_not_train_is_refused():
     (None, {"patience_delta": 0.1}, ("--patience-delta", "--early-stop")),
     (None, {"keep_best": False, "early_stop": 2}, ("--keep-last", "--early-stop")),
     (None, {"last_blocks": 2, "train": ("head",)}, ("--last-blocks", "--train head")),
+    (None, {"freeze_blocks": 2, "train": ("head",)}, ("--freeze-blocks", "--train head")),
+    (None, {"layer_decay": 0.5, "train": ("head",)}, ("--layer-decay", "--train head")),
+    (None, {"floor": 0.1, "schedule": "constant"}, ("--min-lr-rate", "--schedule constant")),
+    (None, {"mixup": 0.1, "batch_size": 1}, ("--mixup", "--batch-size 1")),
+    (None, {"train": ("embed", "head"), "freeze_blocks": 1}, ("--train embed", "--freeze-blocks 1")),
     ("cifar100", {"train": ("embed", "head")}, ("--train embed", "--last-blocks 5")),
 ])  # fmt: skip
 def test_an_option_that_another_makes_idle_is_refused(name, given, options):
@@ -174,6 +209,7 @@ def test_an_option_that_another_makes_idle_is_refused(name, given, options):
     (None, {"patience_delta": 0.1, "early_stop": 2}),
     (None, {"keep_best": True, "early_stop": 2}),
     ("cifar100", {"train": ("head",)}),
+    ("vit-finetune", {"schedule": "constant", "train": ("head",), "batch_size": 1}),
     ("cifar100", {"optimizer": "adamw"}),
 ])  # fmt: skip
 def test_what_has_an_effect_is_not(name, given):
@@ -243,3 +279,28 @@ def test_recipes_of_single_bases_are_the_papers():
     assert (sst2.optimizer, sst2.lr, sst2.weight_decay, sst2.clip) == ("adamw", (8e-6,), 0.01, 1.0)
     assert (sst2.warmup, sst2.schedule, sst2.epochs) == (0.1, "linear", 7)
     assert (sst2.early_stop, sst2.patience_delta, sst2.max_length, sst2.train) == (2, 5e-4, 128, PARTS)
+
+
+def test_recipes_of_pretrained_encoders_are_those_of_their_papers():
+    vit, bert, sentence = (RECIPES[f"{name}-finetune"] for name in ("vit", "bert", "sentence"))
+
+    assert (vit.optimizer, vit.lr, vit.layer_decay, vit.weight_decay) == ("adamw", (5e-4,), 0.65, 0.05)
+    assert (vit.batch_size, vit.epochs, vit.warmup_steps(100)) == (256, 100, 5)
+    assert vit.floor * vit.lr[0] == pytest.approx(1e-6)
+    assert (vit.mixup, vit.cutmix, vit.label_smoothing, vit.drop_path, vit.ema) == (
+        0.8,
+        1.0,
+        0.1,
+        0.1,
+        0.9998,
+    )
+    for text in (bert, sentence):
+        assert (text.optimizer, text.schedule, text.warmup, text.batch_size) == ("adamw", "linear", 0.1, 32)
+    assert (set(bert.lr), bert.epochs, bert.train) == ({2e-5, 3e-5, 5e-5}, 3, PARTS)
+    assert (sentence.epochs, "embed" in sentence.train) == (20, False)
+
+
+def test_what_is_new_leaves_no_trace_unasked():
+    new = {"layer_decay", "ema", "swa", "mixup", "cutmix", "drop_path", "freeze_blocks"}
+
+    assert not new & Recipe().options().keys()
