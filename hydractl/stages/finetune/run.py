@@ -18,7 +18,7 @@ from hydractl.manifest.header import Header, Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.subject import Subject, of_each
+from hydractl.stages.finetune.subject import Subject, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
@@ -101,6 +101,11 @@ def _train(
     config, recipe = work.config, work.config.recipe
     measure = _measure(work, engine)
     job = _job(work, measure, engine)
+    if engine.leads and work.header.plan is not None and stay_equal(_build(work), job.probe, recipe):
+        progress.warn(
+            "members that are equal now stay equal, for nothing is dropped: add `--dropout 0.1`, or fuse members with "
+            "classifiers of their own"
+        )
     engine.wait()  # all have read the state before one writes it
     trained = train(job, engine, progress, folder=folder, start=start)
     tensors = _tensors(work, trained)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from hydractl.fusion.plan import join_members
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Header
 from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.training.noise import set_dropout
+from hydractl.training.recipes.recipe import Recipe
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -75,6 +78,32 @@ class Subject:
         """Return the tensors as the checkpoint names them: the inverse of `of`."""
         plan = self.header.plan
         return dict(self.states[0]) if plan is None else join_members(self.family, plan.fates, self.states)
+
+
+def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe) -> bool:
+    """Return whether two members hold the same weights and would for ever, as not even dropout tells them apart.
+
+    Args:
+        subject: As training begins; its gradients and its dropout are not as they were afterwards.
+        probe: Inputs of one sample, of which the members' gradients are compared.
+        recipe: How the subject would train.
+    """
+    twins = [
+        (one, other)
+        for one, other in combinations(subject.states, 2)
+        if all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    ]
+    if not twins:
+        return False
+    noise = set_dropout(subject.module, recipe.dropout)
+    with noise.at(seed=0, step=0, rows=range(1), total=1, device=torch.device("cpu")):
+        outputs = subject.module.train()(probe)
+    outputs.log_softmax(-1)[..., 0].sum().backward()
+    return any(all(_alike(tensor.grad, other[n].grad) for n, tensor in one.items()) for one, other in twins)
+
+
+def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
 def of_each(header: Header, loss: Loss) -> Loss:

@@ -14,6 +14,7 @@ from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.fusion.plan import split_members
 from hydractl.manifest.header import Fate, Kind
+from hydractl.progress import SILENT
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
@@ -28,9 +29,9 @@ RECIPE = Recipe(lr=(1e-3,), epochs=2, batch_size=8, augment=("shift",), dropout=
 SGD = replace(RECIPE, optimizer="sgd", lr=(0.05,), weight_decay=0.0, dropout=0.0, steps=3, epochs=None)
 
 
-def tuned(out, model, **changes):
+def tuned(out, model, progress=SILENT, **changes):
     given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
-    return run_finetune(FinetuneConfig(model=str(model), out=out, **(given | changes)))
+    return run_finetune(FinetuneConfig(model=str(model), out=out, **(given | changes)), progress)
 
 
 def header(path):
@@ -99,6 +100,31 @@ def test_members_that_begin_equal_part_by_their_dropout(whole):
     assert not torch.equal(each[0]["head.weight"], each[1]["head.weight"])
     assert not torch.equal(each[1]["blocks.2.attn.qkv.weight"], each[2]["blocks.2.attn.qkv.weight"])
     assert each[0]["blocks.0.mlp.fc1.weight"] is each[2]["blocks.0.mlp.fc1.weight"]
+
+
+class Warned(Cut):
+    def __init__(self):
+        super().__init__(99)
+        self.warnings = []
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+
+@pytest.mark.parametrize(("changes", "warned"), [
+    ({"dropout": 0.0}, True),
+    ({"dropout": 0.1, "reset_head": True}, False),
+    ({"dropout": 0.1, "train": ("embed",)}, True),
+])  # fmt: skip
+def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, changes, warned):
+    heard, recipe = Warned(), replace(RECIPE, epochs=None, steps=1, **changes)
+    tuned(tmp_path / "out.st", hydra, heard, recipe=recipe)
+
+    each = members(tmp_path / "out.st")
+    assert torch.equal(each[0]["head.weight"], each[1]["head.weight"]) == warned
+    assert [message.partition(",")[0] for message in heard.warnings] == (
+        ["members that are equal now stay equal"] if warned else []
+    )
 
 
 def test_reported_metrics_are_the_ensemble_s(tmp_path, hydra):
