@@ -48,6 +48,19 @@ def test_pieces_drop_what_the_whole_batch_drops(dropping):
     assert torch.equal(torch.cat(pieces), whole)
 
 
+def test_members_side_by_side_have_draws_of_their_own(dropping):
+    """A part that members of a hydra share sees the rows of each, one member after another."""
+    noise, layer = dropping
+    x = torch.ones(3, 7, 4, 3)
+
+    whole = run(noise, layer, x.flatten(0, 1), count=7).unflatten(0, (3, 7))
+    piece = run(noise, layer, x[:, 2:6].flatten(0, 1), first=2, count=4, total=7).unflatten(0, (3, 4))
+
+    assert not torch.equal(whole[0], whole[1])
+    assert not torch.equal(whole[1], whole[2])
+    assert torch.equal(piece, whole[:, 2:6])
+
+
 def test_another_step_or_seed_drops_others(dropping):
     noise, layer = dropping
     x = torch.ones(64, 8)
