@@ -170,7 +170,7 @@ def test_a_python_without_its_manual(monkeypatch):
         ("letters::domain=films", UsageError, "`letters` reads limit, seed", ""),
         ("reviews::image=x", UsageError, "has no use for the key `image`", ""),
         ("review", DataError, "no such folder or file", "did you mean `reviews`?"),
-        ("nowhere", DataError, "no such folder or file", "`reviews`, `manual`, `letters`"),
+        ("nowhere", DataError, "no such folder or file", "`reviews`, `intents`, `manual`, `letters`"),
     ],
 )  # fmt: skip
 def test_what_is_refused(ref, error, message, hint):
