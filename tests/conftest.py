@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 import pytest
 from hypothesis import settings
 
+from hydractl.families.registry import FAMILIES
 from support.variants import Variant
 
 # The same examples each time: a law that fails once in a thousand draws must not stop an unrelated change. To search for
@@ -27,30 +28,44 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave each law marked `spread` a few variants of each family.
+    """Leave each law marked `spread` a few variants of each family, and leave out what is marked `more`.
 
-    The laws of a file, and the cases of a law, take turns: each begins one variant after the one before. So every family
-    is met by all, and every variant by each file that has four of them. A law that costs much may name the families that it
-    meets by default, `spread(families=...)`: those whose code differs.
+    The laws of a file take turns: each begins one variant after the one before. So every family is met by all, and every
+    variant by each file that has four of them. Of a law with several cases, a family's cases are met in turn by its variants:
+    by each fifth pair of them. A law that costs much may name the families that it meets by default,
+    `spread(families=...)`: those whose code differs; or share them out, `spread(alike=True)`: those that a library's
+    tower of a kind reads take turns as if they were one.
     """
     if config.getoption("all_variants"):
         return
-    cases, left = defaultdict(list), set()
+    laws, left = (
+        defaultdict(lambda: defaultdict(list)),
+        {item for item in items if item.get_closest_marker("more")},
+    )
     for item in items:
         if marker := item.get_closest_marker("spread"):
             variant = next(value for value in item.callspec.params.values() if isinstance(value, Variant))
-            case = item.nodeid.replace(str(variant), "")
-            if variant.family in marker.kwargs.get("families", (variant.family,)):
-                cases[item.path, variant.family, case].append(item)
-            else:
+            if variant.family not in marker.kwargs.get("families", (variant.family,)):
                 left.add(item)
+                continue
+            who = kin(variant.family) if marker.kwargs.get("alike") else variant.family
+            laws[item.path, item.function.__name__][who].append((str(variant), item))
     turns = Counter()
-    for (path, family, _), variants in cases.items():
-        turn, step = turns[path, family], min(FEW, len(variants))
-        turns[path, family] += 1
-        left |= {item for i, item in enumerate(variants) if (i - turn) % step}
+    for (path, _), families in laws.items():
+        for number, cases in enumerate(families.values()):
+            order = {variant: i for i, variant in reversed(list(enumerate(variant for variant, _ in cases)))}
+            cases.sort(key=lambda case: order[case[0]])
+            several = len({variant for variant, _ in cases}) < len(cases)
+            step = min(FEW + several, len(cases))
+            left |= {item for i, (_, item) in enumerate(cases) if (i - turns[path] - number * several) % step}
+        turns[path] += 1
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def kin(family):
+    """Return what families have in common whose towers are read by the same code: a library, and kinds of tower."""
+    return family.partition("-")[0], *FAMILIES[family].towers
 
 
 def pytest_collection_finish(session):

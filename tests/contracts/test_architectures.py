@@ -32,6 +32,11 @@ SUPPORTED = {
         "vit_medium_patch16_gap_256", "EVA02-E-14-plus", "ViTamin-S",
     ),
 }  # fmt: skip
+TINY_STANDS_FOR = {
+    "vit_small_patch16_rope_mixed_224", "vit_pe_core_tiny_patch16_384", "ViT-B-16-SigLIP2", "PE-Core-S-16-384",
+    "EVA02-E-14-plus",
+}  # fmt: skip
+"""The dearest of these, of which `support.variants` and `support.trunks` have small ones."""
 REFUSED = {
     "timm": {
         "beit3_base_patch16_224": "sub-LN attention: a norm over all heads together",
@@ -71,7 +76,11 @@ MODULES = ("architectures", *(f"architectures_{part}" for part in PARTS))
 
 def named(table):
     return [
-        pytest.param(library, name, id=f"{library}-{name}") for library in table for name in table[library]
+        pytest.param(
+            library, name, id=f"{library}-{name}", marks=pytest.mark.more if name in TINY_STANDS_FOR else ()
+        )
+        for library in table
+        for name in table[library]
     ]
 
 

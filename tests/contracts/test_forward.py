@@ -47,9 +47,10 @@ def test_every_family_has_variants():
 
 
 @every_variant
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["fp32", "fp64"]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [
+    pytest.param(torch.float32, 1e-5, id="fp32", marks=pytest.mark.spread),
+    pytest.param(torch.float64, 1e-10, id="fp64"),
+])  # fmt: skip
 @torch.inference_mode()
 def test_equals_the_library(variant, dtype, tolerance):
     sample = base(variant)
@@ -137,6 +138,7 @@ def test_last_block_computes_only_the_tokens_that_are_read(variant, monkeypatch)
         assert tokens > 2
 
 
+@pytest.mark.spread
 @every_variant
 def test_state_dict_names_are_the_library_s(variant):
     sample = base(variant)

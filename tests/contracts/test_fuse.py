@@ -62,14 +62,14 @@ def test_fused_equals_fine_tuned_members(tmp_path, variant):
     assert report.tensors["merged"] == 0
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 def test_fused_equals_a_deep_ensemble(tmp_path, variant):
     report, _ = check(tmp_path, [base(variant), base(variant, seed=1)])
     assert report.tensors["merged"] == 0
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 @torch.inference_mode()
 def test_fused_equals_members_in_float64(tmp_path, variant):
@@ -158,7 +158,7 @@ def test_last_block_of_a_hydra_computes_only_the_token_that_is_read(tmp_path):
     assert seen == [5, 5, 1]
 
 
-@pytest.mark.spread
+@pytest.mark.spread(alike=True)
 @every_variant
 def test_merged_mlp_is_the_mean_in_float64(tmp_path, variant):
     family = base(variant).family
@@ -245,6 +245,13 @@ def test_an_empty_batch_has_a_shape(tmp_path):
 
 
 KINDS = ["base", "member", "hydra", "trunk"]
+TRACED = [
+    pytest.param("base", marks=pytest.mark.more),
+    "member",
+    "hydra",
+    pytest.param("trunk", marks=pytest.mark.more),
+]
+"""Tracing is dear: a member has all that a base is made of, a hydra of layers without heads all that one with a trunk is."""
 
 
 @pytest.fixture
@@ -266,7 +273,7 @@ def answers(out):
     return list(out) if isinstance(out, tuple) else [out]
 
 
-@pytest.mark.parametrize("loaded", KINDS, indirect=True)
+@pytest.mark.parametrize("loaded", TRACED, indirect=True)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_compiles(loaded):
     model, inputs = loaded
@@ -277,7 +284,7 @@ def test_compiles(loaded):
             assert largest_difference(a, b) <= 1e-6
 
 
-@pytest.mark.parametrize("loaded", KINDS, indirect=True)
+@pytest.mark.parametrize("loaded", TRACED, indirect=True)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_exports_with_any_batch(loaded):
     model, inputs = loaded

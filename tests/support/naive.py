@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,7 +36,8 @@ def output_weights(library: nn.Module) -> list[torch.Tensor]:
         found = []
         for layout in family.towers.values():
             name = layout.block + next(h.name for h in layout.heads if h.role == Role.OUTPUT)
-            found += [tensors[n] for i in range(99) if (n := name.format(layer=i)) in tensors]
+            names = takewhile(tensors.__contains__, (name.format(layer=i) for i in count()))
+            found += [tensors[n] for n in names]
         known.append(found)
     most = max(known, key=len)  # another family may know one of two towers
     if not most:
@@ -59,7 +61,7 @@ def candidates(library: nn.Module, gone: Sequence[tuple[int, int]]) -> Iterator[
                 yield layer, head
 
 
-def objective(library: nn.Module, name: str, data: Data, *, batch: int = 16) -> float:
+def objective(library: nn.Module, name: str, data: Data, *, batch: int = 64) -> float:
     """Evaluate an objective of a model with full forward passes; `name` may be followed by `/` and an OOD score."""
     images, labels, others = data
     with torch.inference_mode():

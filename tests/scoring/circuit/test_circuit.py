@@ -14,7 +14,11 @@ from support.builders import base
 from support.circuits import Interrupted, data_for, job_for, library_for, named, removed
 from support.variants import VARIANTS, variant
 
-SUMS = ["acc", "ood", "avg", "nll", "ece", "fpr95", "acc-0.1*nll"]
+OBJECTIVES = [
+    "acc", "ood", "avg", "nll", "ece", "fpr95", "acc-0.1*nll", "ood/energy", "avg/entropy", "fpr95/max-logit",
+]  # fmt: skip
+FEW = ("acc-0.1*nll", "avg/entropy", "fpr95/max-logit")
+"""What has all three things that are read of a logit: hits, likelihoods, an OOD score other than the default."""
 
 
 def settings(objective, **changes):
@@ -23,10 +27,14 @@ def settings(objective, **changes):
     return CircuitSettings(objective=name, ood_score=score or "msp", **changes)
 
 
-@pytest.mark.parametrize("objective", [*SUMS, "ood/energy", "avg/entropy", "fpr95/max-logit"])
-@pytest.mark.parametrize(
-    "name", ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
-)
+@pytest.mark.parametrize(("name", "objective"), [
+    *(("timm-vit-class-token", objective) for objective in OBJECTIVES),
+    *(
+        pytest.param(name, objective, marks=() if objective in FEW else pytest.mark.more)
+        for name in ("transformers-bert-plain", "transformers-clip-plain")
+        for objective in OBJECTIVES
+    ),
+])  # fmt: skip
 def test_same_removals_as_algorithm_1(name, objective):
     sample = base(named(name))
     data = data_for(sample, count=24, others=20)
