@@ -182,12 +182,19 @@ _hydractl() {
         --mlp)
             _hydractl_words 'merge keep'
             ;;
-        --merge-trunk | --own-from | --classes | --template | --seed)
+        --merge-trunk | --max-loss | --own-from | --temperature | --max-length | --batch-size | --classes | --template | --seed)
             : # any text
+            ;;
+        --data)
+            _hydractl_words 'digits shapes photos noise reviews intents manual letters'
+            _hydractl_files ''
+            ;;
+        --device)
+            _hydractl_words 'auto cpu cuda mps'
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --mlp --merge-trunk --force-merge --own-from --classes --template --seed --verify --no-verify --force --json -q --quiet -h --help'
+                _hydractl_words '-o --out --mlp --merge-trunk --max-loss --force-merge --own-from --data --temperature --max-length --batch-size --device --classes --template --seed --verify --no-verify --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

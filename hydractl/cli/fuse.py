@@ -12,7 +12,10 @@ from hydractl.stages.fuse.config import FuseConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hydractl.stages.fuse.outcome import Measured, Quality
     from hydractl.stages.fuse.run import FuseReport
+
+ENSEMBLE = "the members' ensemble"
 
 
 @command(FuseConfig)
@@ -26,6 +29,7 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
     Examples:
       hydractl fuse a.st b.st c.st -o hydra.st
       hydractl fuse a.st b.st c.st --merge-trunk 8 -o hydra.st
+      hydractl fuse a.st b.st c.st --merge-trunk auto --max-loss 0.01 --data val/ --temperature val/ -o hydra.st
       hydractl fuse seed0.st seed1.st seed2.st --mlp keep -o ensemble.st
       hydractl fuse base.st base.st base.st --own-from 4 -o hydra.st
       hydractl fuse clip0.st clip1.st clip2.st --classes cat,dog --template "A photo of a {label}." -o hydra.st
@@ -37,7 +41,7 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
 
 
 def render(report: FuseReport, out: Console) -> None:
-    """Show fates, trunk and gap."""
+    """Show fates, trunk, what merging did, and gap."""
     rows = [(fate, str(report.tensors[fate]), size(report.stored_bytes[fate])) for fate in report.tensors]
     total = sum(report.stored_bytes.values())
     out.print(
@@ -50,9 +54,43 @@ def render(report: FuseReport, out: Console) -> None:
         out,
         f"{counted(report.members, 'member')} {'takes' if report.members == 1 else 'take'} {size(report.members_bytes)} apart, {size(total)} fused",
     )
-    line(out, f"Trunk: {report.trunk} of {counted(report.layers, 'block')} run once")
+    merged = f", what differs before block {report.merge_trunk} averaged" if report.merge_trunk else ""
+    line(out, f"Trunk: {report.trunk} of {counted(report.layers, 'block')} run once{merged}")
+    if report.temperature != 1:
+        line(out, f"Temperature: {report.temperature:g}")
+    if report.measured is not None:
+        measured(report.measured, out)
     if report.gap is not None:
         line(
             out,
             f"Largest difference from the members: logits {report.gap.logits:.1e}, probabilities {report.gap.probabilities:.1e}",
         )
+
+
+def measured(found: Measured, out: Console) -> None:
+    """Show hydras beside their members' ensemble; the last is the one that was written."""
+    rows = [(ENSEMBLE, *_quality(found.members), "", "")]
+    rows += [
+        (
+            f"{counted(one.merge_trunk, 'block')} merged" if one.merge_trunk else "no trunk merged",
+            *_quality(one.hydra),
+            f"{one.loss:+.4f}",
+            f"{100 * one.agreement:.1f}",
+        )
+        for one in found.tried
+    ]
+    out.print(
+        table(
+            ["hydra", "T", "Acc", "NLL", "loss", "agreement"],
+            rows,
+            title=f"{found.data}: {counted(found.samples, 'sample')}",
+        )
+    )
+    line(
+        out,
+        f"Loss is NLL less that of {ENSEMBLE}, agreement the share of equal predictions. Acc and agreement in %",
+    )
+
+
+def _quality(found: Quality) -> tuple[str, str, str]:
+    return f"{found.temperature:.3f}", f"{100 * found.accuracy:.1f}", f"{found.nll:.4f}"

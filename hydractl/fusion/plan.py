@@ -8,6 +8,7 @@ heads, or along the first axis.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,7 +135,6 @@ class Fusion:
         mlp: Literal["merge", "keep"],
         merge_trunk: int = 0,
         own_from: int | None = None,
-        same: Mapping[str, bool] | None = None,
     ) -> None:
         """Compare the members' tensors.
 
@@ -144,7 +144,6 @@ class Fusion:
             merge_trunk: Before this block of each tower the mean is taken of all that differs, the embedding too.
             own_from: From this block of each tower on, and after the blocks, members keep a tensor each even where all are
                 equal; not below `merge_trunk`.
-            same: Which tensors are equal in all members, where an earlier comparison has told.
 
         Raises:
             CheckpointError: If a tensor that is to be averaged holds no floating-point numbers.
@@ -152,11 +151,19 @@ class Fusion:
         self.family = members[0].family
         self.checkpoints = [m.checkpoint for m in members]
         self.mlp = mlp
-        self.merge_trunk = merge_trunk
         self.own_from = own_from
-        names = sorted(self.checkpoints[0].specs)
-        self.same = {name: self._identical(name) for name in names} if same is None else same
-        self.fates = {name: self._fate(name) for name in names}
+        self.same = {name: self._identical(name) for name in sorted(self.checkpoints[0].specs)}
+        self._settle(merge_trunk)
+
+    def merging(self, merge_trunk: int) -> Fusion:
+        """Return the fusion of the same members that merges so many blocks; no tensor is read again."""
+        other = copy.copy(self)
+        other._settle(merge_trunk)
+        return other
+
+    def _settle(self, merge_trunk: int) -> None:
+        self.merge_trunk = merge_trunk
+        self.fates = {name: self._fate(name) for name in self.same}
         self.specs = {
             name: fused_spec(self.family, name, fate, self._specs(name)) for name, fate in self.fates.items()
         }

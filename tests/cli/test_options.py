@@ -48,6 +48,7 @@ TEXTS = {
     "temperature": "2",
     "metrics": "nll,ece",
     "ood_score": "mi,msp",
+    "merge_trunk": "3",
     "fail_if": "ece>0.25",
     "lr": "0.5,0.25",
     "warmup": "7",
@@ -90,6 +91,10 @@ COMPANIONS = {
         "masks": (),
         "strategy": ("--pool", "9", "--data", "d", *ALWAYS["prune"]),
         "members": ("--pool", "9", "--out", "a{i}.st", *ALWAYS["prune"]),
+    },
+    "fuse": {
+        "max_loss": ("--merge-trunk", "auto", "--data", "digits"),
+        **dict.fromkeys(("max_length", "batch_size", "device"), ("--data", "digits")),
     },
     "inspect": {
         **dict.fromkeys(("keep", "remove", "keep_fraction"), ("--plot", "heads.svg")),

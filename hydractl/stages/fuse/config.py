@@ -2,14 +2,98 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, spelled
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+
+AUTO, MEASURING = "auto", "Measuring"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """What the hydra is measured and calibrated on, and how models run there."""
+
+    data: DataRef | None = setting(
+        None,
+        f"Labelled data to measure on what merging did: {shared.DATA_SOURCES}.",
+        parse=DataRef.parse,
+        metavar=shared.DATA_METAVAR,
+        panel=MEASURING,
+    )
+    temperature: DataRef | float | None = setting(
+        None,
+        "Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. "
+        "Or the number.",
+        parse=shared.parse_temperature,
+        metavar="DATA|NUMBER",
+        panel=MEASURING,
+    )
+    max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, panel=MEASURING))
+    batch_size: int = by_default(
+        64, replace(shared.BATCH_SIZE, help="Samples in one forward pass (default 64).", panel=MEASURING)
+    )
+    device: str = by_default(
+        "auto", replace(shared.DEVICE, help="auto (default), cpu, cuda, cuda:N or mps.", panel=MEASURING)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        shared.check_temperature(self.temperature)
+
+    @classmethod
+    def parse(cls, given: dict[str, Any]) -> Measuring:
+        """Return what was typed, by name; what was not is absent.
+
+        Raises:
+            UsageError: If it is said how to run models and not on what.
+        """
+        asked = cls(**given)
+        how = [f"`{spelled(name)}`" for name in ("max_length", "batch_size", "device") if name in given]
+        if how and not asked.refs:
+            raise UsageError(
+                f"{' and '.join(how)}: no effect, as no model runs on data",
+                hint="add `--data DATA` or `--temperature DATA`, or leave it out",
+            )
+        return asked
+
+    @property
+    def heldout(self) -> DataRef | None:
+        """The data that a temperature is fitted on."""
+        return self.temperature if isinstance(self.temperature, DataRef) else None
+
+    @property
+    def given_temperature(self) -> float | None:
+        """The number that is stored as it is."""
+        return float(self.temperature) if isinstance(self.temperature, int | float) else None
+
+    @property
+    def refs(self) -> dict[str, DataRef]:
+        """The data by the option that names them."""
+        named = {"--data": self.data, "--temperature": self.heldout}
+        return {option: ref for option, ref in named.items() if ref is not None}
+
+
+def parse_merge_trunk(text: str) -> int | str:
+    """Read `--merge-trunk L|auto`.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if text != AUTO and not (text.isascii() and text.isdigit()):
+        raise UsageError(
+            f"`--merge-trunk {text}`: must be a number of blocks or `auto`",
+            hint="`--merge-trunk 8`, or `--merge-trunk auto --data val/`",
+        )
+    return text if text == AUTO else int(text)
+
+
+NOT_MEASURED = Measuring()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +111,24 @@ class FuseConfig:
         choices=("merge", "keep"),
     )
     """`merge` is the paper's."""
-    merge_trunk: int | None = setting(
+    merge_trunk: int | str | None = setting(
         None,
-        "Average whatever differs before block L, the embedding too; it then runs once.",
+        "Average whatever differs before block L, the embedding too; it then runs once. `auto`: up to the last L that "
+        "`--data` allow.",
+        parse=parse_merge_trunk,
         low=0,
-        metavar="L",
+        tells=False,
+        metavar="L|auto",
     )
     """0 averages nothing. Each of several towers is cut at its own depth."""
+    max_loss: float | None = setting(
+        None,
+        "With `--merge-trunk auto`: how many nats of NLL merging may cost (default 0).",
+        low=0.0,
+        tells=False,
+        metavar="NATS",
+    )
+    """Over the NLL of the members' ensemble, each at its own temperature where one is fitted."""
     force_merge: bool = flag(Setting("Average members whose lineage does not tell that one base is theirs."))
     own_from: int | None = setting(
         None,
@@ -42,6 +137,7 @@ class FuseConfig:
         tells=False,
         metavar="L",
     )
+    measuring: Measuring = by_default(NOT_MEASURED, Composed(Measuring.parse, Declared.of(Measuring)))
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     seed: int = by_default(0, shared.SEED)
     """Of the random batch that `verify` compares on."""
@@ -59,12 +155,32 @@ class FuseConfig:
                 "`--force-merge` has no effect: nothing is averaged",
                 hint="add `--merge-trunk L` or `--mlp merge`, or leave it out",
             )
+        self._check_merge_trunk()
 
-        if self.own_from is not None and self.own_from < (self.merge_trunk or 0):
+    def _check_merge_trunk(self) -> None:
+        if (
+            isinstance(self.merge_trunk, int)
+            and self.own_from is not None
+            and self.own_from < self.merge_trunk
+        ):
             raise UsageError(
                 f"`--own-from {self.own_from}`: members cannot own blocks that `--merge-trunk {self.merge_trunk}` averages",
                 hint=f"add `--own-from {self.merge_trunk}`, or a lower `--merge-trunk`",
             )
+        if self.auto and self.measuring.data is None:
+            raise UsageError(
+                "`--merge-trunk auto` measures what merging costs",
+                hint="add `--data DATA`, labelled and held out",
+            )
+        if self.max_loss is not None and not self.auto:
+            raise UsageError(
+                f"`--max-loss {self.max_loss:g}`: no effect without `--merge-trunk auto`", hint="leave it out"
+            )
+
+    @property
+    def auto(self) -> bool:
+        """Whether data choose how much is merged."""
+        return self.merge_trunk == AUTO
 
     @property
     def mlps(self) -> Literal["merge", "keep"]:

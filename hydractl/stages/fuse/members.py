@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Kind
 from hydractl.progress import counted
+from hydractl.stages.fuse.config import FuseConfig
 
 
 def check_compatible(members: Sequence[OpenModel]) -> None:
@@ -73,19 +75,37 @@ def _origin(member: OpenModel) -> str:
     return member.header.base or member.checkpoint.digest
 
 
-def check_merge_trunk(members: Sequence[OpenModel], merge_trunk: int) -> None:
-    """Refuse to average more blocks than there are, or blocks whose members have other heads.
+def most_merged(config: FuseConfig, members: Sequence[OpenModel]) -> int:
+    """Return before which block tensors are averaged: with `auto` the last one before which all keep the same heads.
 
     Raises:
         UsageError: If no tower has so many blocks.
         CheckpointError: If members keep other heads before that block; it has the way out.
     """
-    first, depth = members[0], depth_of(members[0])
+    first = members[0]
+    depth = depth_of(first)
+    if config.auto:
+        own_from = depth if config.own_from is None else config.own_from
+        alike = int(min([depth, own_from, *(_first_difference(m, first)[1] for m in members)]))
+        _check_heads(members, max(alike, 1))
+        return alike
+    merge_trunk = int(config.merge_trunk or 0)
     if merge_trunk > depth:
         raise UsageError(
             f"`--merge-trunk {merge_trunk}`: must lie in 0..{depth}; the model has {counted(depth, 'block')}",
             hint=f"`--merge-trunk {depth}` leaves nothing but readout and classifier apart",
         )
+    _check_heads(members, merge_trunk)
+    return merge_trunk
+
+
+def depth_of(member: OpenModel) -> int:
+    """Return how many blocks the deepest tower has."""
+    return max(tower.layers for tower in member.header.architecture.towers.values())
+
+
+def _check_heads(members: Sequence[OpenModel], merge_trunk: int) -> None:
+    first = members[0]
     for member in members[1:]:
         tower, layer = _first_difference(member, first)
         if layer < merge_trunk:
@@ -97,19 +117,26 @@ def check_merge_trunk(members: Sequence[OpenModel], merge_trunk: int) -> None:
             )
 
 
-def depth_of(member: OpenModel) -> int:
-    """Return how many blocks the deepest tower has."""
-    return max(tower.layers for tower in member.header.architecture.towers.values())
+def stored_temperature(members: Sequence[OpenModel]) -> float:
+    """Return the temperature that all members store: a hydra has one.
+
+    Raises:
+        CheckpointError: If they store different ones.
+    """
+    first = members[0]
+    for member in members:
+        if member.header.temperature != first.header.temperature:
+            raise CheckpointError(
+                f"{member.reference}: stores the temperature {member.header.temperature:g}, {first.reference} "
+                f"{first.header.temperature:g}; a hydra has one for all members",
+                hint="`--temperature val/` fits it, `--temperature 1` leaves logits as they are",
+            )
+    return first.header.temperature
 
 
-def mergeable(members: Sequence[OpenModel]) -> int:
-    """Return the last block before which all members keep the same heads; the depth where they do throughout."""
-    return min([depth_of(members[0]), *(_first_difference(m, members[0])[1] for m in members)])
-
-
-def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, int]:
-    """Return the tower and layer of the earliest block where heads differ; beyond the depth where none do."""
-    found = [("", depth_of(first))]
+def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
+    """Return the tower and layer of the earliest block where heads differ; infinity where none do."""
+    found = [("", inf)]
     for name, tower in first.header.masks[0].items():
         pairs = zip(tower.keep, member.header.masks[0][name].keep, strict=True)
         found += [(name, layer) for layer, (ours, theirs) in enumerate(pairs) if ours != theirs]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import digest_together, write_checkpoint
 from hydractl.errors import CheckFailed
@@ -16,10 +17,20 @@ from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.stages.fuse.members import check_compatible, check_merge_trunk, check_one_start, check_own_from
+from hydractl.stages.fuse.members import (
+    check_compatible,
+    check_one_start,
+    check_own_from,
+    most_merged,
+    stored_temperature,
+)
+from hydractl.stages.fuse.outcome import Measured, Outcome
 from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
+
+if TYPE_CHECKING:
+    from hydractl.stages.fuse.measuring import Judge
 
 UNKNOWN = f"sha256:{'0' * 64}"
 """What stands for a digest until it is known: as long as one."""
@@ -41,16 +52,33 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseReport:
-    """What `fuse` did: how many tensors and bytes had each fate, and how long the trunk is."""
+    """What `fuse` did.
+
+    Attributes:
+        path: The output.
+        members: How many.
+        layers: Blocks over all towers.
+        trunk: How many of them run once.
+        merge_trunk: Before which block of each tower all that differs was averaged.
+        temperature: What the hydra's logits are divided by.
+        tensors: How many had each fate.
+        stored_bytes: How much they take.
+        members_bytes: What the members take apart.
+        gap: How far the hydra is from them on a random batch; None unless that was verified.
+        measured: What merging did on labelled data; None without any.
+    """
 
     path: Path
     members: int
     layers: int
     trunk: int
+    merge_trunk: int
+    temperature: float
     tensors: dict[str, int]
     stored_bytes: dict[str, int]
     members_bytes: int
     gap: Gap | None
+    measured: Measured | None
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -61,59 +89,87 @@ class FuseReport:
 def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     """Fuse members into one hydra.
 
-    Memory holds one tensor of every member at a time, unless the result is verified.
+    Memory holds one tensor of every member at a time, unless the result is verified or measured.
 
     Raises:
         CheckpointError: If the members do not belong together; said before their tensors are read.
-        CheckFailed: If nothing was averaged and the hydra still differs from its members.
+        CheckFailed: If nothing was averaged and the hydra still differs from its members, or no merge costs little enough.
         OutputExists: If the output is there already.
     """
     require_one_process("fuse")
-    members = [open_model(m) for m in config.models]
-    check_outputs([config.out], force=config.force, models=members, files=[config.naming.file])
+    members: Sequence[OpenModel] = [open_model(m) for m in config.models]
+    asked = config.measuring
+    check_outputs(
+        [config.out],
+        force=config.force,
+        models=members,
+        data=asked.refs.values(),
+        files=[config.naming.file],
+    )
     check_compatible(members)
-    check_merge_trunk(members, config.merge_trunk or 0)
     check_own_from(members[0], config.own_from)
+    merge_trunk = most_merged(config, members)
     if config.merges and not config.force_merge:
         check_one_start(members)
-    classes = config.naming.classes(members[0])
-    if classes is not None:
-        progress.step(f"Naming {counted(len(classes.names), 'class', 'classes')}")
-        members = [with_classes(m, classes) for m in members]
-    elif members[0].header.prompting is not None:
-        progress.warn("no classes are named yet: `eval` will ask for them, or fuse with `--classes`")
+    temperature = asked.given_temperature or (1.0 if asked.heldout else stored_temperature(members))
+    members = _named(config, members, progress)
+    judge = _judge(config, members, temperature, progress)
     progress.step(f"Comparing {counted(len(members), 'member')}")
     gap = None
     # The lineage wants the members' digests. A file is written while they are computed, and its header last;
     # a pipe has to wait for them.
     with ThreadPoolExecutor(max_workers=1) as pool:
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
-        fusion = Fusion(
-            members, mlp=config.mlps, merge_trunk=config.merge_trunk or 0, own_from=config.own_from
-        )
+        fusion = Fusion(members, mlp=config.mlps, merge_trunk=merge_trunk, own_from=config.own_from)
+        made = Outcome(fusion=fusion, temperature=temperature)
+        if judge is not None:
+            made = _searched(config, members, fusion, judge)
+            fusion = made.fusion
         if found := _sameness(fusion, count=len(members)):
             progress.warn(found)
         if config.verify or is_stream(config.out):
             hashing.result()
         if config.verify:
             progress.step("Checking that the hydra equals its members")
-            gap = _verify(config, members, fusion, _header(config, members, fusion))
+            gap = _verify(config, members, fusion, _header(config, members, made))
         progress.step(f"Writing {config.out}")
         digest = None if hashing.done() else UNKNOWN
 
         def final() -> Header:
             hashing.result()
-            return _header(config, members, fusion)
+            return _header(config, members, made)
 
         with publish(config.out) as file:
-            header = _header(config, members, fusion, digest=digest)
+            header = _header(config, members, made, digest=digest)
             write_checkpoint(
                 file, fusion.specs, fusion.chunks, header=header, final=final if digest else None
             )
     if not all(fusion.same.values()) and Fate.GROUPED in fusion.fates.values():  # else it has been said
         for member, twin in _twins(members):
             progress.warn(f"{member} and {twin} hold the same weights: what they say counts twice")
-    return _report(config, members, fusion, gap)
+    return _report(config, members, made, gap)
+
+
+def _named(config: FuseConfig, members: Sequence[OpenModel], progress: Progress) -> Sequence[OpenModel]:
+    """Return zero-shot members that store the classes which are named, any others as they are."""
+    classes = config.naming.classes(members[0])
+    if classes is not None:
+        progress.step(f"Naming {counted(len(classes.names), 'class', 'classes')}")
+        return [with_classes(m, classes) for m in members]
+    if members[0].header.prompting is not None:
+        progress.warn("no classes are named yet: `eval` will ask for them, or fuse with `--classes`")
+    return members
+
+
+def _judge(
+    config: FuseConfig, members: Sequence[OpenModel], temperature: float, progress: Progress
+) -> Judge | None:
+    """Return what measures hydras, if there are data to do it on."""
+    if not config.measuring.refs:
+        return None
+    from hydractl.stages.fuse.measuring import Judge  # noqa: PLC0415 - runs models: not needed to fuse
+
+    return Judge(config.measuring, members, temperature, progress)
 
 
 def _sameness(fusion: Fusion, *, count: int) -> str | None:
@@ -141,10 +197,20 @@ def _twins(members: Sequence[OpenModel]) -> Iterator[tuple[str, str]]:
         first.setdefault(digest, member.reference)
 
 
+def _searched(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, judge: Judge) -> Outcome:
+    """Return what the data choose; hydras that are only measured have logits as they are."""
+    from hydractl.stages.fuse.search import search  # noqa: PLC0415 - runs models: not needed to fuse
+
+    def header_of(draft: Fusion) -> Header:
+        return _header(config, members, Outcome(fusion=draft, temperature=1.0), digest=UNKNOWN)
+
+    return search(config, members, fusion, judge, header_of)
+
+
 def _header(
-    config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, *, digest: str | None = None
+    config: FuseConfig, members: Sequence[OpenModel], made: Outcome, *, digest: str | None = None
 ) -> Header:
-    first = members[0].header
+    first, fusion, measured = members[0].header, made.fusion, made.measured
     trunk = trunk_length(fusion.family, fusion.fates, first.architecture.towers)
     step = make_step(
         "fuse",
@@ -153,13 +219,18 @@ def _header(
             "mlp": config.mlps,
             "merge_trunk": config.merge_trunk,
             "own_from": config.own_from,
+            "max_loss": config.max_loss,
+            "temperature": config.measuring.given_temperature,
+            "max_length": config.measuring.max_length,
             "force_merge": config.force_merge or None,
             "classes": config.naming.names or None,
             "templates": config.naming.templates or None,
         },
-        inputs=[m.as_input(digest=digest) for m in members],
+        inputs=[*(m.as_input(digest=digest) for m in members), *made.sources],
         seed=config.seed if config.verify else None,
-        results={"verified": True} if config.verify else {},
+        results=({"verified": True} if config.verify else {})
+        | ({} if measured is None else measured.results())
+        | ({} if config.measuring.heldout is None else {"temperature": made.temperature}),
     )
     return first.model_copy(
         update={
@@ -172,6 +243,7 @@ def _header(
                 merge_trunk=fusion.merge_trunk,
                 own_from=fusion.own_from,
             ),
+            "temperature": made.temperature,
             "made_by": step,
         }
     )
@@ -204,8 +276,8 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
     return Gap(logits=difference, probabilities=probabilities)
 
 
-def _report(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, gap: Gap | None) -> FuseReport:
-    towers = members[0].header.architecture.towers
+def _report(config: FuseConfig, members: Sequence[OpenModel], made: Outcome, gap: Gap | None) -> FuseReport:
+    towers, fusion = members[0].header.architecture.towers, made.fusion
 
     def of(fate: Fate) -> Iterator[str]:
         return (name for name, found in fusion.fates.items() if found == fate)
@@ -215,8 +287,11 @@ def _report(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, ga
         members=len(members),
         layers=sum(tower.layers for tower in towers.values()),
         trunk=trunk_length(fusion.family, fusion.fates, towers),
+        merge_trunk=fusion.merge_trunk,
+        temperature=made.temperature,
         tensors={fate.value: sum(1 for _ in of(fate)) for fate in Fate},
         stored_bytes={fate.value: sum(fusion.specs[n].size_bytes for n in of(fate)) for fate in Fate},
         members_bytes=sum(m.checkpoint.size_bytes for m in members),
         gap=gap,
+        measured=made.measured,
     )

@@ -49,10 +49,8 @@ def member_names(header: Header) -> tuple[str, ...]:
     count, step = len(header.masks), header.made_by
     while step is not None and step.command != "fuse":  # trained since: a step's model is its first input
         step = step.inputs[0].made_by if step.inputs else None
-    inputs = () if step is None else step.inputs
-    return (
-        tuple(i.name for i in inputs) if len(inputs) == count else tuple(f"member {i}" for i in range(count))
-    )
+    names = () if step is None else tuple(i.name for i in step.inputs[:count])  # data come after the members
+    return names if len(names) == count else tuple(f"member {i}" for i in range(count))
 
 
 def open_any(path: Path) -> Checkpoint | Document:

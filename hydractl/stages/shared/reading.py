@@ -66,20 +66,21 @@ def open_sets(
 
 
 def labels_of(
-    opened: OpenModel, items: Items, classes: Classes | None, progress: Progress
+    opened: OpenModel, items: Items, classes: Classes | None, progress: Progress, *, option: str = "--data"
 ) -> tuple[torch.Tensor, int]:
-    """Return the labels (S,) of what `--data` names as the model counts classes, and how many classes that are.
+    """Return the labels (S,) of what an option names as the model counts classes, and how many classes that are.
 
     Args:
         opened: The model.
         items: The data.
         classes: What a zero-shot model is asked about.
         progress: Hears how classes were matched.
+        option: What names the data, for messages.
 
     Raises:
         DataError: If there are none, or they do not fit the model.
     """
-    own = required_labels(items, "--data")
+    own = required_labels(items, option)
     names = classes.names if classes else opened.header.labels
     count = len(names) if classes else opened.header.num_classes
     by_text = opened.header.prompting is not None

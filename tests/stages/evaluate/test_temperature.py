@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 
-from hydractl.data.inputs import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, OutputExists, UsageError
 from hydractl.families.opening import open_model
@@ -25,9 +24,9 @@ from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.classes import Naming
-from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.settings import parse_temperature
 from support.builders import base
+from support.informed import informed
 from support.pairs import pair
 from support.reviews import arch, gibberish, reviews
 
@@ -58,25 +57,6 @@ def config(model, **changes):
 
 def numbers(values):
     return {name: value.value for name, value in values.items()}
-
-
-def with_head(sample, weight, bias):
-    return type(sample)(sample.header, sample.state | {"head.weight": weight, "head.bias": bias})
-
-
-def informed(sample, scale):
-    """The sample with a classifier that knows digits: least squares on its own features, times `scale`."""
-    digits = open_items("digits::split=train,classes=0-6,limit=300", sample.header.preprocess)
-    batch = next(iter(PreparedData(digits, batch_size=300).batches(sample.header.preprocess)))
-    with torch.inference_mode():
-        features = [
-            with_head(sample, rows, torch.zeros(7)).model().member_logits(batch.inputs)[0]
-            for rows in torch.eye(35, 32).split(7)
-        ]
-    features = torch.cat([*features, torch.ones(300, 7)], 1)[:, [*range(32), 35]].clone()
-    targets = torch.nn.functional.one_hot(torch.tensor(digits.labels)[batch.indices], 7).float()
-    solution = scale * torch.linalg.lstsq(features, targets).solution.T
-    return with_head(sample, solution[:, :32].contiguous(), solution[:, 32].contiguous())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,90 @@
+"""Hydras that are measured before one is written: how much may be merged, and which temperature it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hydractl.errors import CheckFailed
+from hydractl.families.opening import OpenModel
+from hydractl.fusion.hydra import Hydra, hydra_from_state
+from hydractl.fusion.plan import Fusion
+from hydractl.manifest.header import Fate, Header
+from hydractl.progress import Progress, counted
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.measuring import Judge
+from hydractl.stages.fuse.outcome import Measured, Outcome, Tried
+
+HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
+
+
+def search(
+    config: FuseConfig,
+    members: Sequence[OpenModel],
+    fusion: Fusion,
+    judge: Judge,
+    header_of: Callable[[Fusion], Header],
+) -> Outcome:
+    """Return what to write: with `auto` the hydra that merges most of those whose loss is small enough.
+
+    Members are asked once, one by one; then one hydra at a time, merging less and less. Where nothing was averaged the hydra is
+    its members and is not asked.
+
+    Args:
+        config: What was asked for.
+        members: What is fused.
+        fusion: The one that merges most.
+        judge: Has the data.
+        header_of: Describes a hydra.
+
+    Raises:
+        CheckFailed: If none is good enough.
+    """
+    data = config.measuring.data
+    if data is None:
+        said = judge.said(lambda: _hydra(fusion, header_of), HYDRA)
+        return Outcome(fusion=fusion, temperature=judge.temperature(said, HYDRA), sources=judge.sources)
+    apart = judge.said_apart(members)
+    before, predicted = judge.quality(apart, judge.temperature(apart, ENSEMBLE))
+    tried: list[Tried] = []
+    for merge_trunk in range(fusion.merge_trunk, -1, -1):
+        made = fusion.merging(merge_trunk)
+        quality, classes = before, predicted
+        if Fate.MERGED in made.fates.values():
+            name = f"{HYDRA} merged before block {merge_trunk}" if config.auto else HYDRA
+            said = judge.said(lambda made=made: _hydra(made, header_of), name)  # type: ignore[misc]  # a default
+            quality, classes = judge.quality(said, judge.temperature(said, name))
+        tried.append(
+            Tried(
+                merge_trunk=merge_trunk,
+                hydra=quality,
+                loss=quality.nll - before.nll,
+                agreement=float((classes == predicted).double().mean()),
+            )
+        )
+        _tell(tried[-1], judge.progress)
+        if not config.auto or tried[-1].loss <= (config.max_loss or 0.0):
+            if config.auto and not merge_trunk:
+                judge.progress.warn("merging any blocks costs more: every member keeps all of its own")
+            items = judge.sets[data].inputs.dataset
+            measured = Measured(data=items.name, samples=len(items), members=before, tried=tuple(tried))
+            return Outcome(
+                fusion=made, temperature=quality.temperature, measured=measured, sources=judge.sources
+            )
+    least = min(tried, key=lambda one: one.loss)
+    raise CheckFailed(
+        f"every hydra loses more than {config.max_loss or 0.0:g} nats; the best, `--merge-trunk {least.merge_trunk}`, loses "
+        f"{least.loss:.4g}; nothing was written",
+        hint=f"`--max-loss {least.loss:.2g}`, or leave `--mlp merge` out: members then keep what is not merged",
+    )
+
+
+def _hydra(fusion: Fusion, header_of: Callable[[Fusion], Header]) -> Hydra:
+    state = {name: fusion.tensor(name) for name in fusion.specs}
+    return hydra_from_state(header_of(fusion), state, where=HYDRA)
+
+
+def _tell(tried: Tried, progress: Progress) -> None:
+    progress.step(
+        f"{counted(tried.merge_trunk, 'block')} merged: NLL {tried.hydra.nll:.4f}, {tried.loss:+.4f} of {ENSEMBLE}; accuracy "
+        f"{tried.hydra.accuracy:.4f}, agreement {tried.agreement:.4f}"
+    )
