@@ -162,12 +162,15 @@ _hydractl() {
         --precision)
             _hydractl_words 'fp32 bf16'
             ;;
+        --batches)
+            _hydractl_words 'shared own'
+            ;;
         --device)
             _hydractl_words 'auto cpu cuda mps'
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --device --arch --force --json -q --quiet -h --help'
+                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --device --arch --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

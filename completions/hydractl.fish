@@ -137,6 +137,7 @@ complete -c hydractl -n '__hydractl_in finetune' -l eval-every -x -d 'Validate s
 complete -c hydractl -n '__hydractl_in finetune' -l early-stop -x -d 'Stop after N evaluations without improvement, and keep the best weights'
 complete -c hydractl -n '__hydractl_in finetune' -l patience-delta -x -d 'With `--early-stop`: how much is an improvement (default 0)'
 complete -c hydractl -n '__hydractl_in finetune' -l keep-best -l keep-last -d 'Keep the weights that validated best, or the last (default)'
+complete -c hydractl -n '__hydractl_in finetune' -l batches -x -a 'shared own' -d 'Of a hydra without a trunk: all members see the same batches, or each has an order and augmentation of its own'
 complete -c hydractl -n '__hydractl_in finetune' -l teacher -x -d 'Models to learn from: of a hydra member m learns from the m-th, or from a hydra\'s m-th member; any other model learns their mean'
 complete -c hydractl -n '__hydractl_in finetune' -l teacher-temperature -x -d 'Divides logits before their softmaxes are compared (default 2)'
 complete -c hydractl -n '__hydractl_in finetune' -l teacher-weight -x -d 'Share of the loss, above 0 and at most 1, that teachers make; labels make the rest (default 0.9)'

@@ -45,8 +45,12 @@ class Stream:
 
     def fork(self, members: int) -> Stream:
         """Return the stream of one trunk as that of `members` members, one after another on the batch axis."""
+        return self.tile(members).for_each(members)
+
+    def for_each(self, members: int) -> Stream:
+        """Return a stream that holds the samples of `members` members already with what is the same for all of them."""
         constants = {name: x.expand(members, *x.shape[1:]) for name, x in self.constants.items()}
-        return replace(self.tile(members), constants=constants)
+        return replace(self, constants=constants)
 
     def split(self, members: int) -> list[Stream]:
         """Return each member's share."""
@@ -181,6 +185,16 @@ class Tower(nn.Module):
             inputs = map_inputs(lambda x: repeat_batch(x, self.members), inputs)
         stream = self.embed(inputs)
         return self.resume(stream, 0)
+
+    def apart(self, inputs: Inputs) -> torch.Tensor:
+        """Return logits (M B, C) for inputs (M B, ...) that are each member's own; `fork` is 0 or 1."""
+        stream: Stream = self.embed(inputs)
+        if self.fork == 1:
+            stream = stream.for_each(self.members)
+        for i, block in enumerate(self.layers()):
+            stream = block.run(stream, self.queries(i))
+        logits: torch.Tensor = self.readout(stream)
+        return logits
 
     def resume(self, stream: Stream, layer: int) -> torch.Tensor:
         """Return logits from the stream that enters block `layer`."""

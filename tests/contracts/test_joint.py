@@ -15,6 +15,7 @@ from hydractl.manifest.header import Fate
 from hydractl.stages.finetune.subject import Subject, of_each
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
+from hydractl.training.feeding.apart import joined_inputs
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 
@@ -82,6 +83,27 @@ def test_a_hydra_s_gradients_are_its_members_and_its_tensors_go_back(tmp_path, v
                 continue  # nothing depends on it, or not in all members
             close = largest_difference(found, expected / (len(grads) if grouped else 1))
             assert close <= 1e-5, name
+
+
+@pytest.mark.parametrize(
+    "family", ["timm-vit", "timm-eva", "timm-relpos", "transformers-bert", "transformers-deberta"]
+)
+@pytest.mark.parametrize("shares", [True, False], ids=["embedding", "nothing"])
+@torch.no_grad()
+def test_members_may_have_inputs_of_their_own(tmp_path, family, shares):
+    """Without a trunk, whether they share the embedding or not."""
+    one = base(next(v for v in VARIANTS if v.family == family))
+    late = one.tuned(1, only=lambda n: not shares or place_of(one.family, n).part != "embed")
+    opened = fused(tmp_path, [one, late], mlp="keep")
+    subject = Subject.of(opened.family, opened.header, opened.checkpoint.tensors(), where="hydra", apart=True)
+    batches = [one.inputs(batch=3, seed=seed) for seed in (1, 2)]
+
+    subject.module.training = True
+    found = subject.module(joined_inputs(batches, opened.header.preprocess))
+
+    assert subject.module.hydra.tower().fork == shares
+    for i, sample in enumerate((one, late)):
+        assert largest_difference(found[i], sample.model()(batches[i])) <= 1e-5
 
 
 def test_a_tensor_without_axes_goes_back(tmp_path):

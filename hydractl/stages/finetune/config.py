@@ -53,6 +53,12 @@ class FinetuneConfig:
         Recipe(),
         Composed(lambda given: recipe_of(given.pop("recipe", None), given), (RECIPE, *Declared.of(Recipe))),
     )
+    batches: str = setting(
+        "shared",
+        "Of a hydra without a trunk: all members see the same batches, or each has an order and augmentation of its own.",
+        choices=("shared", "own"),
+    )
+    """Member m's own are those of `order_seed` + m."""
     teacher: tuple[str, ...] = setting(
         (),
         "Models to learn from: of a hydra member m learns from the m-th, or from a hydra's m-th member; any other model learns "
@@ -124,8 +130,18 @@ class FinetuneConfig:
                     f"`{option} {value:g}` has no effect without `--teacher`",
                     hint=f"name teachers, or leave `{option}` out",
                 )
+        if self.apart and self.teacher:
+            raise UsageError(
+                "`--batches own` and `--teacher` exclude each other: teachers see one batch, and members would see several",
+                hint="leave one of them out",
+            )
         if (self.model, *self.teacher).count("-") > 1:
             raise UsageError("only one model can come from standard input")
+
+    @property
+    def apart(self) -> bool:
+        """Whether members of a hydra see batches of their own."""
+        return self.batches == "own"
 
     @property
     def temperature(self) -> float:
@@ -146,6 +162,7 @@ class FinetuneConfig:
             | {"max_length": self.tokens}
             | {name: getattr(self, name) for name in own}
             | (taught if self.teacher else {})
+            | ({"batches": self.batches} if self.apart else {})
         )
 
     @property

@@ -27,6 +27,7 @@ from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Engine, start_engine
 from hydractl.training.evaluate import classifier_metrics
+from hydractl.training.feeding.apart import FeedsApart
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.loop import Trained, train
 from hydractl.training.recipes.parts import rate_scales, reset_head
@@ -101,7 +102,8 @@ def _train(
     config, recipe = work.config, work.config.recipe
     measure = _measure(work, engine)
     job = _job(work, measure, engine)
-    if engine.leads and work.header.plan is not None and stay_equal(_build(work), job.probe, recipe):
+    same_batches = work.header.plan is not None and not config.apart
+    if engine.leads and same_batches and stay_equal(_build(work), job.probe, recipe):
         progress.warn(
             "members that are equal now stay equal, for nothing is dropped: add `--dropout 0.1`, or fuse members with "
             "classifiers of their own"
@@ -158,10 +160,11 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None], engine: Eng
         batch_size=recipe.batch_size,
         seed=config.seed if config.order_seed is None else config.order_seed,
     )
+    feed = replace(feed, mixing=work.mixing)
     return Job(
         build=lambda: _build(work).module,
-        feed=replace(feed, mixing=work.mixing),
-        loss=of_each(work.header, loss),
+        feed=FeedsApart.of(feed, len(work.header.masks), work.how) if config.apart else feed,
+        loss=of_each(work.header, loss, apart=config.apart),
         evaluate=measure,
         probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
         recipe=recipe,
@@ -189,7 +192,9 @@ def _build(work: Work) -> Subject:
     state = work.opened.checkpoint.tensors()
     if work.config.recipe.reset_head:
         state = reset_head(work.opened.family, state)
-    subject = Subject.of(work.opened.family, work.header, state, where=work.config.model)
+    subject = Subject.of(
+        work.opened.family, work.header, state, where=work.config.model, apart=work.config.apart
+    )
     for own in subject.states:
         for name, tensor in own.items():
             tensor.requires_grad_(name in work.names)

@@ -17,7 +17,7 @@ from hydractl.families.base import Family
 from hydractl.families.opening import build_checked
 from hydractl.fusion.hydra import Hydra, members_from_state
 from hydractl.fusion.plan import join_members
-from hydractl.inputs import Inputs
+from hydractl.inputs import Inputs, split_batch
 from hydractl.manifest.header import Header
 from hydractl.metrics.samples import ensemble_log_probs
 from hydractl.training.noise import set_dropout
@@ -29,13 +29,23 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Together(nn.Module):
     """A hydra as it trains: the trunk once, then each member apart."""
 
-    def __init__(self, hydra: Hydra) -> None:
+    def __init__(self, hydra: Hydra, *, apart: bool = False) -> None:
+        """Wrap a hydra.
+
+        Args:
+            hydra: What trains.
+            apart: Whether members have samples of their own in training, (M B, ...); it then has no trunk.
+        """
         super().__init__()
         self.hydra = hydra
+        self.apart = apart
 
     @override
     def forward(self, inputs: Inputs) -> torch.Tensor:
         """Return the members' logits (M, B, C) in training, the ensemble's log-probabilities (B, C) in evaluation."""
+        if self.apart and self.training:
+            logits: torch.Tensor = self.hydra.tower().apart(self.hydra.adapted(inputs))
+            return logits.reshape(self.hydra.members, -1, logits.shape[-1])
         logits = self.hydra.member_logits(inputs)
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
@@ -58,8 +68,16 @@ class Subject:
     family: Family
 
     @classmethod
-    def of(cls, family: Family, header: Header, state: Mapping[str, torch.Tensor], *, where: str) -> Subject:
-        """Build in fp32 what a checkpoint holds.
+    def of(
+        cls,
+        family: Family,
+        header: Header,
+        state: Mapping[str, torch.Tensor],
+        *,
+        where: str,
+        apart: bool = False,
+    ) -> Subject:
+        """Build in fp32 what a checkpoint holds; `apart` is for a hydra, see `Together`.
 
         Raises:
             CheckpointError: If its tensors are not those of its architecture, masks and plan.
@@ -70,7 +88,7 @@ class Subject:
             module = members[0]
         else:
             members = members_from_state(header, state, where=where, dtype=torch.float32)
-            module = Together(Hydra(members))
+            module = Together(Hydra(members), apart=apart)
         states = tuple(member.library_state() for member in members)
         return cls(module=module, states=states, header=header, family=family)
 
@@ -95,7 +113,7 @@ def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe) -> bool:
     ]
     if not twins:
         return False
-    noise = set_dropout(subject.module, recipe.dropout)
+    noise = set_dropout(subject.module, recipe.dropout, path=recipe.drop_path)
     with noise.at(seed=0, step=0, rows=range(1), total=1, device=torch.device("cpu")):
         outputs = subject.module.train()(probe)
     outputs.log_softmax(-1)[..., 0].sum().backward()
@@ -106,8 +124,19 @@ def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def of_each(header: Header, loss: Loss) -> Loss:
-    """Return a loss of logits (B, C) and labels, (B,), as one of what a model answers in training: the mean over members."""
+def of_each(header: Header, loss: Loss, *, apart: bool = False) -> Loss:
+    """Return a loss of logits (B, C) and labels, (B,), as one of what a model answers in training: the mean over members.
+
+    Args:
+        header: Of the model.
+        loss: Of one member.
+        apart: Whether members have labels of their own, one's after another's.
+    """
     if header.plan is None:
         return loss
-    return lambda outputs, labels: torch.stack([loss(z, labels) for z in outputs]).mean(0)
+
+    def mean(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        each = split_batch(labels, len(outputs)) if apart else [labels] * len(outputs)
+        return torch.stack([loss(z, own) for z, own in zip(outputs, each, strict=True)]).mean(0)
+
+    return mean

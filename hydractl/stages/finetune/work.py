@@ -16,7 +16,7 @@ from hydractl.families.base import place_of
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.hydra import stored_specs
 from hydractl.manifest.header import Fate, Header, InputFile
-from hydractl.progress import Progress
+from hydractl.progress import Progress, counted
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
@@ -69,6 +69,7 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     )
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     check_reads(header.preprocess, model=config.model)
+    _check_apart(config, header)
     how = limited(header.preprocess, config.max_length, model=config.model)
     if config.max_length is None:
         how = shortened(how, config.recipe.max_length)
@@ -113,6 +114,21 @@ def _opened(config: FinetuneConfig) -> OpenModel:
     state = opened.checkpoint.tensors()
     head = {name: drawn[name] for name in state if place_of(opened.family, name).part == "head"}
     return replace(opened, checkpoint=Checkpoint.of(state | head, header=opened.header))
+
+
+def _check_apart(config: FinetuneConfig, header: Header) -> None:
+    """Refuse batches of members' own where there are no members, or where they run as one at first."""
+    if config.apart and header.plan is None:
+        raise UsageError(
+            f"`--batches own`: {config.model} is a {header.kind}, and only members of a hydra have batches of their own",
+            hint="leave it out",
+        )
+    if config.apart and header.plan is not None and header.plan.trunk > 0:
+        raise UsageError(
+            f"`--batches own`: members of {config.model} share {counted(header.plan.trunk, 'block')}, which run once, on one "
+            "batch for all",
+            hint="leave it out, or fuse with `--own-from 0`",
+        )
 
 
 def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Axes: N samples, P rows of a piece.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,7 +17,7 @@ from hydractl.data.items import Items
 from hydractl.inputs import Inputs
 from hydractl.training.engine import Share
 from hydractl.training.feeding.mix import Mix, Mixing, rows_read
-from hydractl.training.feeding.sources import Planned, Source, open_source
+from hydractl.training.feeding.sources import ImageSource, Planned, Source, open_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class Piece:
         labels: Shape (P,), int64, the model's classes; or (P, classes), float32, each one's share of a sample that is mixed.
         first: The piece's first row in the batch.
         total: Rows of the whole batch.
+        members: How many members of a hydra have samples of their own; inputs and labels then hold those of one after another.
         weight: What the piece's mean counts in the batch's; the weights of all pieces of all processes sum to 1.
     """
 
@@ -37,11 +38,12 @@ class Piece:
     first: int
     total: int
     weight: float
+    members: int = 1
 
     @property
     def rows(self) -> range:
         """The piece's rows in the batch."""
-        return range(self.first, self.first + len(self.labels))
+        return range(self.first, self.first + len(self.labels) // self.members)
 
 
 class Feed(Protocol):
@@ -99,6 +101,13 @@ class ItemFeed:
             batch_size=batch_size,
             seed=seed,
         )
+
+    def reseeded(self, seed: int) -> ItemFeed:
+        """Return the same items in the order, and with the augmentation, of another seed."""
+        source = self.source
+        if isinstance(source, ImageSource):
+            source = replace(source, seed=seed)
+        return replace(self, source=source, seed=seed)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -34,6 +34,11 @@ def tuned(out, model, progress=SILENT, **changes):
     return run_finetune(FinetuneConfig(model=str(model), out=out, **(given | changes)), progress)
 
 
+def tuned_members(out, model, **changes):
+    tuned(out, model, **changes)
+    return members(out)
+
+
 def header(path):
     return Checkpoint.open(path).header
 
@@ -157,16 +162,22 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, hydra, whole):
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path):
-    """Nothing shared: SGD on the mean of M losses moves each member as SGD at 1/M of the rate does alone."""
+@pytest.mark.parametrize("batches", ["shared", "own"])
+def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, batches):
+    """Nothing shared: SGD on the mean of M losses moves each member as SGD at 1/M of the rate does alone.
+
+    On batches of its own, as with its own `--order-seed`, however many pieces a batch is computed in.
+    """
     samples = [base().pruned((0,), (1, 2), ()).tuned(1), base().pruned((0, 3), (), (1,)).tuned(2)]
     paths = tuple(str(s.save(tmp_path / f"{i}.st")) for i, s in enumerate(samples))
     run_fuse(FuseConfig(models=paths, out=tmp_path / "hydra.st", mlp="keep", verify=False))
 
-    tuned(tmp_path / "together.st", tmp_path / "hydra.st", recipe=SGD)
+    recipe = replace(SGD, accumulate=2) if batches == "own" else SGD
+    tuned(tmp_path / "together.st", tmp_path / "hydra.st", recipe=recipe, batches=batches)
 
     for i, found in enumerate(members(tmp_path / "together.st")):
-        tuned(tmp_path / f"alone{i}.st", paths[i], recipe=replace(SGD, lr=(0.025,)))
+        order = i if batches == "own" else 0
+        tuned(tmp_path / f"alone{i}.st", paths[i], recipe=replace(SGD, lr=(0.025,)), order_seed=order)
         expected = Checkpoint.open(tmp_path / f"alone{i}.st").tensors()
         assert all(torch.allclose(found[n], t, atol=1e-5) for n, t in expected.items())
         assert not torch.allclose(found["head.weight"], samples[i].state["head.weight"], atol=1e-3)
@@ -181,6 +192,31 @@ def test_own_leaves_what_members_share_as_it_is(tmp_path, hydra, train, parts):
     before, after = Checkpoint.open(hydra).tensors(), Checkpoint.open(tmp_path / "out.st").tensors()
     moved = {n for n, t in after.items() if not torch.equal(t, before[n])}
     assert {n[:8] if n.startswith("blocks") else n.split(".")[0] for n in moved} == parts
+
+
+def test_pieces_change_nothing_on_batches_and_with_dropout_of_their_own(tmp_path):
+    one = str(base().save(tmp_path / "one.st"))
+    run_fuse(FuseConfig(models=(one, one), out=tmp_path / "hydra.st", own_from=0, verify=False))
+    recipe = replace(SGD, dropout=0.1)
+    whole, pieces = (
+        tuned_members(
+            tmp_path / f"{n}.st", tmp_path / "hydra.st", recipe=replace(recipe, accumulate=n), batches="own"
+        )
+        for n in (1, 2)
+    )
+
+    assert all(torch.allclose(a[n], b[n], atol=1e-5) for a, b in zip(whole, pieces, strict=True) for n in a)
+    assert not torch.allclose(whole[0]["head.weight"], whole[1]["head.weight"], atol=1e-4)
+
+
+def test_batches_of_their_own_want_no_trunk_and_no_teachers(tmp_path, hydra):
+    with pytest.raises(UsageError, match="share 2 blocks, which run once") as caught:
+        tuned(tmp_path / "out.st", hydra, batches="own")
+    assert "`--own-from 0`" in caught.value.hint
+    with pytest.raises(UsageError, match="only members of a hydra have batches"):
+        tuned(tmp_path / "out.st", base().save(tmp_path / "base.st"), batches="own")
+    with pytest.raises(UsageError, match="`--batches own` and `--teacher` exclude each other"):
+        tuned(tmp_path / "out.st", hydra, batches="own", teacher=("a.st",))
 
 
 def test_own_is_for_hydras(tmp_path):
