@@ -78,13 +78,15 @@ class Mixing:
         Raises:
             UsageError: If it would mix texts.
         """
-        asked = [f"--{name} {value:g}" for name in ("mixup", "cutmix") if (value := getattr(recipe, name))]
+        asked = {name: value for name in ("mixup", "cutmix") if (value := getattr(recipe, name))}
         if not asked:
             return None
         if isinstance(how, Tokenization):
+            name, value = next(iter(asked.items()))
+            none = " ".join(f"--{name} 0" for name in asked)
             raise UsageError(
-                f"`{asked[0]}` is for images, but the model reads texts: between two tokens there is none",
-                hint="leave it out; `--label-smoothing 0.1` and `--dropout 0.1` are for texts, too",
+                f"`--{name} {value:g}` is for images, but the model reads texts: between two tokens there is none",
+                hint=f"leave it out, or add `{none}`; texts have `--label-smoothing` and `--dropout`",
             )
         _, height, width = how.input_size
         return cls(mixup=recipe.mixup, cutmix=recipe.cutmix, size=(height, width), classes=classes)

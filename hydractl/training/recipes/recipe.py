@@ -323,7 +323,7 @@ class Recipe:
             )
         if start >= total:
             raise UsageError(
-                f"`--swa {self.swa}` has no two sets of weights to average: {total} steps are {total / steps_per_epoch:.3g} epochs",
+                f"`--swa {self.swa}` averages fewer than two sets of weights: {total} steps are {total / steps_per_epoch:.3g} epochs",
                 hint="begin earlier, or train for longer with `--epochs`",
             )
         return total
@@ -343,7 +343,7 @@ class Recipe:
         blocks = (
             BLOCKLESS.issuperset(self.parts),
             f"with `--train {','.join(self.train)}`",
-            "nothing of a block trains",
+            "add parts of blocks to `--train`",
         )
         found = {
             "momentum": (
@@ -359,9 +359,13 @@ class Recipe:
             "patience_delta": (self.early_stop is None, "without `--early-stop`", "add `--early-stop N`"),
             "last_blocks": blocks,
             "freeze_blocks": blocks,
-            "layer_decay": (self.parts == ("head",), "with `--train head`", "nothing of a block trains"),
+            "layer_decay": (
+                self.parts == ("head",),
+                "with `--train head`",
+                "add parts of blocks to `--train`",
+            ),
             **dict.fromkeys(
-                ("mixup", "cutmix"), (self.batch_size == 1, "with `--batch-size 1`", "a sample needs another")
+                ("mixup", "cutmix"), (self.batch_size == 1, "with `--batch-size 1`", "raise `--batch-size`")
             ),
         }
         return {name: (why, hint) for name, (is_idle, why, hint) in found.items() if is_idle}

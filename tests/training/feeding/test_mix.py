@@ -62,7 +62,7 @@ def test_batches_are_what_timm_makes_of_them(feed, monkeypatch, mixup, cutmix, k
         mixup or 0.0, cutmix or 0.0, label_smoothing=smoothing, num_classes=CLASSES
     )
     changed, blended = [], set()
-    for step in range(4):  # the last is a smaller batch
+    for step in range(5):  # an epoch, whose last batch is smaller, and one more
         ((plain,),) = feed.steps(step, step + 1, WHOLE)
         ((found,),) = mixed.steps(step, step + 1, WHOLE)
         monkeypatch.setattr(timm.data.mixup.np, "random", Draws(step))

@@ -169,7 +169,7 @@ def test_zero_takes_back_what_a_recipe_says(field):
 
 
 @pytest.mark.parametrize(("recipe", "said"), [
-    (Recipe(epochs=3, swa=3), "`--swa 3` has no two sets of weights to average: 12 steps are 3 epochs"),
+    (Recipe(epochs=3, swa=3), "`--swa 3` averages fewer than two sets of weights: 12 steps are 3 epochs"),
     (Recipe(epochs=3, swa=0.9), "`--swa 0.9`"),
     (Recipe(epochs=3, swa=1, warmup=5), "`--swa 1` begins at step 4, within the warm-up of 5 steps"),
 ])  # fmt: skip
