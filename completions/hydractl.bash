@@ -147,7 +147,7 @@ _hydractl() {
         -o | --out)
             _hydractl_files ''
             ;;
-        --max-length | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | --teacher | --teacher-temperature | --teacher-weight | --save-every | --seed | --order-seed | --dropout-seed | --head-seed | --arch)
+        --max-length | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | --teacher | --teacher-temperature | --teacher-weight | --save-every | --seed | --order-seed | --dropout-seed | --head-seed | --num-classes | --img-size | --mean | --std | --arch)
             : # any text
             ;;
         --recipe)
@@ -165,12 +165,15 @@ _hydractl() {
         --batches)
             _hydractl_words 'shared own'
             ;;
+        --pooling)
+            _hydractl_words 'own mean'
+            ;;
         --device)
             _hydractl_words 'auto cpu cuda mps'
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --device --arch --force --json -q --quiet -h --help'
+                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --arch --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

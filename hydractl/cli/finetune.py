@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 @command(FinetuneConfig)
 def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
-    """Train a base, a member or a hydra on labelled data; `arch:NAME` trains from random weights.
+    """Train a backbone, a base, a member or a hydra on labelled data; `arch:NAME` trains from random weights.
 
-    Of a hydra, what members share is trained once and what is their own apart, on the mean of their losses; `--train own`
-    leaves the shared part as it is. Teachers see the same batches and have their part in the loss.
+    The classifier fits the data: it is drawn anew where a backbone has none, or a model one for other classes. Of a hydra,
+    what members share is trained once and what is their own apart, on the mean of their losses; `--train own` leaves the
+    shared part as it is. Teachers see the same batches and have their part in the loss.
 
     A run that was interrupted goes on where it was when the same command is given again. Training that diverges
     exits 5 and writes nothing.
@@ -30,7 +31,8 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
       hydractl finetune hydra.st --data train/ --val val/ -o tuned.st
       hydractl finetune hydra.st --data train/ --val val/ --teacher a.st,b.st,c.st -o taught.st
       hydractl finetune bert/ --data reviews.jsonl --val val.jsonl --recipe sst2-base -o base.st
-      hydractl finetune arch:vit_tiny_patch16_224::num_classes=7 --data train/ --val val/ --seed 1 -o base.st
+      hydractl finetune minilm/ --data train.jsonl --val val.jsonl --pooling mean -o base.st
+      hydractl finetune arch:vit_tiny_patch16_224 --data train/ --val val/ --seed 1 -o base.st
       torchrun --nproc-per-node 2 -m hydractl finetune member.st --data train/ --val val/ -o tuned.st
     """
     from hydractl.stages.finetune.run import run_finetune

@@ -100,19 +100,14 @@ def match_classes(
         DataError: If the classes do not fit.
     """
     class_names = items.class_names
-    for known, asked in (
-        (model_labels, class_names),
-        ([name.casefold() for name in model_labels], [name.casefold() for name in class_names]),
-    ):
-        times = Counter(known)
-        if all(times[name] == 1 for name in asked) and len({*asked}) == len(asked):
-            if known is not model_labels:
-                progress.warn("the data's class names are the model's but for capitals: taken for the same")
-            position = {name: index for index, name in enumerate(known)}
-            return tuple(position[name] for name in asked)
+    found, exactly = _by_name(class_names, model_labels)
+    if found is not None:
+        if not exactly:
+            progress.warn("the data's class names are the model's but for capitals: taken for the same")
+        return found
     if items.numbered:
         _check_numbers(class_names, model_labels, num_classes)
-    if are_numerals(class_names) and all(int(name) < num_classes for name in class_names):
+    if _are_indices(class_names, num_classes):
         if model_labels:
             progress.warn(
                 "the data's classes are named by numbers: taken for the model's class indices "
@@ -144,6 +139,31 @@ def match_classes(
         if model_labels
         else f"set `num_classes={count}` in an `arch:` reference, or choose some of the data's classes with `::classes=`",
     )
+
+
+def names_agree(items: Items, model_labels: Sequence[str], num_classes: int) -> bool:
+    """Return whether the data's classes are the model's by name or number, or the model's have no names."""
+    names = items.class_names
+    return (
+        not model_labels or _by_name(names, model_labels)[0] is not None or _are_indices(names, num_classes)
+    )
+
+
+def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[tuple[int, ...] | None, bool]:
+    """Return for each class of the data the model's of that name, if it has all of them, and whether capitals agree."""
+    for known, asked in (
+        (model_labels, class_names),
+        ([name.casefold() for name in model_labels], [name.casefold() for name in class_names]),
+    ):
+        times = Counter(known)
+        if all(times[name] == 1 for name in asked) and len({*asked}) == len(asked):
+            position = {name: index for index, name in enumerate(known)}
+            return tuple(position[name] for name in asked), known is model_labels
+    return None, False
+
+
+def _are_indices(class_names: Sequence[str], num_classes: int) -> bool:
+    return are_numerals(class_names) and all(int(name) < num_classes for name in class_names)
 
 
 def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from hydractl.families.tower import Model
     from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
     from hydractl.manifest.heads import TowerKeep
+
+
+OWN = "own"
+POOLINGS = (OWN, "mean")
+"""What a classifier of texts may read: what its family's does, or the mean over all tokens but padding."""
 
 
 class Role(StrEnum):
@@ -75,6 +80,7 @@ class TowerLayout:
         readout: Prefixes of what lies between the blocks and the classifier.
         last_norm: Those among them of the norm that ends the blocks, where they are pre-norm.
         head: Prefixes of the classifier.
+        pooler: Prefixes of what belongs to the readout and a model without a classifier may lack.
         embed: Prefixes of the embedding; where a model has one tower, what fits nothing else is the embedding.
     """
 
@@ -84,6 +90,7 @@ class TowerLayout:
     mlp: tuple[str, ...]
     readout: tuple[str, ...]
     head: tuple[str, ...]
+    pooler: tuple[str, ...] = ()
     embed: tuple[str, ...] = ()
     last_norm: tuple[str, ...] = ()
 
@@ -91,19 +98,32 @@ class TowerLayout:
         """Return the layout of the same tower in a model whose names for it begin with `prefix`."""
         outside = {
             name: tuple(prefix + own for own in getattr(self, name))
-            for name in ("readout", "head", "embed", "last_norm")
+            for name in ("readout", "head", "pooler", "embed", "last_norm")
         }
         return replace(self, block=prefix + self.block, **outside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A model as its headers tell it."""
+    """A model as its headers tell it.
+
+    Attributes:
+        architecture: Of a model that `lacks` a classifier, the one with a classifier of any number of classes.
+        preprocess: How its inputs are made.
+        labels: Names of its classes, if it has any.
+        prompting: How names of classes become texts, where the model is asked about them.
+        assumed: Whether nothing says how images are read, and what is usual for such models stands in for it.
+        lacks: What it is where it does not classify, for messages; empty where it does.
+        pools: What the classifier should read that it is given, where its folder says it.
+    """
 
     architecture: Architecture
     preprocess: Preprocess | Tokenization
     labels: tuple[str, ...] = ()
     prompting: Prompting | None = None
+    assumed: bool = False
+    lacks: str = ""
+    pools: Literal["mean"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +143,10 @@ class Family:
         build: Make the model with the given mask; on the meta device unless a state dict is given.
         initialise: Random weights by the library's own rules, from a seed.
         matches: Whether a `config.json` is of this family.
+        holds: Whether it is of a model, of whatever class, whose encoder one of the family's classifiers has.
         scalars: Tensors without an axis, which a hydra holds as a vector of M.
-        adopt: Load a library's folder whose tensors have other names on disk than in memory; None where none have.
+        adopt: Load a library's folder whose tensors have other names on disk than in memory; None where none have. What can be
+            drawn anew is left out where the folder lacks it, or, if the folder is of another class, has it in another shape.
         on_disk: Patterns in such names and what stands for them in memory, applied in turn; where a library also splits
             or joins tensors they tell no more than the part of the model. Headers are read with them, not tensors.
     """
@@ -135,6 +157,7 @@ class Family:
     refuses: str
     towers: Mapping[str, TowerLayout]
     matches: Callable[[Mapping[str, object]], bool]
+    holds: Callable[[Mapping[str, object]], bool]
     claims: Callable[[str], bool]
     read_config: Callable[[Mapping[str, object], Path], Described]
     describe: Callable[[str, Mapping[str, object]], Described]
@@ -153,6 +176,18 @@ class Place:
     layer: int | None
     part: str
     heads: HeadTensor | None = None
+
+
+def with_pooling(architecture: Architecture, pooling: str) -> Architecture:
+    """Return an architecture whose classifier reads what one of `POOLINGS` says."""
+    return architecture.model_copy(update={"pooling": None if pooling == OWN else pooling})
+
+
+def is_replaceable(family: Family, name: str) -> bool:
+    """Return whether a tensor belongs to a classifier, or to what may come with one, and can be drawn anew."""
+    return name.startswith(
+        tuple(p for layout in family.towers.values() for p in (*layout.head, *layout.pooler))
+    )
 
 
 def name_in_memory(family: Family, name: str) -> str:
@@ -189,3 +224,11 @@ def place_of(family: Family, name: str) -> Place:
         if layout.embed and name.startswith(layout.embed):
             return Place(tower=tower, layer=None, part="embed")
     return Place(tower=next(iter(family.towers)), layer=None, part="embed")
+
+
+def place_on_disk(family: Family, name: str) -> Place:
+    """Return where a tensor of a library's folder stands, be the folder of a classifier or of its encoder alone."""
+    found = name_in_memory(family, name)
+    models = (layout.block.partition(".")[0] for layout in family.towers.values())
+    places = [place_of(family, n) for n in (found, *(f"{model}.{found}" for model in models))]
+    return next((place for place in places if place.layer is not None or place.part != "embed"), places[0])

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.base import Described, Family
+from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
+from hydractl.families.base import Described, Family, is_replaceable, place_of
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Header, InputFile, Kind
@@ -39,13 +39,26 @@ BESIDE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """A checkpoint together with the family that reads it; `beside` is what is read besides weights."""
+    """A checkpoint together with the family that reads it.
+
+    Attributes:
+        reference: What the user wrote.
+        checkpoint: Its tensors.
+        header: What it is.
+        family: Who reads it.
+        beside: What is read besides weights.
+        lacks: Of a backbone, what it is instead of a classifier: its header then counts some classes, its tensors have no
+            classifier, and maybe no pooler; `with_classifier` makes it a model. Empty for all others.
+        pools: See `Described`.
+    """
 
     reference: str
     checkpoint: Checkpoint
     header: Header
     family: Family
     beside: tuple[Path, ...] = ()
+    lacks: str = ""
+    pools: Literal["mean"] | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -79,17 +92,20 @@ def without_folders(reference: str) -> str:
     return re.sub(r"=[^,]*/", "=", reference) if reference.startswith("arch:") else reference
 
 
-def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> OpenModel:
+def open_model(
+    reference: str, *, arch: str | None = None, seed: int = 0, backbone: bool = False
+) -> OpenModel:
     """Open a MODEL reference; reads headers, or draws random weights for an `arch:` reference.
 
     Args:
         reference: See `hydractl.source`.
         arch: `NAME[::key=value,...]` for a bare safetensors file that does not describe itself.
         seed: Of the random weights.
+        backbone: Whether a model without a classifier will do.
 
     Raises:
         CheckpointError: If it is missing, malformed or does not say what it is.
-        UnsupportedModelError: If heads cannot be cut in it.
+        UnsupportedModelError: If heads cannot be cut in it, or it has no classifier.
     """
     located = locate(reference)
     if located.arch is not None:
@@ -104,15 +120,53 @@ def open_model(reference: str, *, arch: str | None = None, seed: int = 0) -> Ope
         return OpenModel(
             reference=reference, checkpoint=checkpoint, header=header, family=family_of(header.architecture)
         )
-    described = _describe(located, arch)
+    described = _describe(located, arch, backbone=backbone)
+    if described.lacks and not backbone:
+        raise UnsupportedModelError(f"{reference}: {described.lacks}", hint=classifier_hint(reference))
     family = FAMILIES[described.architecture.family]
     header = base_header(described)
     expected = expected_specs(family, header)
     if family.adopt is not None and located.config is not None and checkpoint.specs.keys() != expected.keys():
         checkpoint = _adopted(family.adopt(located.path, described.architecture), checkpoint, header)
+    absent = sorted(expected.keys() - checkpoint.specs.keys())
+    lacks = described.lacks
+    if not lacks and absent and all(is_replaceable(family, name) for name in absent):
+        lacks = f"lacks {counted(len(absent), 'tensor')} of its classifier, for example `{absent[0]}`"
+        if not backbone:
+            raise CheckpointError(f"{reference}: {lacks}", hint=classifier_hint(reference))
+    if lacks:
+        checkpoint, expected = _without_classifier(family, checkpoint, expected)
     check_tensors(checkpoint.name, checkpoint.specs, expected)
-    beside = _read_besides(parse_arch(arch)[1]) if arch is not None else folder_files(located.path)
-    return OpenModel(reference=reference, checkpoint=checkpoint, header=header, family=family, beside=beside)
+    return OpenModel(
+        reference=reference,
+        checkpoint=checkpoint,
+        header=header,
+        family=family,
+        beside=_read_besides(parse_arch(arch)[1]) if arch is not None else folder_files(located.path),
+        lacks=lacks,
+        pools=described.pools,
+    )
+
+
+def classifier_hint(reference: str) -> str:
+    """Return what gives a model without a classifier one."""
+    return f"`hydractl finetune {reference} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes"
+
+
+def _without_classifier(
+    family: Family, checkpoint: Checkpoint, expected: Mapping[str, TensorSpec]
+) -> tuple[Checkpoint, dict[str, TensorSpec]]:
+    """Return a backbone's tensors but for those of a classifier, and which there must be.
+
+    A pooler stays where it is there; whatever is called as one that the model has not goes.
+    """
+    kept = {
+        name: spec
+        for name, spec in checkpoint.specs.items()
+        if place_of(family, name).part != "head" and (name in expected or not is_replaceable(family, name))
+    }
+    wanted = {n: s for n, s in expected.items() if n in kept or not is_replaceable(family, n)}
+    return replace(checkpoint, specs=kept), wanted
 
 
 def load_model(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model:
@@ -190,7 +244,7 @@ def _shards(located: Located) -> tuple[Path, ...]:
     return located.weights if located.path.is_dir() else ()
 
 
-def _describe(located: Located, arch: str | None) -> Described:
+def _describe(located: Located, arch: str | None, *, backbone: bool) -> Described:
     if arch is not None:
         name, options = parse_arch(arch)
         return family_for_name(name).describe(name, options)
@@ -199,9 +253,8 @@ def _describe(located: Located, arch: str | None) -> Described:
             f"{located.reference}: does not say which architecture it is",
             hint="add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
         )
-    return family_for_config(located.config, where=str(located.path)).read_config(
-        located.config, located.path
-    )
+    family = family_for_config(located.config, where=str(located.path), backbone=backbone)
+    return family.read_config(located.config, located.path)
 
 
 def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
@@ -217,6 +270,7 @@ def base_header(described: Described) -> Header:
         architecture=architecture,
         masks=(full_mask(architecture.towers),),
         preprocess=described.preprocess,
+        assumed=described.assumed,
         labels=described.labels,
         prompting=described.prompting,
     )

@@ -65,15 +65,21 @@ def is_architecture(name: str) -> bool:
     return any(family.claims(name) for family in FAMILIES.values() if family.library != "timm")
 
 
-def family_for_config(config: Mapping[str, object], *, where: str) -> Family:
+def family_for_config(config: Mapping[str, object], *, where: str, backbone: bool = False) -> Family:
     """Return the family whose library wrote a `config.json`.
+
+    Args:
+        config: What it says.
+        where: Its folder, for messages.
+        backbone: Whether a family whose classifiers have the same encoder goes before one that reads the model as it is.
 
     Raises:
         UnsupportedModelError: If none did.
     """
-    for family in FAMILIES.values():
-        if family.matches(config):
-            return family
+    own = [family for family in FAMILIES.values() if family.matches(config)]
+    same = [family for family in FAMILIES.values() if family.holds(config)]
+    if found := [*same, *own] if backbone else [*own, *same]:
+        return found[0]
     _refuse(config.get("model_type"), where=where)
     kind = config.get("model_type") or config.get("architectures") or "unknown"
     raise UnsupportedModelError(

@@ -31,7 +31,10 @@ class Fate(StrEnum):
 class Architecture(Strict):
     """Which model class this is: everything that is needed to build it again, without weights.
 
-    `num_classes` is 0 where classes are not part of the model but named by texts (zero-shot).
+    Attributes:
+        num_classes: 0 where classes are not part of the model but named by texts (zero-shot).
+        pooling: `mean` where a classifier of texts reads the mean over the tokens that are no padding, through dropout and its
+            linear layer, in place of what its family reads.
     """
 
     library: str
@@ -40,6 +43,7 @@ class Architecture(Strict):
     config: dict[str, JsonValue]
     towers: dict[str, TowerHeads]
     num_classes: int = Field(ge=0)
+    pooling: Literal["mean"] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> None:
@@ -179,7 +183,8 @@ class FusePlan(Strict):
 class Header(Document):
     """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
 
-    Every member's logits are divided by `temperature` before they become probabilities; whatever changes weights drops it.
+    Every member's logits are divided by `temperature` before they become probabilities; whatever changes weights drops it. `assumed`
+    says that nothing told how images are read, and `preprocess` is what is usual for such models.
     """
 
     kind_of_file: ClassVar[str] = "checkpoint"
@@ -191,6 +196,7 @@ class Header(Document):
     base: Digest | None = None
     plan: FusePlan | None = None
     preprocess: Preprocess | Tokenization
+    assumed: bool = Field(default=False, exclude_if=lambda value: not value)
     labels: tuple[str, ...] = ()
     prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
     temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)

@@ -63,7 +63,8 @@ class Sample:
     def library(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """Build the library's own model with the same tensors; for a base."""
         architecture = self.header.architecture
-        model = LIBRARY[architecture.library](architecture.name, dict(architecture.config))
+        pooling = {} if architecture.pooling is None else {"pooling": architecture.pooling}
+        model = LIBRARY[architecture.library](architecture.name, architecture.config | pooling)
         model.load_state_dict(self.state, strict=True)
         return model.to(dtype).eval()
 

@@ -106,9 +106,11 @@ TINY_TEXT: dict[str, object] = {
 }  # fmt: skip
 BERT: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("bert", {}),
+    "mean-pool": ("bert", {"pooling": "mean"}),
 }
 ROBERTA: dict[str, tuple[str, dict[str, object]]] = {
     "plain": ("roberta", {}),
+    "mean-pool": ("roberta", {"pooling": "mean"}),
     "multilingual": ("xlm-roberta", {"max_position_embeddings": 20, "pad_token_id": 1}),
     "french": ("camembert", {}),
 }
@@ -369,11 +371,14 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
         ("text", "vision"): transformers.AutoModel,
     }[tuple(family_for_name(name).towers)]
     own = getattr(transformers, name, None)  # a class, where that is what the architecture is called
+    plain = {key: value for key, value in options.items() if key != "pooling"}
     made: nn.Module = (
-        kind.from_config(transformers.AutoConfig.for_model(name, architectures=[], **options))
+        kind.from_config(transformers.AutoConfig.for_model(name, architectures=[], **plain))
         if own is None
-        else own(own.config_class(**options))
+        else own(own.config_class(**plain))
     )
+    if "pooling" in options:
+        return _averaged(made)
     forward = made.forward
 
     def logits(inputs: torch.Tensor | Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -385,6 +390,38 @@ def _transformers(name: str, options: dict[str, object]) -> nn.Module:
 
     made.forward = logits  # type: ignore[method-assign]
     return made
+
+
+def _averaged(made: Any) -> nn.Module:
+    """Return a text classifier that reads the mean over the library's base model's tokens, through dropout and one layer."""
+    from torch import nn
+
+    encoder, head, parts = made.base_model, made.classifier, dict(made.named_children())
+    for name, part in parts.items():
+        if part is not encoder and not isinstance(part, nn.Dropout) and part is not head:
+            delattr(made, name)
+    if hasattr(encoder, "pooler"):
+        encoder.pooler = None
+    if not isinstance(head, nn.Linear):
+        del head.dense
+    drops = [
+        m
+        for n, m in made.named_modules()
+        if isinstance(m, nn.Dropout) and not n.startswith(made.base_model_prefix)
+    ]
+    (linear,) = (m for m in head.modules() if isinstance(m, nn.Linear))
+
+    def logits(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        tokens = encoder(**inputs).last_hidden_state
+        kept = inputs["attention_mask"].unsqueeze(-1).to(tokens.dtype)
+        mean = (tokens * kept).sum(1) / kept.sum(1)
+        for drop in drops[:1]:
+            mean = drop(mean)
+        found: torch.Tensor = linear(mean)
+        return found
+
+    made.forward = logits
+    return made  # type: ignore[no-any-return]
 
 
 def _open_clip(name: str, options: dict[str, object]) -> nn.Module:

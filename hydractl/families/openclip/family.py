@@ -99,6 +99,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         refuses=refuses,
         towers=layouts,
         matches=matches,
+        holds=lambda _: False,
         # one of the four, which describes all
         claims=lambda asked: name == FAMILY and (asked == configs.ANY or asked.startswith(configs.PREFIX)),
         read_config=read_config,

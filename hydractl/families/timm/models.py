@@ -11,7 +11,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -122,6 +122,9 @@ def family_of(row: Row) -> Family:
     def describe(name: str, options: Mapping[str, object]) -> Described:
         return _describe(row, name, options)
 
+    def matches(config: Mapping[str, object]) -> bool:
+        return is_own_config(config) and row.claims(str(config["architecture"]))
+
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
     ) -> Model:
@@ -139,7 +142,8 @@ def family_of(row: Row) -> Family:
         covers=row.covers,
         refuses=row.refuses,
         towers={TOWER: LAYOUT},
-        matches=lambda config: is_own_config(config) and row.claims(str(config["architecture"])),
+        matches=matches,
+        holds=matches,
         claims=row.claims,
         read_config=lambda config, folder: _read_config(row, config, folder),
         describe=describe,
@@ -293,9 +297,14 @@ def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Descri
     options: dict[str, object] = {
         k: config[k] for k in ("num_classes", "global_pool") if config.get(k) is not None
     }
-    described = _describe(row, str(config["architecture"]), options | given)
-    names = config.get("label_names")
-    names = names if names is not None else pretrained.get("label_names")
+    options |= given
+    lacks = "" if options.get("num_classes", 1) != 0 else "has no classifier: `num_classes` is 0"
+    if lacks:
+        options["num_classes"] = 1  # that of a classifier to come, as is its pooling where the model has none
+        options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")}
+    described = _describe(row, str(config["architecture"]), options)
+    names = None if lacks else config.get("label_names")
+    names = names if names is not None or lacks else pretrained.get("label_names")
     labels = (
         tuple(str(n) for n in names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
     )
@@ -308,7 +317,7 @@ def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Descri
         {**default.model_dump(), **{k: v for k, v in pretrained.items() if v is not None}},
         default.input_size,
     )
-    return Described(architecture=described.architecture, preprocess=preprocess, labels=labels)
+    return replace(described, preprocess=preprocess, labels=labels, lacks=lacks)
 
 
 def _preprocess(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:

@@ -17,7 +17,13 @@ from hydractl.families.transformers.encoder import Encoder, Paired
 from hydractl.families.transformers.models import CLASS_EMBEDDINGS, Row, family_of_row
 from hydractl.families.transformers.text import BERT
 from hydractl.families.transformers.tokenizers import read_texts
-from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
+from hydractl.families.transformers.vision import (
+    default_preprocess,
+    image_size,
+    read_image_processor,
+    says_images,
+    usual_preprocess,
+)
 from hydractl.manifest.header import Preprocess, Tokenization
 
 if TYPE_CHECKING:
@@ -83,7 +89,9 @@ class PairRow(Row):
     @override
     def images(self, config: Any, folder: Path | None) -> Preprocess:
         size = image_size(config)
-        return default_preprocess(size, "center") if folder is None else read_image_processor(folder, size)
+        if folder is None:
+            return default_preprocess(size, "center")
+        return read_image_processor(folder, size) if says_images(folder) else usual_preprocess(config, size)
 
     @override
     def texts(self, config: Any, source: Path | None) -> Tokenization:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hydractl.families.base import HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.manifest.heads import TowerHeads
 
 TABLE = "relative_position_bias_table"
+POOLER = "pooler"
+"""What models call the module that picks their first token, or the mean of their patches."""
 
 
 def heads_of(config: Any) -> TowerHeads:  # noqa: ANN401 - transformers is untyped
@@ -113,6 +115,11 @@ class Encoder:
             readout=self.after,
             last_norm=() if self.post_norm else self.after[:1],
             head=self.classifier,
+            pooler=tuple(
+                f"{name}."
+                for name in (*self.projection, f"{self.model}.{POOLER}" if POOLER in self.final else "")
+                if name
+            ),
         )
 
     def tensors(self) -> Mapping[str, str]:
@@ -146,14 +153,31 @@ class TextEncoder(Encoder):
         pooling: What follows the encoder picks the first token by itself (`own`), or gets it alone (`first`), or gets what
             the option `classifier_pooling` says (`option`): `cls` or `bos` the first token, `mean` the mean of all, `late`
             each token, of whose logits the mean is the answer.
+        on_mean: What a classifier of the mean of all tokens runs in turn: dropout and the linear layer.
         code: What of it is code, in `text_modules`; empty for nothing.
     """
 
     takes: tuple[str, ...] = ()
-    pooling: Literal["own", "first", "option"] = "own"
+    pooling: Literal["own", "first", "option", "mean"] = "own"
+    on_mean: tuple[str, ...] = ("dropout", "classifier")
     code: Literal[
         "", "shared bias", "disentangled", "rotated in single precision", "scaled before", "pairs"
     ] = ""
+
+    def averaged(self) -> TextEncoder:
+        """Return the encoder whose classifier reads the mean of all tokens, whatever else would pool them left out."""
+        final = tuple(name for name in self.final if name != POOLER)
+        *projection, head = self.on_mean
+        return replace(self, final=final, projection=tuple(projection), head=(head,), pooling="mean")
+
+    @property
+    def spared(self) -> tuple[str, ...]:
+        """Paths of the modules that a classifier of the mean does without."""
+        *drop, _ = self.on_mean
+        pooler = tuple(f"{self.model}.{name}" for name in self.final if name == POOLER)
+        beside = tuple(name for name in self.projection if name not in drop)
+        within = tuple(f"{name}.dense" for name in self.head if name not in self.on_mean)
+        return (*pooler, *beside, *within)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

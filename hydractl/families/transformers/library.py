@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.jsonfile import read_object
 from hydractl.progress import counted
 
 if TYPE_CHECKING:
@@ -82,23 +84,43 @@ def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
     return config
 
 
-def blank(model_class: str, architecture: Architecture) -> Any:  # noqa: ANN401 - untyped
-    """Return the library's model with parameters on the meta device and buffers as they are."""
+def blank(model_class: str, architecture: Architecture, spared: Sequence[str] = ()) -> Any:  # noqa: ANN401 - untyped
+    """Return the library's model with parameters on the meta device and buffers as they are.
+
+    Args:
+        model_class: The library's.
+        architecture: What to make.
+        spared: Paths of modules that it does without.
+    """
     from transformers.initialization import no_init_weights
 
     from hydractl.families.dismantling import without_weights
 
     with without_weights(), no_init_weights():
-        return _made(model_class, architecture)
+        return _without(_made(model_class, architecture), spared)
 
 
-def random_state(model_class: str, architecture: Architecture, seed: int) -> dict[str, torch.Tensor]:
+def random_state(
+    model_class: str, architecture: Architecture, seed: int, spared: Sequence[str] = ()
+) -> dict[str, torch.Tensor]:
     """Return random weights by the library's own rules, a function of the seed alone."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return dict(_made(model_class, architecture).state_dict())
+        return dict(_without(_made(model_class, architecture), spared).state_dict())
+
+
+def _without(library: Any, spared: Sequence[str]) -> Any:  # noqa: ANN401 - as above
+    """Return a model in which nothing stands for some modules."""
+    from torch import nn
+
+    for path in spared:
+        holder, _, name = path.rpartition(".")
+        parts = library.get_submodule(holder)._modules
+        if name in parts:
+            parts[name] = nn.Identity()
+    return library
 
 
 def _made(model_class: str, architecture: Architecture) -> Any:  # noqa: ANN401 - untyped
@@ -111,11 +133,36 @@ def _made(model_class: str, architecture: Architecture) -> Any:  # noqa: ANN401 
         raise UnsupportedModelError(f"transformers cannot build `{architecture.name}`: {reason}") from error
 
 
-def adopted_state(model_class: str, folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """What of a folder's tensors may be otherwise than the model's.
+
+    Attributes:
+        spared: See `blank`.
+        replaceable: Whether a tensor may be missing, or of another shape in a folder of another class; it is left out then.
+        in_block: Whether a tensor belongs to a block: weights there that the model has no place for are an error.
+        bare: See `Row`.
+    """
+
+    spared: Sequence[str]
+    replaceable: Callable[[str], bool]
+    in_block: Callable[[str], bool]
+    bare: tuple[tuple[str, str], ...]
+
+
+def adopted_state(
+    model_class: str, folder: Path, architecture: Architecture, how: Adoption
+) -> dict[str, torch.Tensor]:
     """Return the tensors of a folder under the names that they have in memory.
 
+    Args:
+        model_class: The library's, which need not be the one that the folder is of: the encoder is what must be the same.
+        folder: Holds the weights.
+        architecture: What they should become.
+        how: What may be otherwise.
+
     Raises:
-        CheckpointError: If some are missing, or of another shape than the configuration says.
+        CheckpointError: If others are missing, or of another shape than the configuration says, or blocks hold more.
     """
     config = configured(class_named(model_class).config_class.model_type, architecture.config)
     with quiet():
@@ -126,19 +173,36 @@ def adopted_state(model_class: str, folder: Path, architecture: Architecture) ->
             output_loading_info=True,
             local_files_only=True,
             ignore_mismatched_sizes=True,  # or else its error does not say which
+            **({"key_mapping": dict(how.bare)} if how.bare else {}),
         )
-    if missing := sorted(report["missing_keys"]):
+    if missing := sorted(name for name in report["missing_keys"] if not how.replaceable(name)):
         raise CheckpointError(
             f"{folder}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
-            hint="is the classifier missing? hydractl needs a model that was trained to classify",
+            hint="is it another model than config.json says?",
         )
-    if other := sorted(report["mismatched_keys"]):
+    weights = (name for name in report["unexpected_keys"] if name.endswith((".weight", ".bias")))
+    if more := sorted(name for name in weights if how.in_block(name)):
+        raise CheckpointError(
+            f"{folder}: has {counted(len(more), 'tensor')} in its blocks that {model_class} has not, for example `{more[0]}`",
+            hint="merge adapters into the weights first (`merge_and_unload()`); or is it another architecture?",
+        )
+    path = folder / "config.json"
+    own = not path.is_file() or model_class in classes_of(read_object(path), model_class)
+    mismatched = sorted(report["mismatched_keys"])
+    if other := [found for found in mismatched if own or not how.replaceable(found[0])]:
         name, found, expected = other[0]
         raise CheckpointError(
             f"{folder}: tensor `{name}` has shape {tuple(found)}, its config.json needs {tuple(expected)}",
             hint="is config.json of another model?",
         )
-    return dict(library.state_dict())
+    absent = {*report["missing_keys"], *(name for name, *_ in mismatched)}
+    return {k: v for k, v in _without(library, how.spared).state_dict().items() if k not in absent}
+
+
+def classes_of(config: Mapping[str, object], default: str) -> list[str]:
+    """Return the classes that a `config.json` is of, or `default` where it says none."""
+    trained = config.get("architectures")
+    return [str(name) for name in trained] if isinstance(trained, list) and trained else [default]
 
 
 def class_named(model_class: str) -> Any:  # noqa: ANN401 - untyped

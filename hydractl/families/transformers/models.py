@@ -6,14 +6,32 @@ A family of this library states its model types, their classes, where heads lie,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, Family, TowerLayout
+from hydractl.families.base import (
+    OWN,
+    POOLINGS,
+    Described,
+    Family,
+    TowerLayout,
+    is_replaceable,
+    place_on_disk,
+    with_pooling,
+)
 from hydractl.families.transformers.encoder import heads_of
-from hydractl.families.transformers.library import adopted_state, blank, checked, configured, random_state
+from hydractl.families.transformers.library import (
+    Adoption,
+    adopted_state,
+    blank,
+    checked,
+    classes_of,
+    configured,
+    random_state,
+)
+from hydractl.families.transformers.vision import says_images
 from hydractl.jsonfile import plain, read_object
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.manifest.heads import TowerKeep
@@ -27,6 +45,7 @@ if TYPE_CHECKING:
 LIBRARY = "transformers"
 NOT_ARCHITECTURE = ("id2label", "label2id", "transformers_version", "_name_or_path", "architectures", "dtype")
 CLASS_EMBEDDINGS = "class_embeddings"
+POOLING = "1_Pooling/config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +59,8 @@ class Row:
         classes: For each architecture name the class. The name is a `model_type`, or, for another class of a type, that class's
             own.
         types: The `model_type` of names that are none.
+        others: Other model types whose encoder is the same, and the name of the architecture that has a classifier for it.
+        bare: Patterns in the names of encoders that were stored alone, and what stands for them in memory.
         remark: What the table of families says of the classes.
         refusal: Why heads cannot be cut in a model with this configuration, or None.
         refuses: See `Family`.
@@ -53,6 +74,8 @@ class Row:
     title: str
     classes: Mapping[str, str]
     types: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    bare: tuple[tuple[str, str], ...] = ()
     remark: str = ""
     refusal: Callable[[Any], str | None] = lambda _: None
     refuses: str = ""
@@ -80,6 +103,14 @@ class Row:
         """Return why heads cannot be cut in a model with this configuration, or None."""
         return self.refusal(config)
 
+    def pooled(self, pooling: str | None) -> Row:  # noqa: ARG002 - as above
+        """Return the row of models whose classifier reads what an architecture's `pooling` says."""
+        return self
+
+    def spared(self, pooling: str | None) -> tuple[str, ...]:  # noqa: ARG002 - as above
+        """Return paths of the modules that such a model does without."""
+        return ()
+
     def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - as above
         """Make the model out of the library's modules, given each tower's and layer's kept heads."""
         raise NotImplementedError
@@ -101,16 +132,31 @@ class Row:
         """Return the `model_type` of an architecture name."""
         return self.types.get(name, name)
 
-    def name_of(self, config: Mapping[str, object]) -> str | None:
+    def name_of(self, config: Mapping[str, object], *, backbone: bool = False) -> str | None:
         """Return the architecture name of a `config.json`, or None if it is of another family.
 
         A model that was trained as another class is of a family of classifiers all the same, which then says so.
+
+        Args:
+            config: What it says.
+            backbone: Whether it is enough that the model has the encoder of an architecture.
         """
-        trained = config.get("architectures")
-        names = [name for name in self.classes if self.model_type(name) == config.get("model_type")]
+        trained, kind = config.get("architectures"), config.get("model_type")
+        names = [name for name in self.classes if self.model_type(name) == kind]
         own = [name for name in names if isinstance(trained, list) and self.classes[name] in trained]
-        others = [name for name in names if name not in self.types and not (self.zero_shot and trained)]
-        return next(iter((*own, *others)), None)
+        plain = [name for name in names if backbone or name not in self.types]
+        others = [*plain, *(name for other, name in self.others.items() if other == kind)]
+        return next(iter((*own, *(() if self.zero_shot and trained else others))), None)
+
+    def whole(self, config: Mapping[str, object], name: str) -> dict[str, object]:
+        """Return what a `config.json` says as the configuration of an architecture; another type's is brought into its form."""
+        options = {k: v for k, v in config.items() if k != "model_type"}
+        if config.get("model_type") not in self.others:
+            return options
+        if self.nested:
+            return dict.fromkeys(self.nested.values(), options)
+        known = configured(self.model_type(name), {}).to_dict()
+        return {k: v for k, v in options.items() if k in known}
 
 
 def family_of_row(row: Row) -> Family:
@@ -119,8 +165,14 @@ def family_of_row(row: Row) -> Family:
     def describe(name: str, options: Mapping[str, object]) -> Described:
         given = dict(options)
         tokenizer = given.pop("tokenizer", None) if "text" in row.towers else None
+        pooling = given.pop("pooling", OWN) if row.towers.keys() == {"text"} else OWN
         config = checked(row.model_type(name), _unfolded(row, given))
-        return _described(row, name, config, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
+        found = _described(row, name, config, tokenizer=None if tokenizer is None else Path(str(tokenizer)))
+        if pooling not in POOLINGS:
+            raise UnsupportedModelError(
+                f"`{name}` has no pooling `{pooling}`", hint=f"there are {', '.join(POOLINGS)}"
+            )
+        return replace(found, architecture=with_pooling(found.architecture, str(pooling)))
 
     def build(
         architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
@@ -128,48 +180,67 @@ def family_of_row(row: Row) -> Family:
         from hydractl.families.dismantling import cut_heads, fill
         from hydractl.families.zero_shot import Contrast
 
-        library = blank(row.classes[architecture.name], architecture)
+        library = blank(row.classes[architecture.name], architecture, row.spared(architecture.pooling))
         cut_heads(library, row.towers, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
-        model = row.wrap(library, {tower: keep.keep for tower, keep in mask.items()}).eval()
+        kept = {tower: keep.keep for tower, keep in mask.items()}
+        model = row.pooled(architecture.pooling).wrap(library, kept).eval()
         if state is not None and CLASS_EMBEDDINGS in state and isinstance(model.answer, Contrast):
             model.answer.settle(
                 state[CLASS_EMBEDDINGS].detach()
             )  # never a parameter: classes are not trained
         return model
 
-    return Family(
+    family = Family(
         name=row.name,
         library=LIBRARY,
         covers=", ".join(f"`{name}`" for name in row.classes.values()) + row.remark,
         refuses=row.refuses,
         towers=row.towers,
         matches=lambda config: row.name_of(config) is not None,
+        holds=lambda config: not row.zero_shot and row.name_of(config, backbone=True) is not None,
         claims=lambda name: name in row.classes,
         read_config=lambda config, folder: _read_config(row, config, folder),
         describe=describe,
         build=build,
         initialise=lambda architecture, seed: random_state(
-            row.classes[architecture.name], architecture, seed
+            row.classes[architecture.name], architecture, seed, row.spared(architecture.pooling)
         ),
         adopt=lambda folder, architecture: adopted_state(
-            row.classes[architecture.name], folder, architecture
+            row.classes[architecture.name],
+            folder,
+            architecture,
+            Adoption(
+                spared=row.spared(architecture.pooling),
+                replaceable=lambda name: is_replaceable(family, name),
+                in_block=lambda name: place_on_disk(family, name).layer is not None,
+                bare=row.bare,
+            ),
         ),
         on_disk=row.on_disk,
         scalars=row.scalars,
     )
+    return family
 
 
 def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Described:
-    name = row.name_of(config) or str(config["model_type"])
+    name = row.name_of(config) or row.name_of(config, backbone=True) or str(config["model_type"])
     wanted = row.classes[name]
-    trained = config.get("architectures") or [wanted]
-    if isinstance(trained, list) and wanted not in trained:
-        raise UnsupportedModelError(
-            f"{folder}: is a {trained[0]}, which does not classify", hint=f"hydractl reads {wanted}"
-        )
-    made = configured(row.model_type(name), {k: v for k, v in config.items() if k != "model_type"})
-    return _described(row, name, made, folder=folder, tokenizer=folder)
+    made = configured(row.model_type(name), row.whole(config, name))
+    found = _described(row, name, made, folder=folder, tokenizer=folder)
+    trained = classes_of(config, wanted)
+    if wanted in trained:
+        return found
+    lacks = f"is a {trained[0]}, which does not classify"
+    return replace(found, labels=(), lacks=lacks, pools=_pools(folder) if "text" in row.towers else None)
+
+
+def _pools(folder: Path) -> Literal["mean"] | None:
+    """Return what sentence-transformers says that a folder's texts are pooled by, if it is the mean alone."""
+    path = folder / POOLING
+    says = read_object(path) if path.is_file() else {}
+    modes = [key for key, value in says.items() if key.startswith("pooling_mode_") and value is True]
+    return "mean" if modes == ["pooling_mode_mean_tokens"] or says.get("pooling_mode") == "mean" else None
 
 
 def _unfolded(row: Row, options: Mapping[str, object]) -> dict[str, object]:
@@ -221,6 +292,7 @@ def _described(
         ),
         preprocess=cast("Preprocess | Tokenization", images or texts),
         labels=labels if named else (),
+        assumed=images is not None and folder is not None and not says_images(folder),
         prompting=Prompting(tokenization=texts) if texts and row.zero_shot else None,
     )
 

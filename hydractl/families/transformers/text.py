@@ -43,6 +43,14 @@ class TextRow(Row):
         return {"text": self.encoder.layout()}
 
     @override
+    def pooled(self, pooling: str | None) -> TextRow:
+        return self if pooling is None else replace(self, encoder=self.encoder.averaged())
+
+    @override
+    def spared(self, pooling: str | None) -> tuple[str, ...]:
+        return () if pooling is None else self.encoder.spared
+
+    @override
     def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
         from hydractl.families.transformers.text_modules import wrap_text
 
@@ -127,7 +135,7 @@ _BERT_ROW = TextRow(
     refusal=_causal,
     refuses="decoders: their attention is causal",
 )
-_NO_POOLER = replace(BERT, final=(), projection=())
+_NO_POOLER = replace(BERT, final=(), projection=(), on_mean=("classifier.dropout", "classifier.out_proj"))
 _PRE_NORM = replace(_NO_POOLER, post_norm=False)
 _LLAMA = TextEncoder(
     model="model",
@@ -136,6 +144,7 @@ _LLAMA = TextEncoder(
     rotary="rotary_emb",
     final=("norm",),
     pooling="option",
+    on_mean=("classifier",),
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     output="self_attn.o_proj",
     norms=("input_layernorm", "post_attention_layernorm"),
@@ -146,6 +155,7 @@ _ROTATED = replace(
     embed=("embeddings",),
     takes=("token_type_ids",),
     pooling="own",
+    on_mean=("dropout", "classifier"),
     post_norm=True,
     norms=("post_attention_layernorm", "post_mlp_layernorm"),
     drops=("post_attention_dropout", "post_mlp_dropout"),
@@ -205,6 +215,7 @@ _ROWS = (
             final=("final_norm",),
             pooling="option",
             projection=("head", "drop"),
+            on_mean=("drop", "classifier"),
             qkv=("attn.Wqkv",),
             output="attn.Wo",
             norms=("attn_norm", "mlp_norm"),
@@ -349,7 +360,7 @@ _ROWS = (
     ),
     TextRow(
         title="ultrabert",
-        encoder=replace(_LLAMA, projection=("drop",)),
+        encoder=replace(_LLAMA, projection=("drop",), on_mean=("drop", "classifier")),
         classes={"ultrabert": "UltrabertForSequenceClassification"},
         refusal=_shared_keys,
         refuses=f"keys that several heads share; {_CHANGING}",
@@ -374,7 +385,7 @@ _ROWS = (
     ),
     TextRow(
         title="jina-v3",
-        encoder=replace(_ROTATED, model="roberta", final=()),
+        encoder=replace(_ROTATED, model="roberta", final=(), on_mean=_NO_POOLER.on_mean),
         classes={"jina_embeddings_v3": "JinaEmbeddingsV3ForSequenceClassification"},
         refusal=_changing_angles,
         refuses=_CHANGING,

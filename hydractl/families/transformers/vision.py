@@ -23,6 +23,7 @@ RESAMPLING = MappingProxyType(
 )
 """Pillow's numbers, which the library writes."""
 WHITE = 255
+RGB = 3
 
 
 def read_image_processor(folder: Path, size: tuple[int, int, int], *, fixed: bool = True) -> Preprocess:
@@ -37,8 +38,40 @@ def read_image_processor(folder: Path, size: tuple[int, int, int], *, fixed: boo
         CheckpointError: If the folder does not say it, or cannot be read.
         UnsupportedModelError: If images are read in a way that no preprocessing of ours is.
     """
-    says = _image_processor(folder)
-    where = f"{folder}: its image processor"
+    return _preprocess(_image_processor(folder), size, f"{folder}: its image processor", fixed=fixed)
+
+
+def says_images(folder: Path) -> bool:
+    """Return whether a folder says how images are read."""
+    return any((folder / name).is_file() for name in FILES)
+
+
+def usual_preprocess(config: Any, size: tuple[int, int, int]) -> Preprocess:  # noqa: ANN401 - transformers is untyped
+    """Return how the library reads images for a type of model by default, for images of `size`.
+
+    Raises:
+        UnsupportedModelError: If they have neither one channel nor three.
+    """
+    import transformers
+    from transformers.models.auto import image_processing_auto
+
+    plain = default_preprocess(size)
+    kind = config.model_type.removesuffix("_vision_model").removesuffix("_with_registers")
+    named = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)  # type: ignore[attr-defined]  # as it is typed
+    if named is None:
+        return plain
+    says = getattr(transformers, named["torchvision"])().to_dict()
+    found = _preprocess(says, (RGB, *size[1:]), f"the library's {named['torchvision']}", fixed=False)
+    own = {"input_size": size}
+    if size[0] != RGB:  # one number for all, as timm does
+        own |= {name: (sum(getattr(found, name)) / RGB,) * size[0] for name in ("mean", "std")}
+    return found.model_copy(update=own)
+
+
+def _preprocess(
+    says: Mapping[str, Any], size: tuple[int, int, int], where: str, *, fixed: bool
+) -> Preprocess:
+    """Return what an image processor's settings say."""
     cropped, resized, mode = _sizes(says, where)
     if fixed and cropped != size[1:]:
         raise UnsupportedModelError(
@@ -89,9 +122,6 @@ def _image_processor(folder: Path) -> dict[str, Any]:
     """Return the settings of a folder's image processor, the defaults of its class filled in."""
     from transformers import AutoImageProcessor
 
-    hint = f"a vision model needs `{FILES[0]}` beside its weights"
-    if not any((folder / name).is_file() for name in FILES):
-        raise CheckpointError(f"{folder}: does not say how its images are read", hint=hint)
     try:
         with quiet():
             found = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
@@ -99,7 +129,8 @@ def _image_processor(folder: Path) -> dict[str, Any]:
             )
     except Exception as error:  # the library raises whatever its parsers do
         raise CheckpointError(
-            f"{folder}: its image processor cannot be read: {str(error).splitlines()[0]}", hint=hint
+            f"{folder}: its image processor cannot be read: {str(error).splitlines()[0]}",
+            hint=f"correct `{FILES[0]}`; without one, what is usual for such models stands in for it",
         ) from error
     name = type(found).__name__
     if name.removesuffix("Fast").removesuffix("Pil").removesuffix("ImageProcessor") not in PLAIN:

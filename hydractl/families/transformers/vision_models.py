@@ -16,7 +16,13 @@ from hydractl.families.base import TowerLayout
 from hydractl.families.transformers.clip import VISION
 from hydractl.families.transformers.encoder import Encoder
 from hydractl.families.transformers.models import Row, family_of_row
-from hydractl.families.transformers.vision import default_preprocess, image_size, read_image_processor
+from hydractl.families.transformers.vision import (
+    default_preprocess,
+    image_size,
+    read_image_processor,
+    says_images,
+    usual_preprocess,
+)
 from hydractl.manifest.header import Preprocess
 
 if TYPE_CHECKING:
@@ -134,6 +140,8 @@ class ImageRow(Row):
         size = image_size(config)
         if folder is None:
             return default_preprocess(size)
+        if not says_images(folder):
+            return usual_preprocess(config, size)
         return read_image_processor(folder, size, fixed=not self.resizes or self.one_size(config))
 
 
@@ -205,6 +213,7 @@ _ROWS = (
         title="vit",
         encoder=_VIT,
         classes={"vit": "ViTForImageClassification", "vit_msn": "ViTMSNForImageClassification"},
+        others={"vit_mae": "vit"},  # its encoder sees some of the patches in training, and all of them here
         readout=_CLASS_TOKEN,
         on_disk=((r"^encoder\.", "vit.encoder."), *_BLOCK_ON_DISK),  # so the library writes ViT-MSN
     ),
@@ -277,6 +286,8 @@ _ROWS = (
         encoder=_CLIP,
         classes={model_class: model_class for model_class in _TOWERS},
         types=_TOWERS,
+        others={f"{kind}_vision_model": name for name, kind in _TOWERS.items()},
+        bare=((r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.", r"vision_model.\1."),),
         readout=_CLIP_MEAN,
         otherwise={"SiglipForImageClassification": _SIGLIP_MEAN},
         within="vision_config",

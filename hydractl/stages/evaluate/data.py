@@ -20,6 +20,7 @@ from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.classes import Classes
+from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.predictions import PreparedData
 
 
@@ -52,6 +53,8 @@ class EvalData:
         refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood}
         if config.heldout is not None:
             refs[TEMPERATURE] = config.heldout
+        for model in {m.reference: m for row in opened for m in row}.values():
+            warn_assumed(model, progress)
         sets = {name: open_items(ref, how, progress=progress) for name, ref in refs.items()}
         models = [m for row in opened for m in row]
         classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)

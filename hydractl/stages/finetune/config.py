@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.families.base import POOLINGS
 from hydractl.parallel import refuse_shared_input
 from hydractl.publish import is_stream
 from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, words
@@ -36,7 +37,7 @@ class FinetuneConfig:
     """What to train, on what, how, and where to."""
 
     model: str = required(shared.MODEL)
-    """A base, a member or a hydra; `arch:NAME` trains from random weights."""
+    """A backbone, a base, a member or a hydra; `arch:NAME` trains from random weights."""
     data: DataRef = required(
         Setting(
             f"Labelled training data: {shared.DATA_SOURCES}.",
@@ -87,14 +88,25 @@ class FinetuneConfig:
         panel=shared.MACHINE,
     )
     seed: int = by_default(0, shared.SEED)
-    """Of random weights, the order of the data, augmentation and dropout, as far as these have none of their own."""
+    """Of random weights, a new classifier, the order of the data, augmentation and dropout, as far as these have none of
+    their own."""
     order_seed: int | None = setting(
         None, "Seed of the order of the data and of augmentation (default: --seed).", low=0, metavar="N"
     )
     dropout_seed: int | None = setting(None, "Seed of dropout (default: --seed).", low=0, metavar="N")
     head_seed: int | None = setting(
-        None, "Seed of the classifier of random weights, `arch:NAME` (default: --seed).", low=0, metavar="N"
+        None, "Seed of a classifier that is drawn anew (default: --seed).", low=0, metavar="N"
     )
+    num_classes: int | None = setting(
+        None, "Classes to tell apart (default: as many as the data have).", low=1, metavar="N"
+    )
+    pooling: str | None = setting(
+        None,
+        "What the classifier of a text model reads: what its family's does, or the mean over all tokens. Default: as the "
+        "model or its folder says.",
+        choices=POOLINGS,
+    )
+    images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     device: str = by_default("auto", shared.DEVICE)
     arch: str | None = by_default(None, shared.ARCH)
     force: bool = flag(shared.FORCE)
@@ -111,12 +123,6 @@ class FinetuneConfig:
             raise UsageError(
                 f"`--arch` has no effect with `{self.model}`, which names its architecture",
                 hint="leave `--arch` out",
-            )
-        if self.head_seed is not None and (self.recipe.reset_head or not self.model.startswith("arch:")):
-            why = "starts at zero" if self.recipe.reset_head else "is there already"
-            raise UsageError(
-                f"`--head-seed {self.head_seed}` has no effect on {self.model}, whose classifier {why}",
-                hint="leave `--head-seed` out; it is for random weights, `arch:NAME`",
             )
         self._check_teachers()
         for reference in (self.model, *self.teacher):
@@ -155,15 +161,26 @@ class FinetuneConfig:
 
     def options(self) -> dict[str, Option]:
         """Return what shapes the result, as lineage options; the lineage drops those that are None."""
-        own = ("order_seed", "dropout_seed", "head_seed")
+        own = ("order_seed", "dropout_seed", "head_seed", "num_classes", "pooling")
         taught = {"teacher_temperature": self.temperature, "teacher_weight": self.weight}
         return (
             self.recipe.options()
             | {"max_length": self.tokens}
             | {name: getattr(self, name) for name in own}
+            | self.images.options()
             | (taught if self.teacher else {})
             | ({"batches": self.batches} if self.apart else {})
         )
+
+    @property
+    def keep_head(self) -> bool:
+        """Whether the model's own classifier is insisted on."""
+        return self.recipe.reset_head is False
+
+    @property
+    def reset_head(self) -> bool:
+        """Whether the model's own classifier is not wanted."""
+        return self.recipe.reset_head is True
 
     @property
     def tokens(self) -> int | None:

@@ -190,7 +190,7 @@ def _scales(work: Work) -> dict[str, float]:
 def _build(work: Work) -> Subject:
     """Return the model as training begins: in fp32 whatever is stored, gradients where parameters train."""
     state = work.opened.checkpoint.tensors()
-    if work.config.recipe.reset_head:
+    if work.config.reset_head and work.config.head_seed is None:
         state = reset_head(work.opened.family, state)
     subject = Subject.of(
         work.opened.family, work.header, state, where=work.config.model, apart=work.config.apart
@@ -241,4 +241,4 @@ def _finished(work: Work, report: FinetuneReport) -> Header:
             "trained_parameters": report.trained_parameters,
         },
     )
-    return header.model_copy(update={"base": base, "temperature": 1.0, "made_by": step})
+    return header.model_copy(update={"base": base, "temperature": 1.0, "assumed": False, "made_by": step})

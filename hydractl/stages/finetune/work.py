@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import torch
 
 from hydractl import __version__
-from hydractl.checkpoint import Checkpoint
 from hydractl.data.inputs import Reading, check_augment, check_reads, limited, open_items, shortened
 from hydractl.data.items import Items
 from hydractl.data.labels import match_classes, required_labels
-from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.base import place_of
 from hydractl.families.opening import OpenModel, check_tensors, open_model
-from hydractl.fusion.hydra import stored_specs
-from hydractl.manifest.header import Fate, Header, InputFile
+from hydractl.fusion.hydra import load_any, stored_specs
+from hydractl.manifest.header import Fate, Header, InputFile, Preprocess
 from hydractl.progress import Progress, counted
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.head import fitted
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
+from hydractl.stages.shared.images import check_takes, reading_images, warn_assumed
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.feeding.mix import Mixing
 from hydractl.training.recipes.parts import trainable
@@ -57,27 +58,36 @@ class Work:
 def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     """Check everything that headers and labels can tell."""
     pick_device(config.device)
-    opened = _opened(config)
+    opened = open_model(config.model, arch=config.arch, seed=config.seed, backbone=True)
     if opened.header.prompting is not None:
         raise UsageError(
             f"{config.model}: compares images with texts and has no classes to train on",
             hint="zero-shot models are pruned and fused without training",
         )
-    header, teachers = opened.header, open_teachers(config)
+    made_for, opened = opened.header.preprocess, reading_images(opened, config.images)
+    teachers = open_teachers(config)
     check_outputs(
         [config.out], force=config.force, models=[opened, *teachers], data=[config.data, config.val]
     )
+    check_reads(opened.header.preprocess, model=config.model)
+    warn_assumed(opened, progress)
+    items = open_items(config.data, opened.header.preprocess, progress=progress)
+    required_labels(items, "--data")
+    opened = fitted(config, opened, items, progress)
+    _check_size(opened, made_for)
+    header = opened.header
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
-    check_reads(header.preprocess, model=config.model)
     _check_apart(config, header)
     how = limited(header.preprocess, config.max_length, model=config.model)
     if config.max_length is None:
         how = shortened(how, config.recipe.max_length)
     check_augment(how, config.recipe.augment)
     names = _trainable(config, opened)
-    training = _labelled(config.data, "--data", header, progress)
+    training = _labelled(items, "--data", header, progress)
     header = _with_class_names(header, training.items, training.labels)
-    validation = _labelled(config.val, "--val", header, progress)
+    validation = _labelled(
+        open_items(config.val, header.preprocess, progress=progress), "--val", header, progress
+    )
     check_teachers(teachers, header, how)
     mixing = Mixing.of(config.recipe, how, classes=header.architecture.num_classes)
     steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
@@ -105,15 +115,15 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     )
 
 
-def _opened(config: FinetuneConfig) -> OpenModel:
-    """Open the model, its random classifier drawn from a seed of its own where there is one."""
-    opened = open_model(config.model, arch=config.arch, seed=config.seed)
-    if config.head_seed is None:
-        return opened
-    drawn = opened.family.initialise(opened.header.architecture, config.head_seed)
-    state = opened.checkpoint.tensors()
-    head = {name: drawn[name] for name in state if place_of(opened.family, name).part == "head"}
-    return replace(opened, checkpoint=Checkpoint.of(state | head, header=opened.header))
+def _check_size(opened: OpenModel, made_for: Reading) -> None:
+    """Refuse images of another size than the model was made for, if it does not take them."""
+    how = opened.header.preprocess
+    if (
+        isinstance(how, Preprocess)
+        and isinstance(made_for, Preprocess)
+        and how.input_size != made_for.input_size
+    ):
+        check_takes(load_any(opened, dtype=torch.float32), how, where=opened.reference)
 
 
 def _check_apart(config: FinetuneConfig, header: Header) -> None:
@@ -147,8 +157,7 @@ def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
     return trainable(opened.family, header.architecture, recipe, with_elements)
 
 
-def _labelled(reference: DataRef, option: str, header: Header, progress: Progress) -> Labelled:
-    items = open_items(reference, header.preprocess, progress=progress)
+def _labelled(items: Items, option: str, header: Header, progress: Progress) -> Labelled:
     own, classes = required_labels(items, option), header.architecture.num_classes
     table = match_classes(items, header.labels, num_classes=classes, progress=progress)
     return Labelled(items=items, labels=tuple(table[label] for label in own))

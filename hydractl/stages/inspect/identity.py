@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from hydractl.errors import HydraError
+from hydractl.errors import HydraError, UnsupportedModelError
 from hydractl.families.base import Described, Family
-from hydractl.families.registry import FAMILIES
+from hydractl.families.opening import classifier_hint
+from hydractl.families.registry import FAMILIES, family_for_config
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
@@ -91,15 +92,21 @@ def of_folder(file: str, config: Mapping[str, object], folder: Path) -> Foreign:
         config: Its `config.json`, empty for a bare file.
         folder: Where it lies.
     """
-    family = next((family for family in FAMILIES.values() if family.matches(config)), None)
-    if family is None:
+    try:
+        family = family_for_config(config, where=file)
+    except UnsupportedModelError:
         return Foreign(_guessed(config), None, _hint(file, config))
     try:
         described = family.read_config(config, folder)
     except HydraError as error:
         hint = f"{error.message.removesuffix('.')}; {error.hint}" if error.hint else error.message
         return Foreign(_guessed(config), family, f"no command can use it: {hint}")
-    return Foreign(identity_of(described, _guessed(config).name), family)
+    identity = identity_of(described, _guessed(config).name)
+    if described.lacks:
+        hint = f"{described.lacks}; {classifier_hint(file)}"
+        return Foreign(replace(identity, num_classes=None), family, hint)
+    assumed = "no file says how its images are read; what is usual for such models stands in"
+    return Foreign(identity, family, assumed if described.assumed else None)
 
 
 def _shown(how: Preprocess | Tokenization) -> Preprocess | Tokenization:

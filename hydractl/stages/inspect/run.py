@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hydractl.checkpoint import METADATA_KEY, Checkpoint
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.families.base import Family, name_in_memory, place_of
+from hydractl.families.base import Family, place_of, place_on_disk
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.document import Document
 from hydractl.manifest.header import Fate, Header, Step
@@ -255,7 +255,7 @@ def _part(family: Family | None, name: str, *, ours: bool) -> str:
     """Return what a tensor belongs to; in files that are not ours it has the name that its library gives it on disk."""
     if family is None:
         return _stem(name)
-    return place_of(family, name if ours else name_in_memory(family, name)).part
+    return (place_of if ours else place_on_disk)(family, name).part
 
 
 def _stem(name: str) -> str:

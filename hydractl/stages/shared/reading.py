@@ -19,6 +19,7 @@ from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.scoring.job import Samples
 from hydractl.stages.shared.classes import Classes
+from hydractl.stages.shared.images import warn_assumed
 
 
 def open_reader(
@@ -62,6 +63,7 @@ def open_sets(
     given = {role: reference for role, reference in references.items() if reference is not None}
     if given:
         check_reads(how, model=opened.reference)
+        warn_assumed(opened, progress)
     return {role: open_items(reference, how, progress=progress) for role, reference in given.items()}
 
 

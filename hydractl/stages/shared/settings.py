@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
-from hydractl.settings import Composed, Declared, Setting
+from hydractl.settings import Composed, Declared, Setting, check, number, setting, words
 from hydractl.stages.shared.classes import Naming
+
+if TYPE_CHECKING:
+    from hydractl.manifest.document import Option
 
 ZERO_SHOT, MODEL_PANEL, MACHINE, BUDGET_PANEL = "Zero-shot", "Model", "Machine", "Budget (one of three)"
 DATA_METAVAR = "DATA[::K=V,...]"
@@ -30,6 +35,64 @@ DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACH
 DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", panel=MACHINE)
 BATCH_SIZE = Setting("Samples in one forward pass.", low=1, metavar="N", panel=MACHINE)
 MAX_LENGTH = Setting("Tokens of a text at most; default: as many as the model reads.", low=1, metavar="N")
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Read the height and width of images: `224`, or `224x160`.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    height, _, width = text.partition("x")
+    sides = (height, width or height)
+    if not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise UsageError(
+            f"`--img-size {text}`: is not a size", hint="for example `224`, or `224x160`: height first"
+        )
+    return int(sides[0]), int(sides[1])
+
+
+def _numbers(option: str) -> Callable[[str], tuple[float, ...]]:
+    return lambda text: tuple(number(option, word) for word in words(option, text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What a user says of how images are read; None for what the model says."""
+
+    img_size: tuple[int, int] | None = setting(
+        None,
+        "Images of another size than the model says.",
+        parse=parse_size,
+        metavar="N|HxW",
+        panel="Images",
+    )
+    mean: tuple[float, ...] | None = setting(
+        None,
+        "What is subtracted of each channel, where white is 1; default: as the model says.",
+        parse=_numbers("--mean"),
+        metavar="X[,Y,Z]",
+        panel="Images",
+    )
+    std: tuple[float, ...] | None = setting(
+        None,
+        "What it is divided by then; likewise.",
+        parse=_numbers("--std"),
+        above=0.0,
+        metavar="X[,Y,Z]",
+        panel="Images",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def options(self) -> dict[str, Option]:
+        """Return what was said, by field."""
+        said: dict[str, Option] = {"img_size": self.img_size, "mean": self.mean, "std": self.std}
+        return {name: value for name, value in said.items() if value is not None}
+
+
+IMAGES = Composed(lambda given: Images(**given), Declared.of(Images))
 VERIFY = Setting(
     "Check the result on a seeded random batch before it is published.", spelled=("--verify/--no-verify",)
 )

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, check, flag, number, setting, spelled, words
+from hydractl.settings import Setting, by_default, check, flag, number, setting, spelled, words
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
@@ -227,9 +227,16 @@ class Recipe:
         metavar="N",
         panel=WHAT,
     )
-    reset_head: bool = flag(
-        Setting("Start from a classifier of zeros.", spelled=("--reset-head/--keep-head",), panel=WHAT)
+    reset_head: bool | None = by_default(
+        None,
+        Setting(
+            "Start from a classifier of zeros, drawn with `--head-seed`; or insist on the model's own. Default: its own "
+            "where it fits the data, else one drawn anew.",
+            spelled=("--reset-head/--keep-head",),
+            panel=WHAT,
+        ),
     )
+    """None for a classifier that fits the data, drawn anew where the model's own does not."""
     eval_every: int | None = setting(
         None, "Validate so often (default: every epoch).", low=1, tells=False, metavar="STEPS", panel=STOP
     )

@@ -24,7 +24,7 @@ from support.builders import base
 from support.text_folders import edit_config, save_text_model
 from support.variants import VARIANTS, Variant
 
-TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"}]
+TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"} and "pooling" not in v.options]
 ONE_EACH = list({v.family: v for v in reversed(TEXTS)}.values())
 every_text = pytest.mark.parametrize("variant", TEXTS, ids=str)
 every_family = pytest.mark.parametrize("variant", ONE_EACH, ids=str)

@@ -228,11 +228,25 @@ def test_a_model_that_does_not_classify_is_refused(tmp_path):
         open_model(str(tmp_path))
 
 
-def test_a_folder_without_an_image_processor_is_refused(tmp_path):
-    saved(tmp_path, named("vit-plain"))
+@pytest.mark.parametrize(
+    ("name", "mode", "mean"),
+    [
+        ("vit-plain", "squash", 0.5),
+        ("dinov2-registers-plain", "center", sum((0.48145466, 0.4578275, 0.40821073)) / 3),
+        ("vision-tower-clip", "center", sum((0.48145466, 0.4578275, 0.40821073)) / 3),
+        ("vision-tower-siglip", "squash", 0.5),
+    ],
+)
+def test_without_an_image_processor_its_type_s_own_stands_in(tmp_path, name, mode, mean):
+    saved(tmp_path, named(name))
+    assert not open_model(str(tmp_path)).header.assumed
     (tmp_path / "preprocessor_config.json").unlink()
-    with pytest.raises(CheckpointError, match="does not say how its images are read"):
-        open_model(str(tmp_path))
+
+    header = open_model(str(tmp_path)).header
+
+    assert header.assumed
+    assert (header.preprocess.input_size, header.preprocess.crop_mode) == ((1, 8, 8), mode)
+    assert header.preprocess.mean == pytest.approx((mean,))
 
 
 def test_a_folder_without_its_classifier_is_refused(tmp_path):
@@ -240,7 +254,7 @@ def test_a_folder_without_its_classifier_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     kept = {k: v for k, v in load_file(path).items() if not k.startswith("classifier")}
     save_file(kept, path, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="lacks 2 tensors of Dinov2ForImageClassification"):
+    with pytest.raises(CheckpointError, match="lacks 2 tensors of its classifier"):
         open_model(str(tmp_path))
 
 

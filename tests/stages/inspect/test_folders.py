@@ -48,8 +48,11 @@ def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
         n: a.parameters for n, a in expected.parts.items()
     }
     assert "attention" in found.parts
-    assert found.hint.startswith("no command can use it: ")  # nothing says how its inputs are made
-    assert "has no tokenizer" in found.hint or "does not say how its images are read" in found.hint
+    # nothing says how its inputs are made
+    assert "no command can use it: " in found.hint or found.hint.startswith(
+        "no file says how its images are read"
+    )
+    assert "has no tokenizer" in found.hint or found.model.heads_total
 
 
 @pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-deberta-v3"])
@@ -87,22 +90,26 @@ def test_a_zero_shot_model_tells_how_classes_are_asked_about(tmp_path):
 
 
 @pytest.mark.parametrize("trained", ["BertModel", "BertForMaskedLM"])
-def test_a_folder_without_a_classifier_says_that_nothing_reads_it(tmp_path, trained):
+def test_a_folder_without_a_classifier_says_what_gives_it_one(tmp_path, trained):
     save_text_model(next(v for v in VARIANTS if str(v) == "transformers-bert-plain"), tmp_path / "m")
     edit_config(tmp_path / "m", architectures=[trained])
 
-    assert look(tmp_path / "m").hint == (
-        f"no command can use it: {tmp_path / 'm'}: is a {trained}, which does not classify; "
-        "hydractl reads BertForSequenceClassification"
+    found = look(tmp_path / "m")
+    assert found.hint == (
+        f"is a {trained}, which does not classify; `hydractl finetune {tmp_path / 'm'} --data TRAIN --val VAL -o base.st` "
+        "gives it a classifier for your classes"
     )
+    assert (found.model.num_classes, found.model.heads_total) == (None, 12)
 
 
-def test_one_tower_of_two_is_no_family_s_and_says_which_is(tmp_path):
+def test_one_tower_of_two_says_what_gives_it_a_classifier(tmp_path):
     sample = base(next(v for v in VARIANTS if str(v) == "transformers-clip-plain"))
     sample.library().save_pretrained(tmp_path / "m")
     edit_config(tmp_path / "m", architectures=["CLIPVisionModel"])
 
-    assert "is of a CLIPVisionModel; hydractl reads `CLIPModel`" in look(tmp_path / "m").hint
+    assert look(tmp_path / "m").hint.startswith(
+        "is a CLIPVisionModel, which does not classify; `hydractl finetune"
+    )
 
 
 @pytest.mark.parametrize("variant", [v for v in RENAMED if not str(v).startswith(SPLIT)], ids=str)

@@ -1,0 +1,63 @@
+"""A classifier made anew: for a model that has none, or one for other classes, or one that reads something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.families.base import OWN, place_of, with_pooling
+from hydractl.families.opening import OpenModel, expected_specs
+from hydractl.manifest.header import Architecture
+from hydractl.source import parse_arch
+
+CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}
+"""What the libraries call the number of classes."""
+
+
+def with_classifier(
+    opened: OpenModel,
+    number: int,
+    *,
+    labels: tuple[str, ...] = (),
+    seed: int = 0,
+    head_seed: int | None = None,
+    pooling: str = OWN,
+) -> OpenModel:
+    """Return a base or a member with a classifier drawn by its library's own rules, and a pooler where it lacks one.
+
+    Args:
+        opened: The model; no other tensor of it changes, but that random weights are drawn anew for their classifier.
+        number: How many classes, at least 1.
+        labels: Their names, one each, or none.
+        seed: Of random weights, and of the classifier where `head_seed` is None.
+        head_seed: Of the classifier.
+        pooling: What it reads, one of `POOLINGS`.
+    """
+    family, before = opened.family, opened.header.architecture
+    architecture = with_pooling(resized(before, number, family.library), pooling)
+    header = opened.header.model_copy(update={"architecture": architecture, "labels": labels})
+    drawn = family.initialise(architecture, seed if head_seed is None else head_seed)
+    if opened.is_random:
+        whole = drawn if head_seed is None else family.initialise(architecture, seed)
+        state = {n: drawn[n] if place_of(family, n).part == "head" else t for n, t in whole.items()}
+        return replace(opened, checkpoint=Checkpoint.of(state, header=header), header=header)
+    expected, stored = expected_specs(family, header), opened.checkpoint.specs
+    kept = {n: s for n, s in stored.items() if n in expected and place_of(family, n).part != "head"}
+    dtype = max(kept.values(), key=lambda spec: spec.size_bytes).torch_dtype
+    fresh = {n: drawn[n].to(dtype) for n in expected if n not in kept}
+    checkpoint = replace(opened.checkpoint, specs=kept).joined(Checkpoint.of(fresh))
+    return replace(opened, checkpoint=checkpoint, header=header, lacks="")
+
+
+def resized(architecture: Architecture, number: int, library: str) -> Architecture:
+    """Return an architecture with another number of classes."""
+    config = {**architecture.config, CLASSES[library]: number}
+    return architecture.model_copy(update={"config": config, "num_classes": number})
+
+
+def asked_number(opened: OpenModel) -> int | None:
+    """Return how many classes an `arch:` reference asks for, None where it does not say."""
+    if not opened.is_random:
+        return None
+    number = parse_arch(opened.reference.removeprefix("arch:"))[1].get(CLASSES[opened.family.library])
+    return number if isinstance(number, int) else None

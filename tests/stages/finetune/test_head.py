@@ -1,0 +1,264 @@
+"""finetune: the classifier fits the data, whatever the model had."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.reference import DataRef
+from hydractl.errors import DataError, UnsupportedModelError, UsageError
+from hydractl.families.opening import load_model, open_model
+from hydractl.manifest.header import Kind
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import _build, run_finetune
+from hydractl.stages.finetune.work import prepare
+from hydractl.training.recipes.recipe import Recipe
+from support.builders import base
+from support.text_folders import save_text_model
+from support.variants import VARIANTS
+
+ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4"
+RECIPE = Recipe(lr=(1e-3,), steps=2, warmup=0, batch_size=16)
+BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+ANIMALS = ("bird", "cat", "dog")
+
+
+def digits(classes, split="train"):
+    return DataRef.parse(f"digits::split={split},classes={classes},limit=40")
+
+
+def config(out, model, classes="0-2", **changes):
+    given = {"data": digits(classes), "val": digits(classes, "val"), "recipe": RECIPE, "device": "cpu"}
+    return FinetuneConfig(model=str(model), out=out, **(given | changes))
+
+
+class Heard:
+    def __init__(self):
+        self.steps, self.warnings = [], []
+
+    def step(self, message):
+        self.steps.append(message)
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+    def track(self, items, **_):
+        return items
+
+
+def prepared(given):
+    heard = Heard()
+    return prepare(given, heard), heard
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Sentence-transformers' layout: an encoder, no classifier, the mean over tokens; texts of three classes beside it."""
+    place = tmp_path_factory.mktemp("backbone")
+    sample = save_text_model(BERT, place / "m")
+    sample.library().base_model.save_pretrained(place / "m")
+    texts = [{"text": f"the {name} sat on a mat", "label": name} for name in ANIMALS * 4]
+    (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    return place
+
+
+def texts_config(out, folder, **changes):
+    data = DataRef.parse(str(folder / "train.jsonl"))
+    return config(out, folder / "m", data=data, val=data, **changes)
+
+
+# what fits stays, what does not is drawn anew
+
+
+def test_a_classifier_that_fits_stays(tmp_path):
+    sample = base()
+    for labels in ((), tuple("6543210")):
+        header = sample.header.model_copy(update={"labels": labels})
+        model = replace(sample, header=header).save(tmp_path / "model.st")
+        work, heard = prepared(config(tmp_path / "out.st", model, "0-6"))
+        assert torch.equal(work.opened.checkpoint.tensor("head.weight"), sample.state["head.weight"])
+        assert not [line for line in heard.steps if "classifier" in line]
+        assert work.header.labels == (labels or tuple("0123456"))
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_another_number_of_classes_is_another_classifier(tmp_path, pruned):
+    sample = base().pruned((0, 1), (), (2,)) if pruned else base()
+    model = sample.save(tmp_path / "model.st")
+    work, heard = prepared(config(tmp_path / "out.st", model))
+
+    header = work.header
+    assert (header.num_classes, header.labels, header.masks) == (3, ("0", "1", "2"), sample.header.masks)
+    assert "A new classifier for 3 classes (0, 1, 2), the model had 7" in heard.steps
+    found = _build(work).states[0]
+    assert found["head.weight"].shape == (3, 32)
+    fresh = sample.family.initialise(header.architecture, 0)
+    assert all(
+        torch.equal(found[n], fresh[n] if n.startswith("head.") else t) for n, t in sample.state.items()
+    )
+    assert work.opened.as_input().sha256 == Checkpoint.open(model).digest
+
+
+def test_other_names_are_other_classes(tmp_path):
+    sample = base()
+    header = sample.header.model_copy(update={"labels": tuple("abcdefg")})
+    place = tmp_path / "images"
+    for i in range(7):
+        (place / f"kind {i}").mkdir(parents=True)
+        from hydractl.data.dataset import open_data
+
+        open_data("digits").image(i).save(place / f"kind {i}" / "0.png")
+    data = DataRef.parse(str(place))
+    given = config(
+        tmp_path / "out.st", replace(sample, header=header).save(tmp_path / "m.st"), data=data, val=data
+    )
+    work, heard = prepared(given)
+
+    assert work.header.labels == tuple(f"kind {i}" for i in range(7))
+    assert not torch.equal(work.opened.checkpoint.tensor("head.weight"), sample.state["head.weight"])
+    assert not heard.warnings
+
+    kept, heard = prepared(replace(given, recipe=replace(RECIPE, reset_head=False)))
+    assert kept.header.labels == tuple("abcdefg")
+    assert any("taken in order" in line for line in heard.warnings)
+
+
+def test_the_number_may_be_insisted_on(tmp_path):
+    model = base().save(tmp_path / "model.st")
+    work, _ = prepared(config(tmp_path / "out.st", model, num_classes=9))
+    assert (work.header.num_classes, work.header.labels, {*work.train.labels}) == (9, (), {0, 1, 2})
+    assert work.config.options()["num_classes"] == 9
+
+    work, _ = prepared(config(tmp_path / "out.st", model, num_classes=7))
+    assert torch.equal(work.opened.checkpoint.tensor("head.weight"), base().state["head.weight"])
+    with pytest.raises(DataError, match="has 3 classes, `--num-classes 2` is too few"):
+        prepared(config(tmp_path / "out.st", model, num_classes=2))
+
+
+def test_a_kept_classifier_is_the_one_that_was_there(tmp_path):
+    kept = replace(RECIPE, reset_head=False)
+    model = base().save(tmp_path / "model.st")
+    work, _ = prepared(config(tmp_path / "out.st", model, recipe=kept))
+    assert (work.header.num_classes, work.header.labels) == (7, ())
+    with pytest.raises(UsageError, match=r"tells apart 7 classes, not 3"):
+        prepared(config(tmp_path / "out.st", model, recipe=kept, num_classes=3))
+
+
+def test_a_reset_classifier_is_zero_or_drawn_from_its_seed(tmp_path):
+    model = base().save(tmp_path / "model.st")
+    reset = replace(RECIPE, reset_head=True)
+    for classes, number in (("0-6", 7), ("0-2", 3)):
+        zero, drawn, other = (
+            _build(prepared(config(tmp_path / "out.st", model, classes, recipe=reset, head_seed=seed))[0])
+            for seed in (None, 1, 2)
+        )
+        heads = [m.states[0]["head.weight"] for m in (zero, drawn, other)]
+        assert heads[0].shape == (number, 32)
+        assert not heads[0].any()
+        assert heads[1].any()
+        assert not torch.equal(heads[1], heads[2])
+
+
+def test_random_weights_take_the_number_from_the_data(tmp_path):
+    asked = prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=3", seed=5))[0]
+    told = prepared(config(tmp_path / "out.st", ARCH, seed=5))[0]
+
+    assert told.header == asked.header
+    assert all(
+        torch.equal(told.opened.checkpoint.tensor(n), asked.opened.checkpoint.tensor(n)) for n in asked.names
+    )
+    more = prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=9"))[0]
+    assert more.header.num_classes == 9
+    with pytest.raises(UsageError, match=r"`--num-classes 4` and .*num_classes=9` differ"):
+        prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=9", num_classes=4))
+
+
+def test_a_new_classifier_must_train(tmp_path):
+    model = base().save(tmp_path / "model.st")
+    with pytest.raises(UsageError, match="gets a new classifier, which `--train norm` leaves as it is drawn"):
+        prepared(config(tmp_path / "out.st", model, recipe=replace(RECIPE, train=("norm",))))
+
+
+# models without a classifier
+
+
+def test_a_backbone_gets_a_classifier(tmp_path, folder):
+    work, heard = prepared(texts_config(tmp_path / "out.st", folder, head_seed=4))
+
+    assert "A new classifier for 3 classes (bird, cat, dog), the model has none" in heard.steps
+    assert work.header.labels == ANIMALS
+    found = _build(work).states[0]
+    fresh = work.opened.family.initialise(work.header.architecture, 4)
+    for name, tensor in found.items():
+        assert torch.equal(
+            tensor, fresh[name] if name.startswith("classifier.") else base(BERT).state[name]
+        ), name
+
+
+def test_the_other_stages_say_what_to_type(folder):
+    with pytest.raises(UnsupportedModelError, match="is a BertModel, which does not classify") as caught:
+        open_model(str(folder / "m"))
+    assert f"`hydractl finetune {folder / 'm'} --data" in caught.value.hint
+
+
+def test_a_backbone_has_nothing_to_keep(tmp_path, folder):
+    with pytest.raises(UsageError, match=r"`--keep-head`: .* is a BertModel, which does not classify"):
+        prepared(texts_config(tmp_path / "out.st", folder, recipe=replace(RECIPE, reset_head=False)))
+
+
+def test_pooling_is_what_was_asked_for_or_the_folder_says(tmp_path, folder):
+    says = folder / "m" / "1_Pooling" / "config.json"
+    says.parent.mkdir()
+    modes = {
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+        "word_embedding_dimension": 32,
+    }
+    try:
+        says.write_text(json.dumps(modes))
+        work, heard = prepared(texts_config(tmp_path / "out.st", folder))
+        own, _ = prepared(texts_config(tmp_path / "out.st", folder, pooling="own"))
+        says.write_text(json.dumps(modes | {"pooling_mode_cls_token": True}))
+        both, _ = prepared(texts_config(tmp_path / "out.st", folder))
+    finally:
+        says.unlink()
+        says.parent.rmdir()
+    mean, _ = prepared(texts_config(tmp_path / "out.st", folder, pooling="mean"))
+
+    assert any("1_Pooling/config.json" in line for line in heard.steps)
+    assert work.header == mean.header
+    assert (mean.header.architecture.pooling, own.header.architecture.pooling) == ("mean", None)
+    assert both.header == own.header
+    assert "bert.pooler.dense.weight" in own.opened.checkpoint.specs
+    assert "bert.pooler.dense.weight" not in mean.opened.checkpoint.specs
+
+
+def test_from_a_backbone_to_a_member_and_another_pooling(tmp_path, folder):
+    out = tmp_path / "base.st"
+    run_finetune(texts_config(out, folder, pooling="mean"))
+    opened = open_model(str(out))
+    assert (opened.header.kind, opened.header.architecture.pooling, opened.header.labels) == (
+        Kind.BASE,
+        "mean",
+        ANIMALS,
+    )
+    assert load_model(opened)(base(BERT).inputs()).shape == (2, 3)
+
+    again, heard = prepared(replace(texts_config(tmp_path / "b.st", folder), model=str(out)))
+    assert torch.equal(
+        again.opened.checkpoint.tensor("classifier.weight"), opened.checkpoint.tensor("classifier.weight")
+    )
+    back, heard = prepared(replace(texts_config(tmp_path / "b.st", folder), model=str(out), pooling="own"))
+    assert back.header.architecture.pooling is None
+    assert "bert.pooler.dense.weight" in back.opened.checkpoint.specs
+    assert any(line.startswith("A new classifier for 3 classes (bird, cat, dog)") for line in heard.steps)
+
+
+def test_images_have_no_pooling_to_choose(tmp_path):
+    with pytest.raises(UsageError, match=re.escape("`--pooling mean` is for texts, but")):
+        prepared(config(tmp_path / "out.st", base().save(tmp_path / "m.st"), pooling="mean"))
