@@ -285,7 +285,7 @@ _hydractl() {
     demo)
         case $prev in
         --task)
-            _hydractl_words 'digits text zero-shot'
+            _hydractl_words 'digits text zero-shot pretrained'
             ;;
         -o | --out)
             _hydractl_files ''

@@ -228,7 +228,7 @@ complete -c hydractl -n '__hydractl_in import' -k -a '(__fish_complete_suffix .p
 complete -c hydractl -n '__hydractl_in schema' -l json -d 'Accepted as everywhere; a schema is JSON already'
 complete -c hydractl -n '__hydractl_in schema' -s h -l help -d 'Show this message and exit'
 complete -c hydractl -n '__hydractl_in schema' -a 'scores head-mask report'
-complete -c hydractl -n '__hydractl_in demo' -l task -x -a 'digits text zero-shot' -d 'What to show the method on'
+complete -c hydractl -n '__hydractl_in demo' -l task -x -a 'digits text zero-shot pretrained' -d 'What to show the method on'
 complete -c hydractl -n '__hydractl_in demo' -s o -l out -r -F -d 'Where every artefact is kept'
 complete -c hydractl -n '__hydractl_in demo' -l seed -x -d 'Seed of everything random'
 complete -c hydractl -n '__hydractl_in demo' -l force -d 'Replace an existing output'

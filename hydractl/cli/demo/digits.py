@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hydractl.cli.demo.plan import ENSEMBLE, HYDRAS, REPORT, SINGLE, Experiment, Part
+from hydractl.cli.demo.plan import ENSEMBLES, HYDRAS, REPORT, SINGLE, Experiment, Part
 
-__all__ = ["ENSEMBLE", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
 
 DIGITS = Experiment(
     architecture="arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=7",

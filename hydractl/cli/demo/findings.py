@@ -11,15 +11,14 @@ if TYPE_CHECKING:
 ACCURACY, AUROC = "accuracy", "mean OOD AUROC"
 
 
-def findings(report: Report, *, single: str, ensemble: str, hydras: Sequence[str]) -> tuple[str, ...]:
+def findings(report: Report, *, against: Sequence[str], hydras: Sequence[str]) -> tuple[str, ...]:
     """Return what a reader should take from the table, a sentence or two each.
 
     Numbers are compared as the table shows them: in percent, with one digit.
 
     Args:
         report: With accuracy and OOD sets; its rows have intervals.
-        single: Name of the single model's row.
-        ensemble: Name of the deep ensemble's row.
+        against: Names of the rows that hydras are set against, that of the single model first.
         hydras: Names of the hydras' rows.
     """
     shown = {
@@ -28,7 +27,9 @@ def findings(report: Report, *, single: str, ensemble: str, hydras: Sequence[str
     }
     best = "; ".join(f"best {what}: {_best(values)}" for what, values in shown.items())
     compared = [
-        f"{name}: " + "; ".join(_against(other, name, shown) for other in (single, ensemble)) + "."
+        f"{name}{_cost(report, name, against[0])}: "
+        + "; ".join(_against(other, name, shown) for other in against)
+        + "."
         for name in hydras
     ]
     return (f"{best[0].upper()}{best[1:]}.", *compared, _interval(report))
@@ -50,6 +51,12 @@ def _against(other: str, name: str, shown: Mapping[str, Mapping[str, float]]) ->
         how = "above" if mine > theirs else "below" if mine < theirs else "level with"
         parts.append(f"{what} {mine:.1f} is {how} {theirs:.1f}")
     return f"against {other}, {' and '.join(parts)}"
+
+
+def _cost(report: Report, name: str, single: str) -> str:
+    """Say how many times a single model's multiply-accumulates a row takes, where they were counted."""
+    macs = {row.name: row.values["macs"].value for row in report.rows if "macs" in row.values}
+    return f", at {macs[name] / macs[single]:.2f} times the MACs of {single}" if macs else ""
 
 
 def _interval(report: Report) -> str:

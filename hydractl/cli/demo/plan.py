@@ -9,6 +9,7 @@ from pathlib import Path
 MEMBERS = range(3)
 REPORT = "report.json"
 SINGLE, ENSEMBLE, HYDRAS = "Single", "Deep Ensemble x3", ("Hydra (Taylor)", "Hydra (Circ)")
+ENSEMBLES = (ENSEMBLE,)
 ALIKE = "fine-tuned alike"
 TAYLOR = tuple(f"taylor-{i}" for i in MEMBERS)
 CIRCUIT = tuple(f"circuit-{i}" for i in MEMBERS)

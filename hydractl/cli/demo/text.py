@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hydractl.cli.demo.plan import ENSEMBLE, HYDRAS, REPORT, SINGLE, Experiment, Part
+from hydractl.cli.demo.plan import ENSEMBLES, HYDRAS, REPORT, SINGLE, Experiment, Part
 
-__all__ = ["ENSEMBLE", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
 
 TOKENIZER = "tokenizer.json"
 PADDING, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

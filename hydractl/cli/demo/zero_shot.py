@@ -26,7 +26,7 @@ PROMPTS = CAPTIONS[:3]
 MEMBERS = range(3)
 REMOVED, POOL, KEPT_BY_LAYER, SAMPLED = "8", "16", "5", "240"
 REPORT = "report.json"
-SINGLE, ENSEMBLE, HYDRAS = "Single", "Deep Ensemble x3", ("Hydra (Taylor)", "Hydra (Circ)")
+SINGLE, ENSEMBLES, HYDRAS = "Single", ("Deep Ensemble x3",), ("Hydra (Taylor)", "Hydra (Circ)")
 
 
 def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
@@ -68,7 +68,7 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
         flag for kind, sets in (("--near", NEAR), ("--far", FAR)) for name in sets for flag in (kind, name)
     )
     compared = {
-        ENSEMBLE: ",".join(path(name) for name in _bases()),
+        ENSEMBLES[0]: ",".join(path(name) for name in _bases()),
         "Taylor": path("taylor-0.st"),
         "CircAvg": path("circuit-best.st"),
         HYDRAS[0]: path("hydra-taylor.st"),

@@ -113,7 +113,7 @@ def test_a_task_says_what_its_rows_are(task, tmp_path):
 
     assert last[0] == "eval"
     assert last[last.index("--name") + 1] == steps.SINGLE
-    assert {steps.ENSEMBLE, *steps.HYDRAS} < rows
+    assert {*steps.ENSEMBLES, *steps.HYDRAS} < rows
     assert last[-2:] == ("-o", str(tmp_path / steps.REPORT))
 
 

@@ -9,7 +9,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Report, Row, Value
 
 
-def report(accuracies, aurocs, *, low=None, high=None):
+def report(accuracies, aurocs, *, low=None, high=None, macs=None):
     names = ("one", "ensemble", "hydra")
     return Report(
         rows=tuple(
@@ -17,20 +17,21 @@ def report(accuracies, aurocs, *, low=None, high=None):
                 name=name,
                 models=(Fingerprint(reference="m.st", sha256=f"sha256:{'0' * 64}"),),
                 members=1,
-                values={"accuracy": Value(value=a, low=low, high=high, count=50)},
+                values={"accuracy": Value(value=a, low=low, high=high, count=50)}
+                | ({"macs": Value(value=macs[name])} if macs else {}),
                 means={"all": {"auroc": r}},
             )
             for name, a, r in zip(names, accuracies, aurocs, strict=True)
         ),
         data={},
-        definitions={"accuracy": "x"},
+        definitions={"accuracy": "x", "macs": "x"},
         options={},
         versions={},
     )
 
 
 def said(*args, **options):
-    return findings(report(*args, **options), single="one", ensemble="ensemble", hydras=("hydra",))
+    return findings(report(*args, **options), against=("one", "ensemble"), hydras=("hydra",))
 
 
 @pytest.mark.parametrize(("hydra", "word"), [(0.91, "above"), (0.89, "below"), (0.9001, "level with")])
@@ -40,6 +41,13 @@ def test_a_hydra_is_set_against_both(hydra, word):
     assert sentence.count(f"accuracy {100 * hydra:.1f} is {word} 90.0") == 2
     assert "against one" in sentence
     assert "mean OOD AUROC 70.0 is above 60.0" in sentence
+
+
+def test_a_hydra_says_what_it_costs():
+    counted = said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), macs={"one": 30.0, "ensemble": 90.0, "hydra": 50.0})[1]
+
+    assert counted.startswith("hydra, at 1.67 times the MACs of one: against one, accuracy")
+    assert "MACs" not in said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5))[1]
 
 
 def test_the_best_rows_are_named_also_when_they_tie():
