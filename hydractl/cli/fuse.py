@@ -81,14 +81,14 @@ def measured(found: Measured, out: Console) -> None:
     ]
     out.print(
         table(
-            ["hydra", "T", "Acc", "NLL", "loss", "agreement"],
+            ["model", "T", "Acc", "NLL", "Loss", "Agree"],
             rows,
             title=f"{found.data}: {counted(found.samples, 'sample')}",
         )
     )
     line(
         out,
-        f"Loss is NLL less that of {ENSEMBLE}, agreement the share of equal predictions. Acc and agreement in %",
+        f"Loss is NLL less that of {ENSEMBLE}, Agree the share of equal predictions. Acc and Agree in %",
     )
 
 

@@ -85,6 +85,6 @@ def _hydra(fusion: Fusion, header_of: Callable[[Fusion], Header]) -> Hydra:
 
 def _tell(tried: Tried, progress: Progress) -> None:
     progress.step(
-        f"{counted(tried.merge_trunk, 'block')} merged: NLL {tried.hydra.nll:.4f}, {tried.loss:+.4f} of {ENSEMBLE}; accuracy "
+        f"{counted(tried.merge_trunk, 'block')} merged: NLL {tried.hydra.nll:.4f}, {tried.loss:+.4f} over {ENSEMBLE}; accuracy "
         f"{tried.hydra.accuracy:.4f}, agreement {tried.agreement:.4f}"
     )
