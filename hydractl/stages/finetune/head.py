@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hydractl.checkpoint import Checkpoint
 from hydractl.data.items import Items
 from hydractl.data.labels import names_agree
 from hydractl.errors import DataError, UsageError
-from hydractl.families.base import OWN
+from hydractl.families.base import OWN, place_of
 from hydractl.families.classifier import asked_number, with_classifier
 from hydractl.families.opening import OpenModel
-from hydractl.manifest.header import Kind, Tokenization
+from hydractl.fusion.hydra import member_headers
+from hydractl.fusion.plan import join_members
+from hydractl.manifest.header import Fate, Tokenization
 from hydractl.progress import Progress, counted
 from hydractl.stages.finetune.config import FinetuneConfig
 
@@ -24,9 +29,6 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
         UsageError: If options contradict the model or one another.
         DataError: If the data have more classes than were asked for.
     """
-    if opened.header.kind == Kind.HYDRA:
-        _check_fused(config)
-        return opened
     before, pooling = opened.header.architecture, _pooling(config, opened, progress)
     same = not opened.lacks and pooling == (before.pooling or OWN)
     if config.keep_head:
@@ -35,6 +37,11 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
     number = _number(config, opened, items)
     fits = same and number == before.num_classes and names_agree(items, opened.header.labels, number)
     drawn = config.head_seed is not None and (config.reset_head or opened.is_random)
+    if config.recipe.own and (config.reset_head or not fits) and _shares_head(opened):
+        raise UsageError(
+            f"`--train own`: members of {config.model} share their classifier, and a new one would not train",
+            hint="leave `own` out, or fuse with `--own-from`",
+        )
     if fits and not drawn:
         if config.head_seed is not None:
             raise UsageError(
@@ -42,7 +49,7 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
                 hint="leave `--head-seed` out, or add `--reset-head` for a new classifier",
             )
         return opened
-    if "head" not in config.recipe.train and not opened.is_random:
+    if "head" not in config.recipe.parts and not opened.is_random:
         raise UsageError(
             f"{config.model} gets a new classifier, which `--train {','.join(config.recipe.train)}` leaves as it is drawn",
             hint="add `head` to `--train`",
@@ -50,28 +57,49 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
     names = items.class_names if number == len(items.class_names) else ()
     if not fits:
         progress.step(_told(opened, number, items.class_names))
-    return with_classifier(
-        opened,
-        number,
-        labels=opened.header.labels if fits else names,
-        seed=config.seed,
-        head_seed=config.head_seed,
-        pooling=pooling,
+    return _with_classifiers(
+        opened, config, number=number, labels=opened.header.labels if fits else names, pooling=pooling
     )
 
 
-def _check_fused(config: FinetuneConfig) -> None:
-    """Refuse to make classifiers for the members of a hydra."""
-    given = {
-        "--num-classes": config.num_classes,
-        "--head-seed": config.head_seed,
-        "--pooling": config.pooling,
-    }
-    if named := next((option for option, value in given.items() if value is not None), None):
-        raise UsageError(
-            f"`{named}`: {config.model} is a hydra, whose members have their classifiers",
-            hint="fine-tune the members for other classes, then fuse them again",
+def _with_classifiers(
+    opened: OpenModel, config: FinetuneConfig, *, number: int, labels: tuple[str, ...], pooling: str
+) -> OpenModel:
+    """Return a model with a new classifier; members of a hydra that have one each get one each, of seeds one after another."""
+    plan = opened.header.plan
+    each = [
+        with_classifier(
+            replace(opened, header=alone),
+            number,
+            labels=labels,
+            seed=config.seed + i,
+            head_seed=None if config.head_seed is None else config.head_seed + i,
+            pooling=pooling,
         )
+        for i, alone in enumerate(member_headers(opened.header))
+    ]
+    if plan is None:
+        return each[0]
+    first, specs = each[0], opened.checkpoint.specs
+    fates = {name: plan.fates.get(name, Fate.GROUPED) for name in first.checkpoint.specs}
+    drawn = {n: f for n, f in fates.items() if n not in specs or place_of(opened.family, n).part == "head"}
+    states = [{name: member.checkpoint.tensor(name) for name in drawn} for member in each]
+    fresh = Checkpoint.of(join_members(opened.family, drawn, states))
+    kept = replace(opened.checkpoint, specs={n: s for n, s in specs.items() if n in fates and n not in drawn})
+    changes = {
+        "architecture": first.header.architecture,
+        "labels": labels,
+        "plan": plan.model_copy(update={"fates": fates}),
+    }
+    return replace(opened, checkpoint=kept.joined(fresh), header=opened.header.model_copy(update=changes))
+
+
+def _shares_head(opened: OpenModel) -> bool:
+    """Return whether it is a hydra with one classifier for all members."""
+    plan, family = opened.header.plan, opened.family
+    return plan is not None and not any(
+        fate == Fate.GROUPED and place_of(family, name).part == "head" for name, fate in plan.fates.items()
+    )
 
 
 def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> str:

@@ -105,8 +105,8 @@ def _train(
     same_batches = work.header.plan is not None and not config.apart
     if engine.leads and same_batches and stay_equal(_build(work), job.probe, recipe):
         progress.warn(
-            "members that are equal now stay equal, for nothing is dropped: add `--dropout 0.1`, or fuse members with "
-            "classifiers of their own"
+            "members that are equal now stay equal, for nothing is dropped: add `--dropout 0.1`, or "
+            "`--reset-head --head-seed 1` for classifiers of their own"
         )
     engine.wait()  # all have read the state before one writes it
     trained = train(job, engine, progress, folder=folder, start=start)

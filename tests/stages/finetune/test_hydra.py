@@ -10,6 +10,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.classifier import with_classifier
 from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.fusion.plan import split_members
@@ -207,6 +208,39 @@ def test_pieces_change_nothing_on_batches_and_with_dropout_of_their_own(tmp_path
 
     assert all(torch.allclose(a[n], b[n], atol=1e-5) for a, b in zip(whole, pieces, strict=True) for n in a)
     assert not torch.allclose(whole[0]["head.weight"], whole[1]["head.weight"], atol=1e-4)
+
+
+def test_members_get_classifiers_of_their_own(tmp_path, hydra):
+    """Member m's is what the seed + m draws for a model alone; no dropout is needed then to tell members apart."""
+    data = DataRef.parse("digits::split=train,classes=0-4,limit=24")
+    val = DataRef.parse("digits::split=val,classes=0-4,limit=20")
+    recipe, heard = replace(RECIPE, dropout=0.0, epochs=None, steps=1, lr=(1e-9,)), Warned()
+    tuned(tmp_path / "out.st", hydra, heard, data=data, val=val, recipe=recipe, head_seed=5)
+
+    after, before = header(tmp_path / "out.st"), header(hydra)
+    assert after.architecture.num_classes == 5
+    assert after.labels == tuple("01234")
+    assert after.plan == before.plan
+    assert heard.warnings == []
+    one = open_model(str(hydra.with_name("one.st")))
+    for i, found in enumerate(members(tmp_path / "out.st")):
+        alone = with_classifier(one, 5, head_seed=5 + i).checkpoint
+        assert torch.allclose(found["head.weight"], alone.tensor("head.weight"), atol=1e-6)
+        assert torch.allclose(
+            found["blocks.0.mlp.fc1.weight"], alone.tensor("blocks.0.mlp.fc1.weight"), atol=1e-6
+        )
+
+
+def test_a_classifier_that_members_share_is_not_their_own(tmp_path):
+    paths = [str(base().pruned((i,), (), ()).save(tmp_path / f"{i}.st")) for i in (0, 1)]
+    run_fuse(FuseConfig(models=tuple(paths), out=tmp_path / "hydra.st", verify=False))
+
+    with pytest.raises(UsageError, match="share their classifier, and a new one would not train"):
+        tuned(
+            tmp_path / "out.st",
+            tmp_path / "hydra.st",
+            recipe=replace(RECIPE, train=("own",), reset_head=True),
+        )
 
 
 def test_batches_of_their_own_want_no_trunk_and_no_teachers(tmp_path, hydra):
