@@ -256,15 +256,18 @@ _hydractl() {
         ;;
     import)
         case $prev in
-        --arch | --num-classes)
+        --arch | --num-classes | --head-seed | --img-size | --mean | --std)
             : # any text
             ;;
         -o | --out | --labels | --tokenizer)
             _hydractl_files ''
             ;;
+        --pooling)
+            _hydractl_words 'own mean'
+            ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--arch -o --out --num-classes --labels --tokenizer --ema --force --json -q --quiet -h --help'
+                _hydractl_words '--arch -o --out --num-classes --head-seed --pooling --img-size --mean --std --labels --tokenizer --ema --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'pth|pt|bin|ckpt|tar|safetensors|json'
             fi

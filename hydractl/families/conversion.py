@@ -34,20 +34,34 @@ def convert(
     return None if family.adopt is None else _adopted(family, architecture, state)
 
 
+def encoder_of(
+    family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor] | None:
+    """Return the tensors as `convert` does, be some of them left out: an encoder may come with what is no part of a classifier."""
+    return convert(family, architecture, state) or _read(family, architecture, state)
+
+
 def _adopted(
     family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor] | None:
     """Return what the library makes of a folder with these weights, unless it leaves some of them out."""
+    made = _read(family, architecture, state)
+    return made if made is not None and _elements(made) == _elements(state) else None
+
+
+def _read(
+    family: Family, architecture: Architecture, state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor] | None:
+    """Return what the library makes of a folder with these weights, None where it fails."""
     if family.adopt is None:
         return None
     scratch = ScratchFolder()
     with (scratch.path / "model.safetensors").open("wb") as file:
         write_tensors(file, state, header=None)
     try:
-        made = family.adopt(scratch.path, architecture)
+        return family.adopt(scratch.path, architecture)
     except (CheckpointError, RuntimeError):  # some are missing, or of other shapes
         return None
-    return made if _elements(made) == _elements(state) else None
 
 
 def _elements(state: Mapping[str, torch.Tensor]) -> int:

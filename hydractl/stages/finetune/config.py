@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.base import POOLINGS
 from hydractl.parallel import refuse_shared_input
 from hydractl.publish import is_stream
 from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, words
@@ -94,18 +93,9 @@ class FinetuneConfig:
         None, "Seed of the order of the data and of augmentation (default: --seed).", low=0, metavar="N"
     )
     dropout_seed: int | None = setting(None, "Seed of dropout (default: --seed).", low=0, metavar="N")
-    head_seed: int | None = setting(
-        None, "Seed of a classifier that is drawn anew (default: --seed).", low=0, metavar="N"
-    )
-    num_classes: int | None = setting(
-        None, "Classes to tell apart (default: as many as the data have).", low=1, metavar="N"
-    )
-    pooling: str | None = setting(
-        None,
-        "What the classifier of a text model reads: what its family's does, or the mean over all tokens. Default: as the "
-        "model or its folder says.",
-        choices=POOLINGS,
-    )
+    head_seed: int | None = by_default(None, shared.HEAD_SEED)
+    num_classes: int | None = by_default(None, shared.NUM_CLASSES)
+    pooling: str | None = by_default(None, shared.POOLING)
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     device: str = by_default("auto", shared.DEVICE)
     arch: str | None = by_default(None, shared.ARCH)

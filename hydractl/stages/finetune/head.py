@@ -16,6 +16,7 @@ from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Tokenization
 from hydractl.progress import Progress, counted
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.shared.classes import POOLED
 
 SHOWN = 5
 
@@ -113,9 +114,7 @@ def _pooling(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> s
             )
         return config.pooling
     if opened.pools is not None and not config.keep_head:
-        progress.step(
-            f"Reading the {opened.pools} over all tokens, as the folder's 1_Pooling/config.json says"
-        )
+        progress.step(POOLED.format(pooling=opened.pools))
         return opened.pools
     return header.architecture.pooling or OWN
 

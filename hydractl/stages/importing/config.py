@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, check, flag, required, setting
+from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 
 
@@ -31,8 +31,23 @@ class ImportConfig:
         )
     )
     out: Path = required(shared.OUT)
-    num_classes: int | None = setting(None, "How many classes it tells apart.", low=1, metavar="N")
+    num_classes: int | None = setting(
+        None,
+        "How many classes it tells apart; weights without a classifier get one that is drawn.",
+        low=1,
+        metavar="N",
+    )
     """None for the architecture's own, or as many as there are labels."""
+    head_seed: int | None = by_default(
+        None,
+        replace(
+            shared.HEAD_SEED,
+            help="Draw the classifier from this seed, whatever the weights have (default: 0).",
+        ),
+    )
+    """None for 0, and for no other classifier than one that the weights lack."""
+    pooling: str | None = by_default(None, shared.POOLING)
+    images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     labels: str | None = setting(
         None, "Names of the classes: a file with one a line, a JSON list, or `a,b,c`.", metavar="PATH"
     )
@@ -42,15 +57,10 @@ class ImportConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        given = [
-            name
-            for name, value in (("--num-classes", self.num_classes), ("--tokenizer", self.tokenizer))
-            if value is not None
-        ]
-        if self.folder is not None and given:
+        if self.folder is not None and self.tokenizer is not None:
             raise UsageError(
-                f"`{given[0]}` goes with an architecture's name; the folder `{self.folder}` has its own",
-                hint=self.way_out or f"leave `{given[0]}` out",
+                f"`--tokenizer` goes with an architecture's name; the folder `{self.folder}` has its own",
+                hint=self.way_out or "leave `--tokenizer` out",
             )
 
     @property

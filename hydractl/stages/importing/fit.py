@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, KeysView, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError
-from hydractl.families.base import Family
-from hydractl.families.conversion import convert
-from hydractl.manifest.header import Architecture
+from hydractl.families.base import Family, is_replaceable, place_of
+from hydractl.families.conversion import convert, encoder_of
+from hydractl.families.registry import FAMILIES
+from hydractl.manifest.header import Architecture, Header
 from hydractl.progress import quoted
 from hydractl.tensors import TensorSpec, spec_of
 
@@ -42,12 +43,14 @@ class Fitted:
         prefix: What stood before the names.
         left_out: Names without that prefix, which belong to something else.
         converted: The library that translated them, or None.
+        drawn: Names of those that were not among the weights.
     """
 
     tensors: dict[str, torch.Tensor]
     prefix: str = ""
     left_out: tuple[str, ...] = ()
     converted: str | None = None
+    drawn: tuple[str, ...] = ()
 
 
 def fit(
@@ -66,7 +69,7 @@ def fit(
         CheckpointError: If they do not fit; with counts, the first few names, and the likely cause.
     """
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
-    found = _without_prefix(plain, expected)
+    found = _without_prefix(plain, lambda names: names == expected.keys())
     if found is None:
         bare = _without_common(plain, expected)
         made = convert(family, architecture, bare)
@@ -79,12 +82,58 @@ def fit(
     return found
 
 
-def _without_prefix(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, TensorSpec]) -> Fitted | None:
-    """Return the tensors beneath the shortest prefix that leaves exactly the expected names."""
+def fit_encoder(
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, TensorSpec],
+    *,
+    header: Header,
+    where: str,
+    new: bool,
+) -> Fitted:
+    """Bring the tensors of an encoder under the names of an architecture, without a classifier and maybe a pooler.
+
+    What the library's own model has besides, outside of blocks, is left out: other heads than a classifier's.
+
+    Args:
+        tensors: By the names that the file has.
+        expected: What the architecture has.
+        header: Of the base to be.
+        where: What messages call the file.
+        new: Whether a classifier is left out that is there; otherwise it is an error.
+
+    Raises:
+        CheckpointError: If they do not fit.
+    """
+    architecture = header.architecture
+    family = FAMILIES[architecture.family]
+    plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
+    wanted = {n: s for n, s in expected.items() if not is_replaceable(family, n)}
+    found = _without_prefix(plain, lambda names: wanted.keys() <= names)
+    if found is None:
+        bare = _without_common(plain, expected)
+        made = encoder_of(family, architecture, bare)
+        found = Fitted(tensors=bare) if made is None else Fitted(tensors=made, converted=family.library)
+    kept = {n: t for n, t in found.tensors.items() if n in expected or place_of(family, n).layer is not None}
+    if new:
+        kept = {n: t for n, t in kept.items() if place_of(family, n).part != "head"}
+    elif any(place_of(family, n).part == "head" for n in kept):
+        raise CheckpointError(f"{where}: has a classifier, but does not fit {architecture.name} otherwise")
+    specs = {n: s for n, s in expected.items() if n in wanted or n in kept}
+    _check(where, {k: spec_of(v) for k, v in kept.items()}, specs, family, architecture)
+    left = (
+        () if found.converted else tuple(sorted(found.prefix + n for n in found.tensors.keys() - kept.keys()))
+    )
+    return replace(found, tensors=kept, left_out=(*found.left_out, *left))
+
+
+def _without_prefix(
+    tensors: Mapping[str, torch.Tensor], fits: Callable[[KeysView[str]], bool]
+) -> Fitted | None:
+    """Return the tensors beneath the shortest prefix that leaves names that fit."""
     level = [Fitted(tensors=dict(tensors))]
     for _ in range(DEEPEST + 1):
         for found in level:
-            if found.tensors.keys() == expected.keys():
+            if fits(found.tensors.keys()):
                 return found
         level = [
             Fitted(
@@ -133,7 +182,7 @@ def _check(
         ]
         raise CheckpointError(
             f"{where}: does not fit {architecture.name}: {' and '.join(parts)}",
-            hint="has it no classifier? hydractl needs a model that was trained to classify"
+            hint="has it no classifier? `--num-classes N` gives it one that is yet to be trained to classify"
             if missing and all(name.startswith(heads) for name in missing)
             else "is it another architecture, or one with other options (`--arch NAME::key=value`)?",
         )

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
-from hydractl.families.base import Described, Family
-from hydractl.families.opening import base_header, expected_specs, folder_files
+from hydractl.families.base import OWN, Described, Family, with_pooling
+from hydractl.families.classifier import CLASSES, resized
+from hydractl.families.opening import base_header, build_checked, expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.jsonfile import parse
-from hydractl.manifest.header import Header, InputFile, Step, Tokenization
+from hydractl.manifest.header import Header, InputFile, Preprocess, Step, Tokenization
 from hydractl.parallel import require_one_process
-from hydractl.progress import SILENT, Progress, counted
+from hydractl.progress import SILENT, Progress, counted, quoted
 from hydractl.publish import publish
 from hydractl.runtime import digest_file, digest_text
 from hydractl.source import folder_config, parse_arch
 from hydractl.stages.importing.config import ImportConfig
-from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit
+from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit, fit_encoder
 from hydractl.stages.importing.read import Weights, files_of, read_weights
+from hydractl.stages.shared.classes import POOLED
+from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
-
-CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}
-"""What the libraries call the number of classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,25 +68,65 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     labels = _labels_named(config.labels)
     described = _described(config, len(labels) or None)
     family = FAMILIES[described.architecture.family]
-    header = base_header(described)
-    expected = expected_specs(family, header)
+    header = told(base_header(described), config.images, where=config.arch)
     if labels:
         header = _labelled(header, labels)
     progress.step(f"Reading {config.source}")
     weights = read_weights(files, ema=config.ema)
-    try:
-        fitted = fit(
-            weights.tensors, expected, family=family, architecture=header.architecture, where=config.source
-        )
-    except OtherClassesError as error:
-        raise CheckpointError(error.message, hint=_classes_hint(config, error)) from error
+    fitted = _fitted(config, weights, header, drawn=bool(described.lacks) or config.head_seed is not None)
     _check_finite(config.source, fitted)
+    _check_size(config, header, described, fitted)
     _tell(progress, config, weights, fitted, header)
     step = _step(config, files, family, header, weights, fitted)
     progress.step(f"Writing {config.out}")
     with publish(config.out) as file:
         write_tensors(file, fitted.tensors, header=header.model_copy(update={"made_by": step}))
     return _report(config, header, weights, fitted)
+
+
+def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bool) -> Fitted:
+    """Return the tensors under the architecture's names, the classifier drawn if it is to be, or if there is none."""
+    architecture, where = header.architecture, config.source
+    family = FAMILIES[architecture.family]
+    expected = expected_specs(family, header)
+    if config.head_seed is not None and header.prompting is not None:
+        raise UsageError(f"`--head-seed`: `{config.arch}` has no classifier", hint="leave it out")
+    if drawn:
+        fitted = fit_encoder(weights.tensors, expected, header=header, where=where, new=True)
+    else:
+        try:
+            return fit(weights.tensors, expected, family=family, architecture=architecture, where=where)
+        except OtherClassesError as error:
+            raise CheckpointError(error.message, hint=_classes_hint(config, error)) from error
+        except CheckpointError as error:
+            if (config.num_classes is None and config.labels is None) or header.prompting is not None:
+                raise
+            try:
+                fitted = fit_encoder(weights.tensors, expected, header=header, where=where, new=False)
+            except CheckpointError:  # what kept the whole from fitting says more
+                raise error from None
+    random, kept = family.initialise(architecture, config.head_seed or 0), fitted.tensors
+    dtype = max(kept.values(), key=lambda tensor: tensor.nbytes).dtype
+    fresh = {name: random[name].to(dtype) for name in expected if name not in kept}
+    return replace(fitted, tensors=kept | fresh, drawn=tuple(fresh))
+
+
+def _check_size(config: ImportConfig, header: Header, described: Described, fitted: Fitted) -> None:
+    """Refuse images of another size than the architecture was made for, if it does not take them."""
+    how, made_for = header.preprocess, described.preprocess
+    if (
+        isinstance(how, Preprocess)
+        and isinstance(made_for, Preprocess)
+        and how.input_size != made_for.input_size
+    ):
+        model = build_checked(
+            FAMILIES[header.architecture.family],
+            header,
+            fitted.tensors,
+            where=config.source,
+            dtype=torch.float32,
+        )
+        check_takes(model, how, where=config.arch)
 
 
 def _labels_named(given: str | None) -> tuple[str, ...]:
@@ -154,10 +196,12 @@ def _beside(config: ImportConfig) -> list[Path]:
 
 def _described(config: ImportConfig, labels: int | None) -> Described:
     """Describe the architecture; as many classes as `labels` where nothing else says how many."""
+    wanted = config.num_classes or labels
     if config.folder is not None:
         try:
             found = folder_config(config.folder)
-            return family_for_config(found, where=str(config.folder)).read_config(found, config.folder)
+            family = family_for_config(found, where=str(config.folder), backbone=wanted is not None)
+            return _with_classes(config, family.read_config(found, config.folder), wanted)
         except (CheckpointError, UnsupportedModelError) as error:
             if config.way_out is None:
                 raise
@@ -171,10 +215,9 @@ def _described(config: ImportConfig, labels: int | None) -> Described:
         raise UsageError(
             f"`--num-classes {config.num_classes}` and `{key}={options[key]}` of `--arch` differ"
         )
-    number = config.num_classes or labels
-    if number is not None and key not in options:
-        options[key] = number
-    described = family.describe(name, options)
+    if wanted is not None and key not in options:
+        options[key] = wanted
+    described = _pooled(config, family.describe(name, options))
     if described.prompting is not None and (config.num_classes or labels):
         raise UsageError(
             f"`{name}` has no classes of its own: texts name them", hint="drop `--num-classes` and `--labels`"
@@ -183,16 +226,49 @@ def _described(config: ImportConfig, labels: int | None) -> Described:
         return described
     if not isinstance(described.preprocess, Tokenization) and described.prompting is None:
         raise UsageError(f"`--tokenizer` is for texts, which `{name}` does not read")
-    return family.describe(name, options | {"tokenizer": str(config.tokenizer)})
+    return _pooled(config, family.describe(name, options | {"tokenizer": str(config.tokenizer)}))
+
+
+def _with_classes(config: ImportConfig, described: Described, number: int | None) -> Described:
+    """Return what a folder describes, with another number of classes where one was asked for."""
+    if described.lacks and number is None:
+        raise CheckpointError(
+            f"{config.folder}: {described.lacks}",
+            hint="add `--num-classes N` or `--labels a,b,c` for a classifier that is drawn anew",
+        )
+    if number is None or described.prompting is not None:
+        return _pooled(config, described)
+    architecture = described.architecture
+    if number != architecture.num_classes:
+        library = FAMILIES[architecture.family].library
+        described = replace(described, architecture=resized(architecture, number, library), labels=())
+    return _pooled(config, described)
+
+
+def _pooled(config: ImportConfig, described: Described) -> Described:
+    """Return what is described, its classifier reading what was asked for, or what the folder says."""
+    architecture, pooling = described.architecture, config.pooling or described.pools
+    if pooling is None:
+        return described
+    if pooling != OWN and (
+        described.prompting is not None or not isinstance(described.preprocess, Tokenization)
+    ):
+        raise UsageError(
+            f"`--pooling {pooling}` is for texts, which `{config.arch}` does not read", hint="leave it out"
+        )
+    return replace(described, architecture=with_pooling(architecture, pooling))
 
 
 def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
     """Return what to type where the weights' classifier is of another size."""
     if config.folder is not None:
-        return f"correct `id2label` or the number of classes in {config.folder}/config.json"
+        return (
+            f"add `--num-classes {error.number}`, correct config.json in {config.folder}, or add `--head-seed 0` for a new "
+            "classifier"
+        )
     if config.labels is not None and config.num_classes is None:
         return f"give {counted(error.number, 'label')}: `--labels` has one name a class"
-    return error.hint
+    return f"{error.hint}, or `--head-seed 0` for a new classifier"
 
 
 def _check_finite(source: str, fitted: Fitted) -> None:
@@ -227,6 +303,16 @@ def _tell(progress: Progress, config: ImportConfig, weights: Weights, fitted: Fi
             f"{config.source}: left out {counted(len(fitted.left_out), 'tensor')} beside `{fitted.prefix}`, "
             f"for example `{fitted.left_out[0]}`"
         )
+    if config.pooling is None and header.architecture.pooling is not None and config.folder is not None:
+        progress.step(POOLED.format(pooling=header.architecture.pooling))
+    if fitted.drawn:
+        number = counted(header.architecture.num_classes, "class", "classes")
+        progress.step(f"A new classifier for {number}, drawn: {quoted(fitted.drawn)}")
+    if header.assumed:
+        progress.warn(
+            f"{config.folder}: no file says how its images are read; stored is what is usual for such models "
+            "(`--img-size`, `--mean` and `--std` say otherwise)"
+        )
     if isinstance(header.preprocess, Tokenization) and header.preprocess.tokenizer is None:
         progress.warn(
             "the base has no tokenizer, so it reads token numbers alone; `--tokenizer PATH` adds one"
@@ -246,7 +332,14 @@ def _step(
     return make_step(
         "import",
         family=family,
-        options={"arch": header.architecture.name, "num_classes": config.num_classes, "ema": config.ema},
+        options={
+            "arch": header.architecture.name,
+            "num_classes": config.num_classes,
+            "head_seed": config.head_seed,
+            "pooling": config.pooling,
+            "ema": config.ema,
+            **config.images.options(),
+        },
         inputs=[InputFile(name=Path(config.source).name, sha256=whole)],
         results={"wrapper": weights.wrapper, "prefix": fitted.prefix, "converted": fitted.converted},
     )

@@ -21,6 +21,8 @@ __all__ = ["DEFAULT_TEMPLATE", "NOTHING_NAMED", "Classes", "Naming", "ask", "set
 
 LEAST = 2
 """As many classes as can be told apart."""
+POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/config.json says"
+"""What is said of a folder that was followed."""
 SHOWN = 80
 
 

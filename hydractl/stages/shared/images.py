@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.manifest.header import Header, Preprocess
-from hydractl.progress import Progress
+from hydractl.progress import Progress, counted
 from hydractl.settings import spelled
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def told(header: Header, images: Images, *, where: str) -> Header:
             continue
         if len(values) not in {1, channels}:
             raise UsageError(
-                f"`--{name}`: {len(values)} numbers, but {where} reads images of {channels} channels",
+                f"`--{name}`: {len(values)} numbers, but {where} reads images of {counted(channels, 'channel')}",
                 hint="give one number for all channels, or one a channel",
             )
         update[name] = values * channels if len(values) == 1 else values

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
+from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import Budget
 from hydractl.settings import Composed, Declared, Setting, check, number, setting, words
 from hydractl.stages.shared.classes import Naming
@@ -93,6 +94,13 @@ class Images:
 
 
 IMAGES = Composed(lambda given: Images(**given), Declared.of(Images))
+HEAD_SEED = Setting("Seed of a classifier that is drawn anew (default: --seed).", low=0, metavar="N")
+NUM_CLASSES = Setting("Classes to tell apart (default: as many as the data have).", low=1, metavar="N")
+POOLING = Setting(
+    "What the classifier of a text model reads: what its family's does, or the mean over all tokens. Default: as the model or "
+    "its folder says.",
+    choices=POOLINGS,
+)
 VERIFY = Setting(
     "Check the result on a seeded random batch before it is published.", spelled=("--verify/--no-verify",)
 )

@@ -241,7 +241,10 @@ def test_a_folder_says_architecture_labels_and_preprocessing(tmp_path, state):
     assert (header.preprocess.mean, header.preprocess.std) == ((0.25,), (0.5,))
     check_equal(tmp_path / "base.st", state)
     with pytest.raises(UsageError, match="goes with an architecture's name"):
-        bring(path, tmp_path / "b.st", arch=str(folder))
+        bring(path, tmp_path / "b.st", arch=str(folder), tokenizer=folder)
+    with pytest.raises(CheckpointError, match="has 7 classes, not 5") as caught:
+        bring(path, tmp_path / "b.st", arch=str(folder), num_classes=5)
+    assert "`--head-seed 0` for a new classifier" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -444,7 +447,7 @@ def without(state, *names):
 MISFITS = {
     "classes": (lambda s: s, {"num_classes": 5}, r"has 7 classes, not 5", "--num-classes 7"),
     "default classes": (lambda s: s, {"num_classes": None}, r"has 7 classes, not 1000", "--num-classes 7"),
-    "no classifier": (lambda s: without(s, "head.weight", "head.bias"), {}, r"lacks 2 tensors \(`head.bias`, `head.weight`\)", "trained to classify"),
+    "no classifier": (lambda s: without(s, "head.weight", "head.bias"), {"num_classes": None}, r"lacks 2 tensors \(`head.bias`, `head.weight`\)", "trained to classify"),
     "missing": (lambda s: without(s, "cls_token"), {}, r"lacks 1 tensor \(`cls_token`\)", "another architecture"),
     "surplus": (lambda s: s | {"a": torch.ones(1), "b": torch.ones(1)}, {}, r"has besides 2 tensors \(`a`, `b`\)", "another architecture"),
     "architecture": (lambda s: s, {"arch": "vit_small_patch16_224::img_size=8,patch_size=4,in_chans=1"}, r"lacks 120 tensors \(`blocks.10.attn.proj.bias`, .*, \.\.\.\)", "another architecture"),
@@ -516,7 +519,7 @@ def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
     (tmp_path / "bert").mkdir()
     hint = "`bert` is a folder here: write `./bert` for it, `bert::` for the architecture"
     with pytest.raises(UsageError) as caught:
-        bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", num_classes=2)
+        bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", tokenizer=tmp_path, num_classes=None)
     assert caught.value.hint == hint
     with pytest.raises(CheckpointError, match=r"bert: has no config\.json") as caught:
         bring(saved(tmp_path, state), tmp_path / "base.st", arch="bert", num_classes=None)
