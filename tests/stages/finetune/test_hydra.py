@@ -75,10 +75,13 @@ def hydra(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(hydra):
-    out = hydra.with_name("whole.st")
-    tuned(out, hydra)
-    return out
+def report(hydra):
+    return tuned(hydra.with_name("whole.st"), hydra)
+
+
+@pytest.fixture(scope="module")
+def whole(report):
+    return report.path
 
 
 def test_what_comes_out_is_the_hydra_that_went_in_with_other_weights(hydra, whole):
@@ -133,17 +136,15 @@ def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, chan
     )
 
 
-def test_reported_metrics_are_the_ensemble_s(tmp_path, hydra):
+def test_reported_metrics_are_the_ensemble_s(report, whole):
     from hydractl.data.dataset import open_data
     from hydractl.data.preprocess import eval_transform
 
-    report = tuned(tmp_path / "out.st", hydra)
-
     images = open_data(VAL)
-    transform = eval_transform(header(tmp_path / "out.st").preprocess)
+    transform = eval_transform(header(whole).preprocess)
     inputs, labels = torch.stack([transform(images.image(i)) for i in range(20)]), torch.tensor(images.labels)
     with torch.inference_mode():
-        probs = load(tmp_path / "out.st")(inputs).member_logits.softmax(-1).mean(0)
+        probs = load(whole)(inputs).member_logits.softmax(-1).mean(0)
     assert report.kind == Kind.HYDRA
     assert report.accuracy == pytest.approx((probs.argmax(1) == labels).float().mean().item(), abs=1e-6)
     assert report.nll == pytest.approx(-probs[torch.arange(20), labels].log().mean().item(), abs=1e-5)
@@ -188,7 +189,7 @@ def test_apart_from_the_first_block_a_member_trains_as_it_would_alone(tmp_path, 
     ("train", "parts"), [(("own",), {"blocks.2", "norm", "head"}), (("own", "head"), {"head"})]
 )
 def test_own_leaves_what_members_share_as_it_is(tmp_path, hydra, train, parts):
-    tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, train=train))
+    tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, train=train, epochs=None, steps=2))
 
     before, after = Checkpoint.open(hydra).tensors(), Checkpoint.open(tmp_path / "out.st").tensors()
     moved = {n for n, t in after.items() if not torch.equal(t, before[n])}
@@ -276,7 +277,9 @@ def test_a_hydra_whose_plan_was_edited_is_refused(tmp_path, hydra):
 
 
 def test_bf16_and_a_classifier_of_zeros(tmp_path, hydra):
-    report = tuned(tmp_path / "out.st", hydra, recipe=replace(RECIPE, precision="bf16", reset_head=True))
+    report = tuned(
+        tmp_path / "out.st", hydra, recipe=replace(RECIPE, precision="bf16", reset_head=True, epochs=1)
+    )
 
     each = members(tmp_path / "out.st")
     assert report.nll < 2.5
