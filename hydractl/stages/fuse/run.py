@@ -130,7 +130,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         if config.verify or is_stream(config.out):
             hashing.result()
         if config.verify:
-            progress.step("Checking that the hydra equals its members")
+            progress.step("Running hydra and members on a random batch")
             gap = _verify(config, members, fusion, _header(config, members, made))
         progress.step(f"Writing {config.out}")
         digest = None if hashing.done() else UNKNOWN
