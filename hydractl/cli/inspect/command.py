@@ -160,6 +160,8 @@ def _listing(lines: Sequence[TensorLine]) -> object:
 def _architecture_facts(architecture: Architecture) -> list[tuple[str, str]]:
     config = ", ".join(f"{k}={plain(v)}" for k, v in sorted(architecture.config.items()))
     rows = [("library", f"{architecture.library}, family {architecture.family}")]
+    if architecture.pooling is not None:
+        rows.append(("pooling", f"the {architecture.pooling} over all tokens"))
     if config:
         rows.append(("configuration", config))
     rows += [

@@ -23,6 +23,7 @@ from hydractl.progress import Progress
 from hydractl.runtime import pick_device
 from hydractl.stages.fuse.config import Measuring
 from hydractl.stages.fuse.outcome import Quality
+from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, predict
 from hydractl.stages.shared.reading import labels_of
 
@@ -63,6 +64,7 @@ class Judge:
         self.device = pick_device(asked.device)
         first = members[0]
         check_reads(first.header.preprocess, model=first.reference)
+        warn_assumed(first, progress)
         if not first.header.num_classes:
             raise UsageError(
                 f"{first.reference}: tells no classes apart yet, so nothing can be measured",

@@ -44,13 +44,12 @@ def parse_size(text: str) -> tuple[int, int]:
     Raises:
         UsageError: If it is neither.
     """
-    height, _, width = text.partition("x")
-    sides = (height, width or height)
-    if not all(side.isdecimal() and int(side) > 0 for side in sides):
+    sides = text.split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
         raise UsageError(
             f"`--img-size {text}`: is not a size", hint="for example `224`, or `224x160`: height first"
         )
-    return int(sides[0]), int(sides[1])
+    return int(sides[0]), int(sides[-1])
 
 
 def _numbers(option: str) -> Callable[[str], tuple[float, ...]]:

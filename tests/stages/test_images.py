@@ -1,0 +1,120 @@
+"""Images of a model whose folder does not say how they are read: said where they are read, not asked for where they are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.finetune.work import prepare
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.run import run_prune
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.run import run_score
+from hydractl.stages.shared.settings import Images, parse_size
+from hydractl.training.recipes.recipe import Recipe
+from support.builders import base, mask_file
+from support.variants import VARIANTS
+
+SAID = "no file says how its images are read"
+DATA = "digits::classes=0-6,limit=12"
+
+
+class Heard:
+    def __init__(self):
+        self.warnings = []
+
+    def step(self, message):
+        pass
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+    def track(self, items, **_):
+        return items
+
+    @property
+    def told(self):
+        return sum(SAID in line for line in self.warnings)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("vit") / "m"
+    base(next(v for v in VARIANTS if str(v) == "transformers-vit-plain")).library().save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def member(folder, tmp_path_factory):
+    """A member of it, which no image was read for; what was said then beside it."""
+    place, heard = tmp_path_factory.mktemp("member"), Heard()
+    sample = base(next(v for v in VARIANTS if str(v) == "transformers-vit-plain"))
+    mask = mask_file(place / "mask.json", sample.header, (0, 1), (), (2,))
+    run_prune(PruneConfig(model=str(folder), masks=(mask,), out=place / "m.st"), heard)
+    return place / "m.st", heard
+
+
+def tuning(out, model, **changes):
+    recipe = Recipe(steps=1, warmup=0, batch_size=8)
+    data = DataRef.parse(DATA)
+    return FinetuneConfig(
+        model=str(model), data=data, val=data, out=out, recipe=recipe, device="cpu", **changes
+    )
+
+
+def test_pruning_and_scoring_without_data_read_no_image(tmp_path, folder, member):
+    heard = Heard()
+    run_score(ScoreConfig(model=str(folder), method="random", out=tmp_path / "s.json"), heard)
+    assert (heard.warnings, member[1].warnings) == ([], [])
+    assert Checkpoint.open(member[0]).header.assumed
+
+
+def test_whoever_reads_images_is_told(folder, member):
+    for model in (folder, member[0]):
+        heard = Heard()
+        run_eval(EvalConfig(model=str(model), data=DataRef.parse(DATA), device="cpu"), heard)
+        assert heard.told == 1
+
+
+def test_what_was_trained_with_is_assumed_no_more(tmp_path, folder, member):
+    for model in (folder, member[0]):
+        heard = Heard()
+        run_finetune(tuning(tmp_path / "out.st", model, force=True), heard)
+        assert heard.told == 1
+        assert not Checkpoint.open(tmp_path / "out.st").header.assumed
+
+
+def test_what_is_said_of_images_holds(tmp_path, folder):
+    heard = Heard()
+    images = Images(mean=(0.25,), std=(0.125,))
+    work = prepare(tuning(tmp_path / "out.st", folder, images=images), heard)
+    assert (work.how.mean, work.how.std, work.header.assumed, heard.told) == ((0.25,), (0.125,), False, 0)
+    assert work.config.options()["mean"] == (0.25,)
+
+    with pytest.raises(UsageError, match=r"`--img-size`: .* does not take images of 12x16 pixels"):
+        prepare(tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))), heard)
+    dino = base(next(v for v in VARIANTS if str(v) == "transformers-dinov2-plain")).save(tmp_path / "dino.st")
+    found = prepare(tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), heard)
+    assert found.how.input_size == (1, 12, 16)
+
+
+def test_texts_have_no_means(tmp_path):
+    bert = base(next(v for v in VARIANTS if str(v) == "transformers-bert-plain")).save(tmp_path / "bert.st")
+    for images, option in ((Images(mean=(0.5,)), "--mean"), (Images(img_size=(8, 8)), "--img-size")):
+        with pytest.raises(UsageError, match=f"`{option}` is for images"):
+            prepare(replace(tuning(tmp_path / "out.st", bert), images=images), Heard())
+
+
+@pytest.mark.parametrize("text", ["", "0", "8x", "8x0", "8x8x8", "eight"])
+def test_a_size_is_one_number_or_two(text):
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)
+    assert (parse_size("12"), parse_size("12x16")) == ((12, 12), (12, 16))
