@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import settings
 
 from hydractl.families.registry import FAMILIES
+from support import warm
 from support.variants import Variant
 
 # The same examples each time: a law that fails once in a thousand draws must not stop an unrelated change. To search for
@@ -84,3 +86,11 @@ def _quiet_environment(monkeypatch):
     """No test sees the user's ranks, colours or Hub."""
     for name in ("RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def python(request):
+    """Return, by the number of a server, a program to start instead of `sys.executable`: itself with `--all-variants`."""
+    if request.config.getoption("all_variants"):
+        return lambda server=0: sys.executable  # noqa: ARG005 - as the other
+    return warm.python

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,8 +61,8 @@ with torch.inference_mode():
 class Copy:
     """A copy of the package that grows; `changed` are the files that did."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.changed = folder, set()
+    def __init__(self, folder: Path, interpreter: object) -> None:
+        self.folder, self.interpreter, self.changed = folder, str(interpreter), set()
         shutil.copytree(Path(hydractl.__file__).parent, folder / "hydractl")
 
     def add(self, path: str, text: str) -> None:
@@ -80,7 +79,7 @@ class Copy:
 
     def python(self, *argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *argv],
+            [self.interpreter, *argv],
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -90,8 +89,8 @@ class Copy:
 
 
 @pytest.fixture
-def copy(tmp_path):
-    return Copy(tmp_path)
+def copy(tmp_path, python):
+    return Copy(tmp_path, python())
 
 
 def test_a_scoring_method_with_a_setting_is_two_files(copy):

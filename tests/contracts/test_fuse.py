@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -308,7 +307,7 @@ def test_load_returns_a_plain_module(loaded):
         assert all(torch.equal(a, b) for a, b in zip(answers(moved(inputs)), before, strict=True))
 
 
-def test_a_fresh_process_gives_the_same_logits(tmp_path):
+def test_a_fresh_process_gives_the_same_logits(tmp_path, python):
     sample = base(PLAIN)
     members = [sample.pruned(*k).tuned(i) for i, k in enumerate(KEEPS)]
     _, hydra = fuse(tmp_path, members, mlp="merge")
@@ -326,7 +325,7 @@ def test_a_fresh_process_gives_the_same_logits(tmp_path):
     )
     paths = [tmp_path / n for n in ("base.st", "0.st", "hydra.st")]
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=True
+        [python(), "-c", code, *map(str, paths)], capture_output=True, text=True, check=True
     )
     inputs = sample.inputs()
     with torch.inference_mode():

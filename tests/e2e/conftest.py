@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture
-def shell(tmp_path):
-    """Run a bash script in a new folder, with `hydractl` on the path."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    program = tools / "hydractl"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hydractl "$@"\n')
-    program.chmod(0o755)
+def shell(tmp_path, python):
+    """Run a bash script in a new folder, with `hydractl` on the path; by the number of the server of its processes."""
 
-    def run(script: Path, name: str) -> Path:
-        folder = tmp_path / name
+    def run(script: Path, name: str, server: int = 0) -> Path:
+        folder, tools = tmp_path / name, tmp_path / f"{name}.tools"
         folder.mkdir()
+        tools.mkdir()
+        program = tools / "hydractl"
+        program.write_text(f'#!/bin/sh\nexec "{python(server)}" -m hydractl "$@"\n')
+        program.chmod(0o755)
         environment = {
             **os.environ,
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",

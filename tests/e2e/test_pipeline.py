@@ -10,7 +10,7 @@ WHOLE = {
 
 
 def test_the_same_pipeline_twice_gives_the_same_bytes(shell):
-    one, other = (shell(SCRIPT, name) for name in ("one", "other"))
+    one, other = (shell(SCRIPT, name, server) for server, name in enumerate(("one", "other")))
 
     assert {p.name for p in one.iterdir()} == WHOLE
     assert {p.name: p.read_bytes() for p in one.iterdir()} == {

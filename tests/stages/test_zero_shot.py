@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -192,7 +191,7 @@ def test_a_longer_prompt_beside_it_changes_no_class(work):
     torch.testing.assert_close(more[:2], few)
 
 
-def test_a_hydra_is_the_same_in_another_process(work):
+def test_a_hydra_is_the_same_in_another_process(work, python):
     opened = open_model(str(work / "named.st"))
     here = load(work / "named.st")(pixels(opened)).logits
     save_file({"x": pixels(opened)}, work / "pixels.safetensors")
@@ -202,7 +201,7 @@ def test_a_hydra_is_the_same_in_another_process(work):
         "save_file({'logits': hydra(x).logits.detach()}, sys.argv[3])"
     )
     arguments = [work / "named.st", work / "pixels.safetensors", work / "logits.safetensors"]
-    subprocess.run([sys.executable, "-c", program, *map(str, arguments)], check=True, timeout=120)
+    subprocess.run([python(), "-c", program, *map(str, arguments)], check=True, timeout=120)
 
     torch.testing.assert_close(load_file(work / "logits.safetensors")["logits"], here)
 

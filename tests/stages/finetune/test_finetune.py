@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -197,10 +196,10 @@ def test_how_often_the_state_is_saved_changes_nothing(tmp_path):
     assert first == second
 
 
-def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path):
+def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path, python):
     whole = tuned(tmp_path / "whole.st").read_bytes()
     out, state = tmp_path / "out.st", tmp_path / "out.st.state" / "state.json"
-    argv = [sys.executable, "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
+    argv = [python(), "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
             "--epochs", "3", "--batch-size", "16", "--augment", "shift", "--dropout", "0.1", "--device", "cpu",
             "--save-every", "1", "-o", str(out)]  # fmt: skip
     process = subprocess.Popen(argv, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
@@ -216,11 +215,11 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.st", "whole.st"]
 
 
-def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path):
+def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path, python):
     recipe = replace(RECIPE, epochs=40)
     whole = tuned(tmp_path / "whole.st", recipe=recipe).read_bytes()
     out = tmp_path / "out.st"
-    argv = [sys.executable, "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
+    argv = [python(), "-m", "hydractl", "finetune", ARCH, "--data", TRAIN, "--val", VAL, "--lr", "1e-3",
             "--epochs", "40", "--batch-size", "16", "--augment", "shift", "--dropout", "0.1", "--device", "cpu",
             "-o", str(out)]  # fmt: skip
     with subprocess.Popen(
@@ -241,7 +240,7 @@ def test_ctrl_c_after_the_first_line_can_be_gone_on_from(tmp_path):
     assert out.read_bytes() == whole
 
 
-def test_two_processes_do_what_one_does(tmp_path, member):
+def test_two_processes_do_what_one_does(tmp_path, member, python):
     out = tmp_path / "two.st"
     recipe = replace(
         SGD,
@@ -255,12 +254,14 @@ def test_two_processes_do_what_one_does(tmp_path, member):
         ema=0.9,
         drop_path=0.2,
     )
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydractl",
+    argv = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hydractl",
             "finetune", str(member), "--data", TRAIN, "--val", VAL, "--optimizer", "sgd",
             "--lr", "0.05", "--steps", "6", "--batch-size", "15",
             "--augment", "shift", "--dropout", "0.1", "--clip", "1.0", "--accumulate", "2", "--device", "cpu",
             "--mixup", "0.8", "--cutmix", "1", "--ema", "0.9", "--drop-path", "0.2", "-q", "-o", str(out)]  # fmt: skip
-    done = subprocess.run(argv, env=ENVIRONMENT, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        argv, env=ENVIRONMENT | {"PYTHON_EXEC": str(python())}, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}\n"
 
