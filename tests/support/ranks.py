@@ -14,24 +14,32 @@ ROOT = Path(hydractl.__file__).parents[1]
 
 
 def environment(**settings: str) -> dict[str, str]:
-    """Return what processes see: one thread each, and nothing of the user's settings."""
+    """Return what processes see: one thread each, that waits asleep, and nothing of the user's settings."""
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR"}}
-    return {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", **settings}
+    return {
+        **kept,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        **settings,
+    }
 
 
-def launcher(world: int) -> list[str]:
+def launcher(world: int, python: object = sys.executable) -> list[str]:
     """Return the words that start `world` processes, or one without a launcher."""
     if world == 1:
-        return [sys.executable]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+        return [str(python)]
+    return [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
 
 
-def score_all(world: int, jobs: Path, out: Path, *, threads: int = 1) -> None:
+def score_all(
+    world: int, jobs: Path, out: Path, *, threads: int = 1, python: object = sys.executable
+) -> None:
     """Do the scorings that a JSON file lists, each into a file of `out` named as it is; see `main`."""
-    command = [*launcher(world), "-m", "support.ranks", str(jobs), str(out)]
+    command = [*launcher(world, python), "-m", "support.ranks", str(jobs), str(out)]
     done = subprocess.run(
         command,
-        env=environment(OMP_NUM_THREADS=str(threads)),
+        env=environment(OMP_NUM_THREADS=str(threads), PYTHON_EXEC=str(python)),
         capture_output=True,
         text=True,
         timeout=300,

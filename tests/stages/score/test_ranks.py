@@ -65,7 +65,7 @@ def jobs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(jobs, tmp_path_factory):
+def made(jobs, tmp_path_factory, python):
     """The files of every scoring, by the number of processes."""
     found = {}
     for world in (1, 2, 3):
@@ -73,7 +73,7 @@ def made(jobs, tmp_path_factory):
         (folder / "jobs.json").write_text(json.dumps(jobs))
         out = folder / "out"
         out.mkdir()
-        score_all(world, folder / "jobs.json", out)
+        score_all(world, folder / "jobs.json", out, python=python())
         found[world] = {path.name: path.read_bytes() for path in out.iterdir()}
         # what one process refuses, several would too, each waiting for the other to say so
         jobs = {name: job for name, job in jobs.items() if f"{name}.refused" not in found[1]}

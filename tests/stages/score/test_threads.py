@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -12,7 +13,7 @@ from support.reviews import arch, reviews
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, python):
     """The scores of every method, by the number of threads."""
     folder = tmp_path_factory.mktemp("threads")
     jobs = {
@@ -32,7 +33,9 @@ def made(tmp_path_factory):
     for threads in (1, 2):
         out = folder / str(threads)
         out.mkdir()
-        score_all(1, folder / "jobs.json", out, threads=threads)
+        # what the server forks has one thread
+        interpreter = python() if threads == 1 else sys.executable
+        score_all(1, folder / "jobs.json", out, threads=threads, python=interpreter)
         found[threads] = {path.stem: json.loads(path.read_text()) for path in out.iterdir()}
     return found
 
