@@ -130,7 +130,8 @@ def open_model(
         checkpoint = _adopted(family.adopt(located.path, described.architecture), checkpoint, header)
     absent = sorted(expected.keys() - checkpoint.specs.keys())
     lacks = described.lacks
-    if not lacks and absent and all(is_replaceable(family, name) for name in absent):
+    classifies = described.prompting is None  # else its classes are texts
+    if not lacks and classifies and absent and all(is_replaceable(family, name) for name in absent):
         lacks = f"lacks {counted(len(absent), 'tensor')} of its classifier, for example `{absent[0]}`"
         if not backbone:
             raise CheckpointError(f"{reference}: {lacks}", hint=classifier_hint(reference))

@@ -157,7 +157,7 @@ def test_unknown_class(folder):
 
 
 def test_classes_need_labels(folder):
-    with pytest.raises(DataError, match="have no class `ant`; their 0 classes are"):
+    with pytest.raises(DataError, match="ant: has no labels, so `classes=` cannot choose among them"):
         open_data(f"{folder}/ant::classes=ant")
 
 

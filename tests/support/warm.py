@@ -48,8 +48,11 @@ exec '{python}' -I -S '{file}' ask '{socket}' "$@"
 def python(server: int = 0) -> Path:
     """Return a program that takes `-m` and `-c` as the interpreter does; servers have hash seeds of their own.
 
-    All workers of a test run share a server, which ends with the run.
+    All workers of a test run share a server, which ends with the run. The interpreter itself where forks cannot be waited for
+    as Linux has it.
     """
+    if not hasattr(os, "pidfd_open"):
+        return Path(sys.executable)
     worker = "PYTEST_XDIST_WORKER" in os.environ
     owner = os.getppid() if worker else os.getpid()
     folder = (

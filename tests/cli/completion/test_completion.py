@@ -85,7 +85,7 @@ CASES = [
     ([""], {*COMMANDS, "--version", "-h", "--help"}),
     (["pru"], {"prune"}),
     (["--v"], {"--version"}),
-    (["fuse", "--m"], {"--mlp"}),
+    (["fuse", "--ml"], {"--mlp"}),
     (["fuse", "a.st", "--v"], {"--verify"}),
     (["fuse", "--mlp", ""], {"merge", "keep"}),
     (["fuse", "--mlp", "k"], {"keep"}),

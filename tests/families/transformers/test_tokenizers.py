@@ -20,7 +20,7 @@ from support.builders import base
 from support.text_folders import WORDS, save_text_model, save_tokenizer
 from support.variants import VARIANTS
 
-TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"}]
+TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"} and "pooling" not in v.options]
 PAIRS = [v for v in VARIANTS if v.family in {"transformers-clip", "transformers-siglip"}]
 ONE_EACH = list({v.family: v for v in reversed(TEXTS)}.values())
 REFUSED_LEFT = {"transformers-deberta", "transformers-modernbert", "transformers-ultrabert"}
