@@ -50,7 +50,8 @@ class Average:
             tensors: The mean so far; empty at the beginning.
         """
         self.parameters = parameters
-        self.tensors = {n: t.to(parameters[n].device, copy=True) for n, t in tensors.items()}
+        # in the order of the parameters: both are walked side by side, and a file has an order of its own
+        self.tensors = {n: tensors[n].to(p.device, copy=True) for n, p in parameters.items() if tensors}
         self._swapped = False
 
     def add(self, share: float) -> None:

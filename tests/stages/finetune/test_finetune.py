@@ -170,7 +170,7 @@ def test_last_blocks_leave_the_first_alone(tmp_path, member):
     replace(RECIPE, optimizer="sgd", lr=(0.01,), keep_best=True),
     replace(RECIPE, lr=(1e-3, 3e-3), epochs=2, keep_best=True),
     replace(RECIPE, augment=("rrc", "randaugment"), epochs=None, steps=7, eval_every=2, early_stop=9),
-    replace(RECIPE, epochs=2, keep_best=True, layer_decay=0.7, ema=0.9, mixup=0.8, cutmix=1.0, drop_path=0.2),
+    replace(RECIPE, epochs=2, eval_every=3, keep_best=True, layer_decay=0.7, ema=0.9, mixup=0.8, cutmix=1.0, drop_path=0.2),
 ], ids=["adamw", "sgd-best", "grid", "images", "tuning"])  # fmt: skip
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, recipe):
     whole = tuned(tmp_path / "whole.st", recipe=recipe).read_bytes()
