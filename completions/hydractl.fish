@@ -21,7 +21,7 @@ complete -c hydractl -n '__hydractl_in ""' -a eval -d 'Measure accuracy, calibra
 complete -c hydractl -n '__hydractl_in ""' -a inspect -d 'Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage; or compare choices of heads'
 complete -c hydractl -n '__hydractl_in ""' -a import -d 'Make a base of weights that a training script saved'
 complete -c hydractl -n '__hydractl_in ""' -a schema -d 'Print the JSON Schema of scores, head masks or reports'
-complete -c hydractl -n '__hydractl_in ""' -a demo -d 'Run the whole method in a few minutes, without a download'
+complete -c hydractl -n '__hydractl_in ""' -a demo -d 'Run the whole method in a few minutes, by default without a download'
 complete -c hydractl -n '__hydractl_in ""' -l version -d 'Show the version and exit'
 complete -c hydractl -n '__hydractl_in ""' -s h -l help -d 'Show this message and exit'
 complete -c hydractl -n '__hydractl_in score' -s o -l out -r -F -d 'Output file; `-` is standard output'

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, count, line, table
+from hydractl.errors import UsageError
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
@@ -52,6 +53,11 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """
     from hydractl.stages.evaluate.run import run_eval
 
+    if terminal.quiet and not (config.out or config.save_predictions or config.fail_if):
+        raise UsageError(
+            "`-q` prints the paths written, and nothing is written: nothing would be said",
+            hint="add `-o report.json` or `--fail-if COND`, or leave `-q` out",
+        )
     report = run_eval(config, terminal.progress())
     if terminal.as_json and terminal.speaks:
         terminal.document(as_json(report.document))

@@ -61,9 +61,10 @@ def render(report: FuseReport, out: Console) -> None:
     if report.measured is not None:
         measured(report.measured, out)
     if report.gap is not None:
+        at = ", before the temperature" if report.temperature != 1 else ""
         line(
             out,
-            f"Largest difference from the members: logits {report.gap.logits:.1e}, probabilities {report.gap.probabilities:.1e}",
+            f"Largest difference from the members{at}: logits {report.gap.logits:.1e}, probabilities {report.gap.probabilities:.1e}",
         )
 
 

@@ -168,6 +168,11 @@ class Fusion:
             name: fused_spec(self.family, name, fate, self._specs(name)) for name, fate in self.fates.items()
         }
 
+    @property
+    def owns_more(self) -> bool:
+        """Whether members own anything only because `own_from` says so."""
+        return any(self._owned(name) and (same or self._averaged(name)) for name, same in self.same.items())
+
     def chunks(self, name: str) -> Chunks:
         """Return a fused tensor's bytes."""
         fate = self.fates[name]

@@ -27,6 +27,7 @@ from hydractl.training.recipes.schedule import lr_factor
 if TYPE_CHECKING:
     from hydractl.training.feeding.feed import Feed, Piece
     from hydractl.training.state import Metrics, Snapshot
+    from hydractl.training.teaching import Lesson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Job:
     begin_step: Callable[[nn.Module, int], None] | None = None
     penalty: Callable[[nn.Module], torch.Tensor] | None = None
     pieces: int | None = None
-    lesson: Callable[[torch.Tensor, torch.Tensor, Inputs], torch.Tensor] | None = None
+    lesson: Lesson | None = None
     measured_on: str = "validation"
 
     @property

@@ -211,6 +211,7 @@ def test_a_failed_check_shows_everything_and_exits_5(model, tmp_path, capsys):
         (["--data", DATA, "--metrics", "auroc"], 2, "`auroc` cannot be measured without an OOD data set"),
         (["--data", DATA, "--dtype", "int4"], 2, "unknown dtype `int4`"),
         (["--data", DATA, "--json", "-q"], 2, "exclude each other"),
+        (["--data", DATA, "-q"], 2, "nothing is written: nothing would be said"),
         (["--data", DATA, "--json", "-o", "-"], 2, "both want standard output"),
         (["--data", DATA, "-o", "-", "--save-predictions", "-"], 2, "name the same file"),
         (["--data", "digits"], 3, "model"),

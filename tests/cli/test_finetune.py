@@ -43,9 +43,9 @@ def config(**changes):
 
 @pytest.mark.parametrize(("options", "wanted"), [
     ([], {}),
-    (["--recipe", "cifar100"], {"recipe": RECIPES["cifar100"]}),
+    (["--recipe", "cifar100"], {"recipe": RECIPES["cifar100"], "recipe_name": "cifar100"}),
     (["--recipe", "imagenet1k", "--steps", "9000", "--augment", "none", "--lr", "0.1"],
-     {"recipe": recipe_of("imagenet1k", {"steps": 9000, "augment": (), "lr": (0.1,)})}),
+     {"recipe": recipe_of("imagenet1k", {"steps": 9000, "augment": (), "lr": (0.1,)}), "recipe_name": "imagenet1k"}),
     (["--optimizer", "sgd", "--lr", "0.1,0.2", "--weight-decay", "0.3", "--momentum", "0.4"],
      {"recipe": Recipe(optimizer="sgd", lr=(0.1, 0.2), weight_decay=0.3, momentum=0.4)}),
     (["--schedule", "linear", "--warmup", "7", "--clip", "1", "--label-smoothing", "0.1", "--dropout", "0.2"],
@@ -55,11 +55,11 @@ def config(**changes):
      {"recipe": Recipe(warmup=0.5, augment=("flip", "rrc"), precision="bf16", steps=5, batch_size=6, accumulate=2)}),
     (["--epochs", "3", "--train", "head,norm", "--last-blocks", "2", "--reset-head"],
      {"recipe": Recipe(epochs=3, train=("norm", "head"), last_blocks=2, reset_head=True)}),
-    (["--recipe", "sst2", "--max-length", "128"], {"recipe": RECIPES["sst2"], "max_length": 128}),
+    (["--recipe", "sst2", "--max-length", "128"], {"recipe": RECIPES["sst2"], "recipe_name": "sst2", "max_length": 128}),
     (["--eval-every", "3", "--early-stop", "2", "--patience-delta", "0.5"],
      {"recipe": Recipe(eval_every=3, early_stop=2, patience_delta=0.5)}),
     (["--recipe", "cifar100", "--keep-head", "--keep-best"],
-     {"recipe": recipe_of("cifar100", {"reset_head": False, "keep_best": True})}),
+     {"recipe": recipe_of("cifar100", {"reset_head": False, "keep_best": True}), "recipe_name": "cifar100"}),
     (["--save-every", "4", "--seed", "5", "--device", "cpu", "--arch", "vit_x", "--force"],
      {"save_every": 4, "seed": 5, "device": "cpu", "arch": "vit_x", "force": True}),
 ])  # fmt: skip

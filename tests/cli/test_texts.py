@@ -194,6 +194,12 @@ def test_no_path_gets_into_a_checkpoint(here):
         (("score", "base.st", "--method", "random", "--max-length", 8, "-o", "x"), 2, "which reads no data", ""),
         (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--augment", "flip", "-o", "x"), 2,
          "is for images, but the model reads texts", "leave it out"),
+        (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "-o", "x"), 2,
+         "`--recipe vit-finetune` is for images, but base.st reads texts", "for texts there are sst2, sst2-base"),
+        (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "vit-finetune", "--augment",
+          "none", "-o", "x"), 2, "`--recipe vit-finetune` is for images, but base.st reads texts", "bert-finetune"),
+        (("finetune", "base.st", "--data", "test.jsonl", "--val", "test.jsonl", "--recipe", "cifar100", "--augment", "flip",
+          "-o", "x"), 2, "`--augment flip` is for images, but the model reads texts", "leave it out"),
         (("finetune", "base.st", "--data", "gibberish.jsonl", "--val", "test.jsonl", "-o", "x"), 3, "has no labels", ""),
     ],
 )  # fmt: skip

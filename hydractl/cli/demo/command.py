@@ -67,7 +67,7 @@ def demo(
     json: Annotated[bool, typed("json", JSON)] = False,
     quiet: Annotated[bool, typed("quiet", QUIET)] = False,
 ) -> None:
-    """Run the whole method in a few minutes, without a download.
+    """Run the whole method in a few minutes, by default without a download.
 
     Trains a small base and two more seeds of it, scores, prunes, fine-tunes and fuses it, and compares everything in
     one table. `pretrained` tunes a real encoder instead, and averages what the members have in common.

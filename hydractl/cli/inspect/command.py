@@ -15,6 +15,7 @@ from hydractl.cli.inspect.documents import (
     show_comparison,
     show_mask,
     show_scores,
+    show_state,
 )
 from hydractl.cli.output import Terminal, count, line, model_cell, size, table
 from hydractl.progress import counted
@@ -75,6 +76,7 @@ def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
     from hydractl.manifest.heads import HeadMask, HeadScores
     from hydractl.manifest.report import Report
     from hydractl.stages.inspect.run import CheckpointReport
+    from hydractl.training.state import StateFile
 
     if isinstance(report, CheckpointReport):
         return _checkpoint(report, out)
@@ -87,6 +89,8 @@ def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
         from hydractl.cli.eval import render as render_report
 
         return render_report(document, out)
+    if isinstance(document, StateFile):
+        return show_state(model_cell(report.file), document, out)
     raise TypeError(type(document).__name__)
 
 

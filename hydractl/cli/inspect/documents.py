@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hydractl.manifest.heads import HeadMask, HeadScores, Mask, Tables
     from hydractl.stages.inspect.choices import Choice
     from hydractl.stages.inspect.compare import Agreement, Comparison, ComparisonReport
+    from hydractl.training.state import StateFile
 
 DIGEST_SHOWN = 12
 
@@ -72,6 +73,18 @@ def show_scores(file: str, scores: HeadScores, out: Console) -> None:
         out.print(RankMap(ranks=table_of_ranks, total=total))
     if scores.removals is not None:
         _removals(scores, out)
+
+
+def show_state(file: str, state: StateFile, out: Console) -> None:
+    """Show how far an unfinished training has come, and how to finish it."""
+    at, best = state.position, state.position.best
+    where = f" of learning rate {at.candidate + 1} of the grid" if at.candidate else ""
+    line(out, f"{file}: state of an unfinished run, after {counted(at.step, 'step')}{where}")
+    if best is not None:
+        line(
+            out, f"Best validation: accuracy {best.accuracy:.4f}, NLL {best.nll:.4f}, at step {at.best_step}"
+        )
+    line(out, "hint: the command that began it goes on here; with `--force` other options begin anew")
 
 
 def _removals(scores: HeadScores, out: Console) -> None:

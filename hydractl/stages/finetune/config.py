@@ -53,6 +53,8 @@ class FinetuneConfig:
         Recipe(),
         Composed(lambda given: recipe_of(given.pop("recipe", None), given), (RECIPE, *Declared.of(Recipe))),
     )
+    recipe_name: str | None = by_default(None, Composed(lambda given: given.get("recipe"), also=("recipe",)))
+    """Which one `recipe` was made of; for messages."""
     batches: str = setting(
         "shared",
         "Of a hydra without a trunk: all members see the same batches, or each has an order and augmentation of its own.",

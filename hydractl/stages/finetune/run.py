@@ -14,6 +14,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, DataError
 from hydractl.families.probe import blank_inputs
+from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
@@ -102,12 +103,8 @@ def _train(
     config, recipe = work.config, work.config.recipe
     measure = _measure(work, engine)
     job = _job(work, measure, engine)
-    same_batches = work.header.plan is not None and not config.apart
-    if engine.leads and same_batches and stay_equal(_build(work), job.probe, recipe):
-        progress.warn(
-            "members that are equal now stay equal, for nothing is dropped: add `--dropout 0.1`, or "
-            "`--reset-head --head-seed 1` for classifiers of their own"
-        )
+    if engine.leads and work.header.plan is not None and not config.apart:
+        _warn_equal(work, job, engine, progress)
     engine.wait()  # all have read the state before one writes it
     trained = train(job, engine, progress, folder=folder, start=start)
     tensors = _tensors(work, trained)
@@ -134,6 +131,18 @@ def _train(
             folder.clear()
     engine.wait()
     return report
+
+
+def _warn_equal(work: Work, job: Job, engine: Engine, progress: Progress) -> None:
+    """Say that members which begin equal would end so."""
+    said = None
+    if job.lesson is not None:
+        said = job.lesson.targets(map_inputs(lambda x: x.to(engine.device), job.probe))
+    if stay_equal(_build(work), job.probe, work.config.recipe, said):
+        progress.warn(
+            "members that are equal now stay equal, for nothing is dropped: add `--dropout 0.1`, or "
+            "`--reset-head --head-seed 1` for classifiers of their own"
+        )
 
 
 def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None]:

@@ -98,13 +98,14 @@ class Subject:
         return dict(self.states[0]) if plan is None else join_members(self.family, plan.fates, self.states)
 
 
-def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe) -> bool:
-    """Return whether two members hold the same weights and would for ever, as not even dropout tells them apart.
+def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe, said: torch.Tensor | None = None) -> bool:
+    """Return whether two members hold the same weights and would for ever, as neither dropout nor teachers tell them apart.
 
     Args:
         subject: As training begins; its gradients and its dropout are not as they were afterwards.
         probe: Inputs of one sample, of which the members' gradients are compared.
         recipe: How the subject would train.
+        said: What teachers tell each member about the probe, (M, 1, C); None without any.
     """
     twins = [
         (one, other)
@@ -116,7 +117,8 @@ def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe) -> bool:
     noise = set_dropout(subject.module, recipe.dropout, path=recipe.drop_path)
     with noise.at(seed=0, step=0, rows=range(1), total=1, device=torch.device("cpu")):
         outputs = subject.module.train()(probe)
-    outputs.log_softmax(-1)[..., 0].sum().backward()
+    log_probs = outputs.log_softmax(-1)
+    (log_probs[..., 0] if said is None else log_probs * said.cpu()).sum().backward()
     return any(all(_alike(tensor.grad, other[n].grad) for n, tensor in one.items()) for one, other in twins)
 
 

@@ -47,6 +47,13 @@ def check_teachers(teachers: tuple[OpenModel, ...], student: Header, how: Readin
         CheckpointError: If one of them cannot teach this model.
     """
     members = len(student.masks)
+    theirs = len(teachers[0].header.masks) if len(teachers) == 1 else 1
+    if student.plan is not None and theirs not in {1, members}:
+        raise UsageError(
+            f"`--teacher {teachers[0].reference}`: is a hydra of {counted(theirs, 'member')}, and is to teach one of "
+            f"{counted(members, 'member')}",
+            hint="name a hydra of as many members, or give each member a teacher, in order: `--teacher a.st,b.st,c.st`",
+        )
     if teachers and student.plan is not None and not _splits(teachers, student) and len(teachers) != members:
         raise UsageError(
             f"`--teacher` names {counted(len(teachers), 'teacher')} for a hydra of {counted(members, 'member')}",

@@ -14,15 +14,17 @@ from hydractl.data.labels import match_classes, required_labels
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.hydra import load_any, stored_specs
-from hydractl.manifest.header import Fate, Header, InputFile, Preprocess
+from hydractl.manifest.header import Fate, Header, InputFile, Preprocess, Tokenization
 from hydractl.progress import Progress, counted
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.head import fitted
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
 from hydractl.stages.shared.images import check_takes, reading_images, warn_assumed
+from hydractl.stages.shared.lineage import warn_temperature
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.training.feeding.mix import Mixing
+from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
 
@@ -73,15 +75,16 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     warn_assumed(opened, progress)
     items = open_items(config.data, opened.header.preprocess, progress=progress)
     required_labels(items, "--data")
+    how = limited(opened.header.preprocess, config.max_length, model=config.model)
+    if config.max_length is None:
+        how = shortened(how, config.recipe.max_length)
+    _check_recipe(config, how)
+    check_augment(how, config.recipe.augment)
     opened = fitted(config, opened, items, progress)
     _check_size(opened, made_for)
     header = opened.header
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
-    how = limited(header.preprocess, config.max_length, model=config.model)
-    if config.max_length is None:
-        how = shortened(how, config.recipe.max_length)
-    check_augment(how, config.recipe.augment)
     names = _trainable(config, opened)
     training = _labelled(items, "--data", header, progress)
     header = _with_class_names(header, training.items, training.labels)
@@ -89,10 +92,15 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
         open_items(config.val, header.preprocess, progress=progress), "--val", header, progress
     )
     check_teachers(teachers, header, how)
+    if len(teachers) == 1 and teachers[0].checkpoint.digest == opened.checkpoint.digest:
+        progress.warn(
+            f"{config.model} is its own teacher: it says already what it is to learn, and is held back from what labels teach"
+        )
+    warn_temperature(opened, progress)
     mixing = Mixing.of(config.recipe, how, classes=header.architecture.num_classes)
     steps = config.recipe.total_steps(-(-len(training.items) // config.recipe.batch_size))
     progress.step(
-        f"Training {opened.name} on {len(training.items)} {training.items.content} for {steps} steps, "
+        f"Training {opened.name} on {len(training.items)} {training.items.content} for {counted(steps, 'step')}, "
         f"validating on {len(validation.items)}"
         + (f", taught by {', '.join(t.name for t in teachers)}" if teachers else "")
     )
@@ -126,6 +134,19 @@ def _check_size(opened: OpenModel, made_for: Reading) -> None:
         check_takes(load_any(opened, dtype=torch.float32), how, where=opened.reference)
 
 
+def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
+    """Refuse a recipe that would change texts as images are changed, where nothing but it says so."""
+    if config.recipe_name is None or not isinstance(how, Tokenization):
+        return
+    named = RECIPES[config.recipe_name]
+    if any(getattr(named, n) and getattr(named, n) == getattr(config.recipe, n) for n in FOR_IMAGES):
+        others = [name for name, one in RECIPES.items() if not any(getattr(one, n) for n in FOR_IMAGES)]
+        raise UsageError(
+            f"`--recipe {config.recipe_name}` is for images, but {config.model} reads texts",
+            hint=f"for texts there are {', '.join(others)}",
+        )
+
+
 def _check_apart(config: FinetuneConfig, header: Header) -> None:
     """Refuse batches of members' own where there are no members, or where they run as one at first."""
     if config.apart and header.plan is None:
@@ -153,6 +174,11 @@ def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
     with_elements = {n: t for state in built for n, t in state.items() if t.numel()}
     if recipe.own and header.plan is not None:
         fates = header.plan.fates
+        if Fate.GROUPED not in fates.values():
+            raise UsageError(
+                f"`--train own`: members of {config.model} share all they have",
+                hint="fuse with `--own-from L`: each then owns its blocks from L on, readout and head",
+            )
         with_elements = {n: t for n, t in with_elements.items() if fates[n] == Fate.GROUPED}
     return trainable(opened.family, header.architecture, recipe, with_elements)
 

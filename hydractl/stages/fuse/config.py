@@ -128,7 +128,8 @@ class FuseConfig:
         tells=False,
         metavar="NATS",
     )
-    """Over the NLL of the members' ensemble, each at its own temperature where one is fitted."""
+    """Over the NLL of the members' ensemble: each of the two at its own temperature where one is fitted, both at the number that
+    is given or stored."""
     force_merge: bool = flag(Setting("Average members whose lineage does not tell that one base is theirs."))
     own_from: int | None = setting(
         None,

@@ -32,7 +32,8 @@ def check_compatible(members: Sequence[OpenModel]) -> None:
             )
         if ours.num_classes != theirs.num_classes:
             raise CheckpointError(
-                f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}"
+                f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
+                hint="fine-tune all members on data of the same classes: `hydractl finetune` makes classifiers for them",
             )
         if ours != theirs:
             raise CheckpointError(

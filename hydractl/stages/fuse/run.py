@@ -127,6 +127,10 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
             fusion = made.fusion
         if found := _sameness(fusion, count=len(members)):
             progress.warn(found)
+        if fusion.own_from is not None and not fusion.owns_more:
+            progress.warn(
+                f"`--own-from {fusion.own_from}` changed nothing: all that members would own differs between them anyway"
+            )
         if config.verify or is_stream(config.out):
             hashing.result()
         if config.verify:

@@ -137,7 +137,7 @@ class CheckpointReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentReport:
-    """A JSON file of ours: `kind` is `scores`, `head-mask` or `report`."""
+    """A JSON file of ours: `kind` is `scores`, `head-mask` or `report`; or a folder with a `training-state`."""
 
     file: str
     kind: str

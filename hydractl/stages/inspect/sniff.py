@@ -18,6 +18,7 @@ from hydractl.manifest.report import DOCUMENTS
 from hydractl.publish import is_stream
 from hydractl.runtime import CHUNK_BYTES
 from hydractl.source import HUB_ID, Located, locate
+from hydractl.training.state import NAME, StateFile
 
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80")
 TEXT_STARTS = b"\xef\xbb\xbf \t\r\n"
@@ -38,6 +39,8 @@ def open_local(file: str) -> tuple[Checkpoint | Document, Located]:
             f"{file}: no such file or folder",
             hint="if it is a Hub id: `hf download ID --local-dir FOLDER`, then inspect the folder",
         )
+    if (path / NAME).is_file():
+        return StateFile.read(path / NAME), Located(reference=file, path=path, weights=())
     located = locate(file)
     if located.path.is_dir():
         return Checkpoint.open(located.path, shards=located.weights), located

@@ -28,7 +28,7 @@ from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
-from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.lineage import make_step, warn_temperature
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
 
@@ -105,6 +105,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         data=[] if asked is None else [asked.data, asked.ood],
         files=[*config.scores, *config.masks, asked.naming.file if asked else None],
     )
+    warn_temperature(opened, progress)
     chosen = choose_masks(config, opened, progress)
     masks = chosen.masks
     differences = _verify(opened, masks, progress) if config.verify else [None] * len(masks)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from hydractl import __version__
 from hydractl.families.base import Family
+from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile, Step
+from hydractl.progress import Progress
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
 
@@ -33,6 +35,14 @@ def make_step(
         results=dict(results or {}),
         versions={"hydractl": __version__, **versions("torch", "safetensors", family.library)},
     )
+
+
+def warn_temperature(opened: OpenModel, progress: Progress) -> None:
+    """Say that a temperature is left behind with the weights that it was found for."""
+    if opened.header.temperature != 1:
+        progress.warn(
+            f"{opened.reference}: its temperature {opened.header.temperature:g} is not kept: other weights need their own"
+        )
 
 
 def document_input(path: Path, digest: str | None = None) -> InputFile:

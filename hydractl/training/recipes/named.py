@@ -10,6 +10,8 @@ from hydractl.errors import UsageError
 from hydractl.settings import declared, spelled
 from hydractl.training.recipes.recipe import EXCLUSIVE, PARTS, Recipe
 
+FOR_IMAGES = ("augment", "mixup", "cutmix")
+"""What recipes have for images alone."""
 BUT_EMBEDDING = tuple(part for part in PARTS if part != "embed")
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {

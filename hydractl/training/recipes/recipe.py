@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
+from hydractl.progress import counted
 from hydractl.settings import Setting, by_default, check, flag, number, setting, spelled, words
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ class Recipe:
         total = self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
         if self.warmup_steps(total) >= total > 0 and self.warmup:
             raise UsageError(
-                f"the warm-up of {self.warmup_steps(total)} steps leaves nothing of {total} steps",
+                f"the warm-up of {counted(self.warmup_steps(total), 'step')} leaves nothing of {counted(total, 'step')}",
                 hint="add `--warmup 0.05` for a twentieth of all steps",
             )
         if self.swa is None:
@@ -325,13 +326,13 @@ class Recipe:
         start = self.swa_start(total, steps_per_epoch)
         if start < self.warmup_steps(total):
             raise UsageError(
-                f"`--swa {self.swa}` begins at step {start}, within the warm-up of {self.warmup_steps(total)} steps",
+                f"`--swa {self.swa}` begins at step {start}, within the warm-up of {counted(self.warmup_steps(total), 'step')}",
                 hint="begin later, or shorten `--warmup`",
             )
         if start >= total:
             raise UsageError(
-                f"`--swa {self.swa}` averages fewer than two sets of weights: {total} steps are {total / steps_per_epoch:.3g} epochs",
-                hint="begin earlier, or train for longer with `--epochs`",
+                f"`--swa {self.swa}` averages fewer than two sets of weights: {counted(total, 'step')} {'is' if total == 1 else 'are'} {total / steps_per_epoch:.3g} epochs",
+                hint=f"begin earlier, or train for longer with `{'--epochs' if self.steps is None else '--steps'}`",
             )
         return total
 

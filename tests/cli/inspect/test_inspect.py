@@ -7,6 +7,7 @@ import pytest
 
 from hydractl.cli.output import console
 from hydractl.manifest.header import InputFile, Step, Tokenization
+from hydractl.training.state import Metrics, Position, Snapshot, StateFolder
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -30,6 +31,22 @@ def test_a_base(call, work):
     assert "heads 8 of 8 kept" in shown
     assert "in all 32 26.44 k 105.76 kB" in shown
     assert "■" not in seen.out
+
+
+def test_the_state_of_an_unfinished_run(call, work):
+    best = Metrics(accuracy=0.5, nll=1.25)
+    at = Position(candidate=1, step=7, best=best, best_step=4)
+    StateFolder(work / "out.st.state", f"sha256:{'0' * 64}").save(Snapshot(position=at))
+
+    seen = call("inspect", "out.st.state")
+
+    assert (seen.code, seen.err) == (0, "")
+    shown = flat(seen.out)
+    assert "out.st.state: state of an unfinished run, after 7 steps of learning rate 2 of the grid" in shown
+    assert "accuracy 0.5000, NLL 1.2500, at step 4" in shown
+    assert "the command that began it goes on here" in shown
+    assert json.loads(call("inspect", "out.st.state", "--json").out)["document"]["position"]["step"] == 7
+    assert "is a training-state" in call("inspect", "out.st.state", "base.st").err
 
 
 def test_a_member_is_mapped(call, work):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hydractl.families.classifier import with_classifier
 from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.fusion.plan import split_members
+from hydractl.heads.budget import Budget
 from hydractl.manifest.header import Fate, Kind
 from hydractl.progress import SILENT
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -21,6 +23,9 @@ from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.inspect.sniff import member_names
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.run import run_prune
+from hydractl.stages.prune.strategy import Strategy
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base
 
@@ -134,6 +139,52 @@ def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, chan
     assert [message.partition(",")[0] for message in heard.warnings] == (
         ["members that are equal now stay equal"] if warned else []
     )
+
+
+@pytest.mark.parametrize(("seeds", "train", "warned"), [
+    ((3, 3, 3), ("head",), True), ((3, 4, 5), ("head",), False), ((3, 4, 3), ("head",), True), ((3, 4, 5), ("embed",), True),
+])  # fmt: skip
+def test_members_part_by_teachers_of_their_own(tmp_path, hydra, seeds, train, warned):
+    heard, teachers = Warned(), [str(base(seed=s).save(tmp_path / f"{s}.st")) for s in seeds]
+    recipe = replace(RECIPE, epochs=None, steps=1, dropout=0.0, train=train)
+    tuned(tmp_path / "out.st", hydra, heard, recipe=recipe, teacher=tuple(teachers))
+
+    each = [member["head.weight"] for member in members(tmp_path / "out.st")]
+    assert any(torch.equal(a, b) for a, b in combinations(each, 2)) == warned
+    assert any("stay equal" in message for message in heard.warnings) == warned
+
+
+def test_a_model_that_teaches_itself_is_told(tmp_path, hydra):
+    heard, recipe = Warned(), replace(RECIPE, epochs=None, steps=1)
+    tuned(tmp_path / "out.st", hydra, heard, recipe=recipe, teacher=(str(hydra),))
+    assert ["is its own teacher" in message for message in heard.warnings] == [True]
+
+
+def test_a_temperature_is_not_kept_and_that_is_said(tmp_path):
+    one, heard = base(), Warned()
+    stored = replace(one, header=one.header.model_copy(update={"temperature": 1.7})).save(tmp_path / "one.st")
+    tuned(tmp_path / "out.st", stored, heard, recipe=replace(RECIPE, epochs=None, steps=1))
+    mask = PruneConfig(
+        model=str(stored),
+        out=tmp_path / "m.st",
+        strategy=Strategy.RANDOM,
+        budget=Budget(remove=2),
+        verify=False,
+    )
+    run_prune(mask, heard)
+
+    said = f"{stored}: its temperature 1.7 is not kept: other weights need their own"
+    assert heard.warnings == [said, said]
+    assert [header(tmp_path / f"{name}.st").temperature for name in ("out", "m")] == [1.0, 1.0]
+
+
+def test_members_that_share_everything_have_nothing_of_their_own(tmp_path):
+    one = str(base().save(tmp_path / "one.st"))
+    run_fuse(FuseConfig(models=(one, one), out=tmp_path / "same.st", verify=False))
+
+    with pytest.raises(UsageError, match=r"same\.st share all they have") as caught:
+        tuned(tmp_path / "out.st", tmp_path / "same.st", recipe=replace(RECIPE, train=("own",)))
+    assert "fuse with `--own-from L`" in caught.value.hint
 
 
 def test_reported_metrics_are_the_ensemble_s(report, whole):

@@ -157,6 +157,12 @@ def test_each_member_of_a_hydra_wants_a_teacher(folder):
     with pytest.raises(UsageError, match="names 3 teachers for a hydra of 2 members") as caught:
         tuned(folder / "never.st", folder / "students.st", teacher=(str(folder / "teacher0.st"),) * 3)
     assert "give each member one" in caught.value.hint
+    models = tuple(str(folder / f"teacher{i}.st") for i in (0, 1, 0))
+    run_fuse(FuseConfig(models=models, out=folder / "three.st", mlp="keep", verify=False))
+    with pytest.raises(
+        UsageError, match=r"three\.st`: is a hydra of 3 members, and is to teach one of 2 members"
+    ):
+        tuned(folder / "never.st", folder / "students.st", teacher=(str(folder / "three.st"),))
 
 
 def test_a_teacher_of_texts_reads_as_many_tokens(folder):

@@ -150,6 +150,19 @@ def test_members_that_cannot_disagree_are_warned_about(tmp_path):
     ]
 
 
+def test_owning_what_differs_anyway_is_warned_about(tmp_path):
+    one = base(PLAIN)
+    apart = [one.tuned(seed) for seed in (0, 1)]
+    assert hears(tmp_path, apart, own_from=2, mlp="keep").warnings == [
+        "`--own-from 2` changed nothing: all that members would own differs between them anyway"
+    ]
+    assert (
+        hears(tmp_path, apart, own_from=2, mlp="merge", force_merge=True, force=True).warnings == []
+    )  # it keeps MLPs apart
+    equal = [replace(s, state=s.state | {"norm.bias": one.state["norm.bias"]}) for s in apart]
+    assert hears(tmp_path, equal, own_from=2, mlp="keep", force=True).warnings == []
+
+
 def test_a_block_that_is_not_there_is_nobody_s_own(tmp_path):
     with pytest.raises(UsageError, match=r"`--own-from 4`: .*0.st has 3 blocks") as caught:
         fuse(members(tmp_path), tmp_path / "hydra.st", own_from=4)
@@ -303,6 +316,7 @@ def test_members_that_do_not_belong_together(tmp_path, monkeypatch, second, mess
         fuse(paths, tmp_path / "hydra.st", verify=verify)
     assert message.format(paths[0]) in str(caught.value)
     assert caught.value.exit_code == 3
+    assert ("`hydractl finetune`" in (caught.value.hint or "")) == ("8 classes" in message)
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -216,6 +216,7 @@ def test_table_and_json(members, tmp_path, capsys):
     assert f"{found['measured']['members']['nll']:.4f}" in shown
     assert "Trunk: 3 of 3 blocks run once, what differs before block 3 averaged" in shown
     assert f"Temperature: {found['temperature']:g}" in shown
+    assert "Largest difference from the members, before the temperature: logits" in shown
     assert main(["inspect", str(tmp_path / "a.st")]) == 0
     shown = capsys.readouterr().out
     assert f"{found['temperature']:g}, which logits are divided by" in shown

@@ -168,14 +168,16 @@ def test_zero_takes_back_what_a_recipe_says(field):
     assert getattr(recipe_of("vit-finetune", {field: 0.0}), field) is None
 
 
-@pytest.mark.parametrize(("recipe", "said"), [
-    (Recipe(epochs=3, swa=3), "`--swa 3` averages fewer than two sets of weights: 12 steps are 3 epochs"),
-    (Recipe(epochs=3, swa=0.9), "`--swa 0.9`"),
-    (Recipe(epochs=3, swa=1, warmup=5), "`--swa 1` begins at step 4, within the warm-up of 5 steps"),
+@pytest.mark.parametrize(("recipe", "said", "hint"), [
+    (Recipe(epochs=3, swa=3), "`--swa 3` averages fewer than two sets of weights: 12 steps are 3 epochs", "`--epochs`"),
+    (Recipe(epochs=3, swa=0.9), "`--swa 0.9`", "`--epochs`"),
+    (Recipe(steps=1, swa=50), "`--swa 50` .*: 1 step is 0.25 epochs", "`--steps`"),
+    (Recipe(epochs=3, swa=1, warmup=5), "`--swa 1` begins at step 4, within the warm-up of 5 steps", "`--warmup`"),
 ])  # fmt: skip
-def test_means_that_cannot_be_are_refused_before_training(recipe, said):
-    with pytest.raises(UsageError, match=said):
+def test_means_that_cannot_be_are_refused_before_training(recipe, said, hint):
+    with pytest.raises(UsageError, match=said) as caught:
         recipe.total_steps(4)
+    assert hint in caught.value.hint
 
 
 def test_a_zero_head_that_does_not_train_is_refused():
