@@ -75,6 +75,7 @@ def match_classes(
     *,
     num_classes: int,
     by_text: bool = False,
+    called: str = "the data",
     progress: Progress = SILENT,
 ) -> tuple[int, ...]:
     """Return for each class of the data the model's.
@@ -90,7 +91,8 @@ def match_classes(
         items: The data.
         model_labels: The model's class names, one each; empty if it has none.
         num_classes: How many classes the model tells apart.
-        by_text: Whether the names are what the model is asked about (zero-shot).
+        by_text: Whether the names are what the model is asked about (zero-shot), or count as if they were: never in order.
+        called: What warnings call the data.
         progress: Hears the warnings.
 
     Returns:
@@ -103,38 +105,38 @@ def match_classes(
     found, exactly = _by_name(class_names, model_labels)
     if found is not None:
         if not exactly:
-            progress.warn("the data's class names are the model's but for capitals: taken for the same")
+            progress.warn(f"{called}'s class names are the model's but for capitals: taken for the same")
         return found
     if items.numbered:
         _check_numbers(class_names, model_labels, num_classes)
-    if _are_indices(class_names, num_classes):
+    if items.numbered or _are_indices(class_names, model_labels, num_classes):
         if model_labels:
             progress.warn(
-                "the data's classes are named by numbers: taken for the model's class indices "
+                f"{called}'s classes are named by numbers: taken for the model's class indices "
                 f"(`{class_names[0]}` is `{model_labels[int(class_names[0])]}`)"
             )
         return tuple(int(name) for name in class_names)
     if by_text:
         raise DataError(
-            f"{items.name}: its classes are {_some(class_names)}, but the model is asked about {_some(model_labels)}",
+            f"{items.name}: its classes are {some(class_names)}, but the model is asked about {some(model_labels)}",
             hint="name the model's classes as the data's are, with `--classes`, in any order; or rename the data's",
         )
     count = len(class_names)
     if count == num_classes or (not model_labels and count < num_classes):
         reason = (
-            "the data's class names are not the model's"
+            f"{called}'s class names are not the model's"
             if model_labels
             else "the model's classes have no names"
         )
         progress.warn(
-            f"{reason}: the data's {count} classes are taken in order, "
+            f"{reason}: {called}'s {count} classes are taken in order, "
             f"from `{class_names[0]}` as class 0 to `{class_names[-1]}` as class {count - 1}"
         )
         return tuple(range(count))
     once = Counter(model_labels)
     unmatched = [name for name in class_names if once[name] != 1]
     raise DataError(
-        f"the data have {count} classes and the model {num_classes}; the model does not know {_some(unmatched)}",
+        f"the data have {count} classes and the model {num_classes}; the model does not know {some(unmatched)}",
         hint="name the classes as the model does, or choose some of them with `::classes=`"
         if model_labels
         else f"set `num_classes={count}` in an `arch:` reference, or choose some of the data's classes with `::classes=`",
@@ -145,8 +147,49 @@ def names_agree(items: Items, model_labels: Sequence[str], num_classes: int) -> 
     """Return whether the data's classes are the model's by name or number, or the model's have no names."""
     names = items.class_names
     return (
-        not model_labels or _by_name(names, model_labels)[0] is not None or _are_indices(names, num_classes)
+        not model_labels
+        or _by_name(names, model_labels)[0] is not None
+        or _are_indices(names, model_labels, num_classes)
     )
+
+
+def new_names(class_names: Sequence[str], number: int) -> tuple[str, ...]:
+    """Return names for a new classifier of `number` classes, which are at least as many as the data's.
+
+    The data's classes come first, in their order. Where they are fewer and all are numbers below `number`, each has its own
+    index instead, as `match_classes` reads them.
+    """
+    spare = number > len(class_names) and _are_indices(class_names, (), number)
+    places = [int(name) if spare else place for place, name in enumerate(class_names)]
+    return filled_names((), class_names, places, number)
+
+
+def filled_names(
+    model_labels: Sequence[str], class_names: Sequence[str], table: Sequence[int], number: int
+) -> tuple[str, ...]:
+    """Return the model's class names, with the data's for classes that have none; what is left is `unnamed class 3`.
+
+    Args:
+        model_labels: One each, or none.
+        class_names: The data's.
+        table: Which class of the model each of those is.
+        number: How many classes the model tells apart.
+    """
+    theirs = dict(zip(table, class_names, strict=True))
+    own = model_labels or [_unnamed(i) for i in range(number)]
+    return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(own))
+
+
+def names_all(items: Items, model_labels: Sequence[str]) -> bool:
+    """Return whether the data know every class of the model that has a name, and the model every class of the data."""
+    if not model_labels or not names_agree(items, model_labels, len(model_labels)):
+        return False
+    known = {*match_classes(items, model_labels, num_classes=len(model_labels))}
+    return all(i in known or name == _unnamed(i) for i, name in enumerate(model_labels))
+
+
+def _unnamed(index: int) -> str:
+    return f"unnamed class {index}"
 
 
 def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[tuple[int, ...] | None, bool]:
@@ -162,22 +205,30 @@ def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[t
     return None, False
 
 
-def _are_indices(class_names: Sequence[str], num_classes: int) -> bool:
-    return are_numerals(class_names) and all(int(name) < num_classes for name in class_names)
+def _are_indices(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> bool:
+    """Return whether names can be taken for the model's class indices: it has them, and calls none by another number."""
+    return are_numerals(class_names) and all(
+        int(name) < num_classes
+        and (
+            not model_labels or model_labels[int(name)] == name or not are_numerals([model_labels[int(name)]])
+        )
+        for name in class_names
+    )
 
 
 def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> None:
     """Refuse a number that is none of the model's classes."""
     high = next((name for name in class_names if int(name) >= num_classes), None)
     if high is not None:
-        names = f", or give names: the model's are {_some(model_labels)}" if model_labels else ""
+        names = f", or give names: the model's are {some(model_labels)}" if model_labels else ""
         raise DataError(
             f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
             hint=f"count the labels from 0{names}; of an `arch:` reference set the number of classes",
         )
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return quoted(names[:_SHOWN]) + more
 

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content, TextSet
-from hydractl.data.labels import match_classes, select_classes
+from hydractl.data.labels import (
+    filled_names,
+    match_classes,
+    names_agree,
+    names_all,
+    new_names,
+    select_classes,
+)
 from hydractl.errors import DataError, UsageError
 
 
@@ -95,6 +102,43 @@ def test_classes_that_do_not_fit(names, model_labels, num_classes, message):
 
     assert message in caught.value.message
     assert "::classes=" in caught.value.hint
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "0", "1", "5", "10"]), min_size=1, unique=True),
+    st.integers(0, 9),
+    st.data(),
+)
+def test_names_of_a_new_classifier_mean_the_same_in_every_part_of_the_data(names, more, drawn):
+    number = len(names) + more
+    labels = new_names(names, number)
+    assert len({*labels}) == len(labels) == number
+    assert more or labels == tuple(names)
+    whole = match_classes(data(names, ()), labels, num_classes=number)
+    assert [labels[place] for place in whole] == names
+    if more and all(name.isdigit() and int(name) < number for name in names):
+        assert whole == match_classes(data(names, ()), (), num_classes=number)  # as without names
+    part = drawn.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    assert [labels[i] for i in match_classes(data(part, ()), labels, num_classes=number)] == part
+    assert names_all(data(part, ()), labels) == (len(part) == len(names))
+
+
+def test_a_number_is_no_index_of_a_class_that_has_another(heard):
+    items = data(("0", "1"), (0, 1))
+    assert not names_agree(items, ("5", "6", "7"), 3)
+    assert names_agree(items, ("5", "6", "0", "1"), 4)
+    assert names_agree(items, ("0", "unnamed class 1"), 2)
+    with pytest.raises(DataError):
+        align_labels(items, ("5", "6"), num_classes=2, by_text=True)
+    align_labels(data(("0", "1"), (0, 1), numbered=True), ("5", "6"), num_classes=2, progress=heard)
+    assert "class indices (`0` is `5`)" in heard.warnings[0]  # a table's numbers are never names
+
+
+def test_a_class_without_a_name_takes_the_next_datas():
+    labels = new_names(("0", "2"), 4)
+    assert labels == ("0", "unnamed class 1", "2", "unnamed class 3")
+    assert filled_names(labels, ("1", "2"), (1, 2), 4) == ("0", "1", "2", "unnamed class 3")
+    assert filled_names(("a", "b"), ("1",), (1,), 2) == ("a", "b")
 
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.integers(1, 8))

@@ -116,6 +116,11 @@ class FinetuneConfig:
                 f"`--arch` has no effect with `{self.model}`, which names its architecture",
                 hint="leave `--arch` out",
             )
+        if self.keep_head and self.head_seed is not None:
+            raise UsageError(
+                f"`--head-seed {self.head_seed}` has no effect with `--keep-head`: no classifier is drawn",
+                hint="leave one of them out",
+            )
         self._check_teachers()
         for reference in (self.model, *self.teacher):
             refuse_shared_input(reference)

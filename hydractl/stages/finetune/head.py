@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.items import Items
-from hydractl.data.labels import names_agree
+from hydractl.data.labels import match_classes, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import OWN, place_of
-from hydractl.families.classifier import asked_number, with_classifier
+from hydractl.families.classifier import CLASSES, asked_number, with_classifier
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.hydra import member_headers
 from hydractl.fusion.plan import join_members
@@ -28,12 +28,13 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
 
     Raises:
         UsageError: If options contradict the model or one another.
-        DataError: If the data have more classes than were asked for.
+        DataError: If the data have more classes than were asked for, or do not fit a classifier that is to be kept.
     """
     before, pooling = opened.header.architecture, _pooling(config, opened, progress)
     same = not opened.lacks and pooling == (before.pooling or OWN)
     if config.keep_head:
         _check_kept(config, opened, same=same)
+        _check_fits(config, opened, items)
         return opened
     number = _number(config, opened, items)
     fits = same and number == before.num_classes and names_agree(items, opened.header.labels, number)
@@ -49,18 +50,18 @@ def fitted(config: FinetuneConfig, opened: OpenModel, items: Items, progress: Pr
                 f"`--head-seed {config.head_seed}` has no effect on {config.model}, whose classifier is there already",
                 hint="leave `--head-seed` out, or add `--reset-head` for a new classifier",
             )
+        if config.reset_head and not opened.is_random:
+            progress.step("A classifier of zeros in place of the model's own")
         return opened
     if "head" not in config.recipe.parts and not opened.is_random:
         raise UsageError(
             f"{config.model} gets a new classifier, which `--train {','.join(config.recipe.train)}` leaves as it is drawn",
             hint="add `head` to `--train`",
         )
-    names = items.class_names if number == len(items.class_names) else ()
-    if not fits:
-        progress.step(_told(opened, number, items.class_names))
-    return _with_classifiers(
-        opened, config, number=number, labels=opened.header.labels if fits else names, pooling=pooling
-    )
+    if not (fits and opened.is_random):
+        progress.step(_told(opened, number, items.class_names, fits=fits))
+    labels = opened.header.labels if fits else new_names(items.class_names, number)
+    return _with_classifiers(opened, config, number=number, labels=labels, pooling=pooling)
 
 
 def _with_classifiers(
@@ -136,21 +137,47 @@ def _check_kept(config: FinetuneConfig, opened: OpenModel, *, same: bool) -> Non
         )
 
 
+def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Items) -> None:
+    """Refuse data whose classes are not those of the classifier that is to be kept.
+
+    Where those have names, classes are never taken in order: others would be trained under them.
+    """
+    number, labels = opened.header.num_classes, opened.header.labels
+    try:
+        match_classes(items, labels, num_classes=number, by_text=bool(labels))
+    except DataError as error:
+        raise DataError(
+            f"`--keep-head`: `--data {items.name}` has {_classes(len(items.class_names), items.class_names)}, but "
+            f"{config.model} has {_classes(number, labels)}",
+            hint="leave `--keep-head` out for a new classifier, name the data's classes as the model does, or choose some of "
+            "them with `::classes=`",
+        ) from error
+
+
 def _number(config: FinetuneConfig, opened: OpenModel, items: Items) -> int:
     """Return how many classes the model is to tell apart: as many as were asked for, or the data have."""
-    asked, found = asked_number(opened), len(items.class_names)
-    if config.num_classes is not None and asked not in {None, config.num_classes}:
-        raise UsageError(f"`--num-classes {config.num_classes}` and `{config.model}` differ")
-    number = config.num_classes or asked
-    if config.num_classes is not None and config.num_classes < found:
+    asked, found, wanted = asked_number(opened), len(items.class_names), config.num_classes
+    key = CLASSES[opened.family.library]
+    if wanted is not None and asked not in {None, wanted}:
+        raise UsageError(
+            f"`--num-classes {wanted}` and `{config.model}` differ",
+            hint=f"leave `--num-classes` or `{key}={asked}` out",
+        )
+    if wanted is not None and wanted < found:
         raise DataError(
-            f"{items.name}: has {found} classes, `--num-classes {config.num_classes}` is too few for them",
+            f"{items.name}: has {found} classes, `--num-classes {wanted}` is too few for them",
             hint=f"add `--num-classes {found}`, or choose some of the classes with `::classes=`",
         )
-    return number or found
+    if asked is not None and asked < found:
+        raise DataError(
+            f"{items.name}: has {found} classes, but `{config.model}` asks for {asked}",
+            hint=f"leave `{key}={asked}` out, write `{key}={found}`, or choose some of the classes with `::classes=`",
+        )
+    own = opened.header.num_classes if names_all(items, opened.header.labels) else None
+    return wanted or asked or own or found
 
 
-def _told(opened: OpenModel, number: int, names: tuple[str, ...]) -> str:
+def _told(opened: OpenModel, number: int, names: tuple[str, ...], *, fits: bool) -> str:
     """Say what classifier is made, and why."""
     had = opened.header.architecture.num_classes
     reason = (
@@ -158,6 +185,8 @@ def _told(opened: OpenModel, number: int, names: tuple[str, ...]) -> str:
         if opened.lacks
         else ""
         if opened.is_random
+        else "in place of the model's own"
+        if fits
         else f"the model had {had}"
         if had != number
         else "the model's reads something else or has others"
@@ -166,5 +195,7 @@ def _told(opened: OpenModel, number: int, names: tuple[str, ...]) -> str:
 
 
 def _classes(number: int, names: tuple[str, ...]) -> str:
-    shown = ", ".join((*names[:SHOWN], *(("...",) if len(names) > SHOWN else ())))
-    return f"{counted(number, 'class', 'classes')} ({shown})"
+    """Return how many classes there are, and what some are called."""
+    unnamed = (f"{number - len(names)} unnamed",) if number > len(names) else ()
+    shown = ", ".join((*names[:SHOWN], *(("...",) if len(names) > SHOWN else ()), *unnamed))
+    return counted(number, "class", "classes") + (f" ({shown})" if names else "")

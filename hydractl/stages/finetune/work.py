@@ -10,8 +10,8 @@ import torch
 from hydractl import __version__
 from hydractl.data.inputs import Reading, check_augment, check_reads, limited, open_items, shortened
 from hydractl.data.items import Items
-from hydractl.data.labels import match_classes, required_labels
-from hydractl.errors import UsageError
+from hydractl.data.labels import filled_names, match_classes, required_labels, some
+from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.hydra import load_any, stored_specs
 from hydractl.manifest.header import Fate, Header, InputFile, Preprocess, Tokenization
@@ -86,10 +86,9 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
     names = _trainable(config, opened)
-    training = _labelled(items, "--data", header, progress)
-    header = _with_class_names(header, training.items, training.labels)
-    validation = _labelled(
-        open_items(config.val, header.preprocess, progress=progress), "--val", header, progress
+    training, header = _training(items, header, progress)
+    validation = _validation(
+        open_items(config.val, header.preprocess, progress=progress), items, header, progress
     )
     check_teachers(teachers, header, how)
     if len(teachers) == 1 and teachers[0].checkpoint.digest == opened.checkpoint.digest:
@@ -183,19 +182,37 @@ def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
     return trainable(opened.family, header.architecture, recipe, with_elements)
 
 
-def _labelled(items: Items, option: str, header: Header, progress: Progress) -> Labelled:
-    own, classes = required_labels(items, option), header.architecture.num_classes
-    table = match_classes(items, header.labels, num_classes=classes, progress=progress)
+def _training(items: Items, header: Header, progress: Progress) -> tuple[Labelled, Header]:
+    """Return the training data, and the header with their names for classes that have none."""
+    own, number = required_labels(items, "--data"), header.num_classes
+    table = match_classes(items, header.labels, num_classes=number, called="`--data`", progress=progress)
+    labels = filled_names(header.labels, items.class_names, table, number)
+    training = Labelled(items=items, labels=tuple(table[label] for label in own))
+    return training, header.model_copy(update={"labels": labels})
+
+
+def _validation(items: Items, trained: Items, header: Header, progress: Progress) -> Labelled:
+    """Return the validation data; a class that the training data do not have is never taken for one that they have."""
+    own = required_labels(items, "--val")
+    known = {name.casefold() for name in (*trained.class_names, *header.labels)}
+    strange = [name for name in items.class_names if name.casefold() not in known]
+    try:
+        table = match_classes(
+            items,
+            header.labels,
+            num_classes=header.num_classes,
+            by_text=bool(strange),
+            called="`--val`",
+            progress=progress,
+        )
+    except DataError as error:
+        if not strange:
+            raise
+        raise DataError(
+            f"`--val {items.name}`: has classes that `--data {trained.name}` has not: {some(strange)}",
+            hint="name them as there, or choose the classes of `--data` with `::classes=`",
+        ) from error
     return Labelled(items=items, labels=tuple(table[label] for label in own))
-
-
-def _with_class_names(header: Header, items: Items, labels: tuple[int, ...]) -> Header:
-    """Take over the data's class names where the model has none and every class is named once."""
-    position = dict(zip(items.labels or (), labels, strict=True))
-    if header.labels or sorted(position.values()) != list(range(header.architecture.num_classes)):
-        return header
-    names = {position[own]: name for own, name in enumerate(items.class_names) if own in position}
-    return header.model_copy(update={"labels": tuple(names[i] for i in sorted(names))})
 
 
 def fingerprint_of(work: Work) -> str:

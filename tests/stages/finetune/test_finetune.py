@@ -531,7 +531,7 @@ def divergent(tmp_path):
 
 @pytest.mark.parametrize(("make", "error", "said"), [
     (unlabelled, DataError, "has no labels"),
-    (fewer_classes, DataError, "10 classes and the model 7"),
+    (fewer_classes, DataError, "10 classes, but `arch:.*` asks for 7"),
     (unlabelled_folder, DataError, "c0: has no labels, which `--data` needs"),
     (not_an_image, DataError, r"c0/1\.png: is not an image"),
     (saves_of_a_stream, UsageError, "`--save-every` has no effect with `-o -`"),

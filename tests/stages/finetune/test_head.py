@@ -25,6 +25,7 @@ from support.variants import VARIANTS
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4"
 RECIPE = Recipe(lr=(1e-3,), steps=2, warmup=0, batch_size=16)
 BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+KEPT = replace(RECIPE, reset_head=False)
 ANIMALS = ("bird", "cat", "dog")
 
 
@@ -123,15 +124,20 @@ def test_other_names_are_other_classes(tmp_path):
     assert not torch.equal(work.opened.checkpoint.tensor("head.weight"), sample.state["head.weight"])
     assert not heard.warnings
 
-    kept, heard = prepared(replace(given, recipe=replace(RECIPE, reset_head=False)))
-    assert kept.header.labels == tuple("abcdefg")
-    assert any("taken in order" in line for line in heard.warnings)
+    with pytest.raises(DataError) as caught:
+        prepared(replace(given, recipe=KEPT))
+    assert "has 7 classes (kind 0, kind 1, kind 2, kind 3, kind 4, ...), but" in caught.value.message
+    assert caught.value.message.startswith(f"`--keep-head`: `--data {place.name}` has")
+    assert caught.value.message.endswith("m.st has 7 classes (a, b, c, d, e, ...)")
+    assert caught.value.hint.startswith("leave `--keep-head` out")
 
 
 def test_the_number_may_be_insisted_on(tmp_path):
     model = base().save(tmp_path / "model.st")
     work, _ = prepared(config(tmp_path / "out.st", model, num_classes=9))
-    assert (work.header.num_classes, work.header.labels, {*work.train.labels}) == (9, (), {0, 1, 2})
+    names = ("0", "1", "2", *(f"unnamed class {i}" for i in range(3, 9)))
+    assert (work.header.num_classes, work.header.labels, {*work.train.labels}) == (9, names, {0, 1, 2})
+    assert (work.header.labels, work.val.labels) == (work.opened.header.labels, work.val.items.labels)
     assert work.config.options()["num_classes"] == 9
 
     work, _ = prepared(config(tmp_path / "out.st", model, num_classes=7))
@@ -140,17 +146,75 @@ def test_the_number_may_be_insisted_on(tmp_path):
         prepared(config(tmp_path / "out.st", model, num_classes=2))
 
 
+def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder):
+    """Whatever part of the data comes next, each class is the one that it was."""
+    out = tmp_path / "base.st"
+    work, heard = prepared(texts_config(out, folder, num_classes=5))
+    names = (*ANIMALS, "unnamed class 3", "unnamed class 4")
+    assert work.header.labels == names
+    assert "A new classifier for 5 classes (bird, cat, dog, 2 unnamed), the model has none" in heard.steps
+    assert not heard.warnings
+    run_finetune(work.config)
+    head = open_model(str(out)).checkpoint.tensor("classifier.weight")
+
+    def again(classes, **changes):
+        data = DataRef.parse(f"{folder / 'train.jsonl'}::classes={classes}")
+        given = {"data": data, "val": data, **changes}
+        return prepared(replace(texts_config(tmp_path / "b.st", folder), model=str(out), **given))[0]
+
+    for same in (again("0-2"), again("1-2", num_classes=5), again("1-2", recipe=KEPT)):
+        assert (same.header.labels, same.header.num_classes) == (names, 5)
+        assert torch.equal(same.opened.checkpoint.tensor("classifier.weight"), head)
+        assert [names[label] for label in same.train.labels] == [
+            same.train.items.class_names[label] for label in same.train.items.labels
+        ]
+    assert again("1-2").header.labels == ("cat", "dog")
+
+
 def test_a_kept_classifier_is_the_one_that_was_there(tmp_path):
-    kept = replace(RECIPE, reset_head=False)
     model = base().save(tmp_path / "model.st")
-    work, _ = prepared(config(tmp_path / "out.st", model, recipe=kept))
-    assert (work.header.num_classes, work.header.labels) == (7, ())
+    work, _ = prepared(config(tmp_path / "out.st", model, recipe=KEPT))
+    assert (work.header.num_classes, work.header.labels[1:4]) == (7, ("1", "2", "unnamed class 3"))
     with pytest.raises(UsageError, match=r"tells apart 7 classes, not 3"):
-        prepared(config(tmp_path / "out.st", model, recipe=kept, num_classes=3))
+        prepared(config(tmp_path / "out.st", model, recipe=KEPT, num_classes=3))
+    with pytest.raises(DataError, match=r"has 8 classes \(0, .*\), but .* has 7 classes$") as caught:
+        prepared(config(tmp_path / "out.st", model, "0-7", recipe=KEPT))
+    assert caught.value.hint.startswith("leave `--keep-head` out")
+    with pytest.raises(UsageError, match="`--head-seed 3` has no effect with `--keep-head`"):
+        config(tmp_path / "out.st", model, recipe=KEPT, head_seed=3)
+
+
+def test_validation_has_no_classes_of_its_own(tmp_path):
+    model = base().save(tmp_path / "model.st")
+    for classes in ("0-3", "3-5"):  # as many as there are would be taken in order
+        with pytest.raises(DataError, match=r"^`--val digits.*: has classes") as caught:
+            prepared(config(tmp_path / "out.st", model, val=digits(classes, "val")))
+        assert "that `--data digits" in caught.value.message
+        assert caught.value.message.endswith("`3`" if classes == "0-3" else "`3`, `4`, `5`")
+    with pytest.raises(DataError, match=r"has not: `0`, `1`$"):
+        prepared(config(tmp_path / "out.st", model, "4-6", val=digits("0-1", "val")))
+    work, _ = prepared(config(tmp_path / "out.st", model, val=digits("1-2", "val")))
+    assert {*work.val.labels} == {1, 2}
+
+
+def test_a_warning_says_whose_classes_it_means(tmp_path):
+    sample = base()
+    header = sample.header.model_copy(update={"labels": tuple("abcdefg")})
+    model = replace(sample, header=header).save(tmp_path / "model.st")
+    warned = prepared(config(tmp_path / "out.st", model, "0-6"))[1].warnings
+    assert [line.split()[0] for line in warned] == ["`--data`'s", "`--val`'s"]
 
 
 def test_a_reset_classifier_is_zero_or_drawn_from_its_seed(tmp_path):
     model = base().save(tmp_path / "model.st")
+    for seed, told in (
+        (None, "A classifier of zeros in"),
+        (1, "A new classifier for 7 classes (0, 1, 2, 3, 4, ...), in"),
+    ):
+        given = config(
+            tmp_path / "out.st", model, "0-6", recipe=replace(RECIPE, reset_head=True), head_seed=seed
+        )
+        assert f"{told} place of the model's own" in prepared(given)[1].steps
     reset = replace(RECIPE, reset_head=True)
     for classes, number in (("0-6", 7), ("0-2", 3)):
         zero, drawn, other = (
@@ -174,8 +238,13 @@ def test_random_weights_take_the_number_from_the_data(tmp_path):
     )
     more = prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=9"))[0]
     assert more.header.num_classes == 9
-    with pytest.raises(UsageError, match=r"`--num-classes 4` and .*num_classes=9` differ"):
+    assert more.header.labels[1:4] == ("1", "2", "unnamed class 3")
+    with pytest.raises(UsageError, match=r"`--num-classes 4` and .*num_classes=9` differ") as caught:
         prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=9", num_classes=4))
+    assert caught.value.hint == "leave `--num-classes` or `num_classes=9` out"
+    with pytest.raises(DataError, match=r"has 3 classes, but `arch:.*num_classes=2` asks for 2") as caught:
+        prepared(config(tmp_path / "out.st", f"{ARCH},num_classes=2"))
+    assert caught.value.hint.startswith("leave `num_classes=2` out, write `num_classes=3`")
 
 
 def test_a_new_classifier_must_train(tmp_path):
