@@ -184,7 +184,7 @@ def test_a_kept_classifier_is_the_one_that_was_there(tmp_path):
         config(tmp_path / "out.st", model, recipe=KEPT, head_seed=3)
 
 
-def test_validation_has_no_classes_of_its_own(tmp_path):
+def test_validation_has_no_classes_of_its_own(tmp_path, folder):
     model = base().save(tmp_path / "model.st")
     for classes in ("0-3", "3-5"):  # as many as there are would be taken in order
         with pytest.raises(DataError, match=r"^`--val digits.*: has classes") as caught:
@@ -195,6 +195,11 @@ def test_validation_has_no_classes_of_its_own(tmp_path):
         prepared(config(tmp_path / "out.st", model, "4-6", val=digits("0-1", "val")))
     work, _ = prepared(config(tmp_path / "out.st", model, val=digits("1-2", "val")))
     assert {*work.val.labels} == {1, 2}
+
+    val = tmp_path / "val.jsonl"
+    val.write_text("".join(json.dumps({"text": "a", "label": name}) + "\n" for name in ("Bird", "owl")))
+    with pytest.raises(DataError, match=r"^`--val val\.jsonl`: .* has not: `owl`$"):
+        prepared(replace(texts_config(tmp_path / "out.st", folder), val=DataRef.parse(str(val))))
 
 
 def test_a_warning_says_whose_classes_it_means(tmp_path):
