@@ -4,22 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-
-class Heard:
-    """A `Progress` that remembers."""
-
-    def __init__(self):
-        self.steps = []
-        self.warnings = []
-
-    def step(self, message):
-        self.steps.append(message)
-
-    def warn(self, message):
-        self.warnings.append(message)
-
-    def track(self, items, *, label, total):
-        return items
+from support.heard import Heard
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.progress import Silent
 from hydractl.scoring.normalize import min_max, normalized, warn_of_unlike_towers
 from support.builders import base
+from support.heard import Heard
 from support.jobs import job_for
 from support.variants import variant
 
@@ -84,14 +84,6 @@ def test_layer_divides_by_the_length_and_tower_by_the_root_mean_square():
 def test_an_unknown_way_is_a_mistake_of_ours():
     with pytest.raises(ValueError, match="no such normalisation: rows"):
         normalized({"vision": [[1.0]]}, "rows")
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 def test_one_tower_needs_no_warning():

@@ -21,25 +21,14 @@ from hydractl.stages.score.run import run_score
 from hydractl.stages.shared.settings import Images, parse_size
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base, mask_file
+from support.heard import Heard
 from support.variants import VARIANTS
 
 SAID = "no file says how its images are read"
 DATA = "digits::classes=0-6,limit=12"
 
 
-class Heard:
-    def __init__(self):
-        self.warnings = []
-
-    def step(self, message):
-        pass
-
-    def warn(self, message):
-        self.warnings.append(message)
-
-    def track(self, items, **_):
-        return items
-
+class Told(Heard):
     @property
     def told(self):
         return sum(SAID in line for line in self.warnings)
@@ -55,7 +44,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def member(folder, tmp_path_factory):
     """A member of it, which no image was read for; what was said then beside it."""
-    place, heard = tmp_path_factory.mktemp("member"), Heard()
+    place, heard = tmp_path_factory.mktemp("member"), Told()
     sample = base(next(v for v in VARIANTS if str(v) == "transformers-vit-plain"))
     mask = mask_file(place / "mask.json", sample.header, (0, 1), (), (2,))
     run_prune(PruneConfig(model=str(folder), masks=(mask,), out=place / "m.st"), heard)
@@ -71,7 +60,7 @@ def tuning(out, model, **changes):
 
 
 def test_pruning_and_scoring_without_data_read_no_image(tmp_path, folder, member):
-    heard = Heard()
+    heard = Told()
     run_score(ScoreConfig(model=str(folder), method="random", out=tmp_path / "s.json"), heard)
     assert (heard.warnings, member[1].warnings) == ([], [])
     assert Checkpoint.open(member[0]).header.assumed
@@ -79,21 +68,21 @@ def test_pruning_and_scoring_without_data_read_no_image(tmp_path, folder, member
 
 def test_whoever_reads_images_is_told(folder, member):
     for model in (folder, member[0]):
-        heard = Heard()
+        heard = Told()
         run_eval(EvalConfig(model=str(model), data=DataRef.parse(DATA), device="cpu"), heard)
         assert heard.told == 1
 
 
 def test_what_was_trained_with_is_assumed_no_more(tmp_path, folder, member):
     for model in (folder, member[0]):
-        heard = Heard()
+        heard = Told()
         run_finetune(tuning(tmp_path / "out.st", model, force=True), heard)
         assert heard.told == 1
         assert not Checkpoint.open(tmp_path / "out.st").header.assumed
 
 
 def test_what_is_said_of_images_holds(tmp_path, folder):
-    heard = Heard()
+    heard = Told()
     images = Images(mean=(0.25,), std=(0.125,))
     work = prepare(tuning(tmp_path / "out.st", folder, images=images), heard)
     assert (work.how.mean, work.how.std, work.header.assumed, heard.told) == ((0.25,), (0.125,), False, 0)
@@ -110,7 +99,7 @@ def test_texts_have_no_means(tmp_path):
     bert = base(next(v for v in VARIANTS if str(v) == "transformers-bert-plain")).save(tmp_path / "bert.st")
     for images, option in ((Images(mean=(0.5,)), "--mean"), (Images(img_size=(8, 8)), "--img-size")):
         with pytest.raises(UsageError, match=f"`{option}` is for images"):
-            prepare(replace(tuning(tmp_path / "out.st", bert), images=images), Heard())
+            prepare(replace(tuning(tmp_path / "out.st", bert), images=images), Told())
 
 
 @pytest.mark.parametrize("text", ["", "0", "8x", "8x0", "8x8x8", "eight"])

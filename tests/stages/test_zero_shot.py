@@ -21,7 +21,6 @@ from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.budget import Budget
 from hydractl.manifest.header import Fate, Kind, Prompting
 from hydractl.manifest.heads import TowerKeep
-from hydractl.progress import Silent
 from hydractl.scoring.circuit import streams as circuit_streams
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
@@ -38,6 +37,7 @@ from hydractl.stages.score.run import run_score
 from hydractl.stages.shared.classes import DEFAULT_TEMPLATE, Classes, Naming, ask, settle, with_classes
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base as classifier
+from support.heard import Heard
 from support.pairs import ARCHITECTURES, WORDS, pair, write_tokenizer
 
 DATA, OTHERS = "digits::classes=0-4,limit=40", "digits::classes=9,limit=20"
@@ -52,16 +52,6 @@ PROCESSOR = {
     "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3,
 }  # fmt: skip
 NAMED = Naming(names=NAMES, templates=TEMPLATES)
-
-
-class Heard(Silent):
-    """What a stage warned of."""
-
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 @pytest.fixture(scope="module", params=sorted(ARCHITECTURES))

@@ -8,7 +8,7 @@ import torch
 
 from hydractl.errors import DataError, UsageError
 from hydractl.inputs import batch_of, cut_batch, map_inputs
-from hydractl.progress import SILENT, Silent
+from hydractl.progress import SILENT
 from hydractl.scoring.cahp import profile as cahp_profile
 from hydractl.scoring.cahp.method import score_cahp
 from hydractl.scoring.cahp.settings import CahpSettings
@@ -16,6 +16,7 @@ from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.methods import METHODS, settings_for
 from support import naive_cahp
 from support.builders import base
+from support.heard import Heard
 from support.variants import VARIANTS, variant
 
 DOUBLE = torch.float64
@@ -46,14 +47,6 @@ def job_for(sample, *, count=24, batch=6, inputs=None, labels=None, **changes):
 
 def numbers(ranking, heads=4):
     return [[h.layer * heads + h.head for h in cluster] for cluster in ranking.clusters]
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 @pytest.mark.parametrize("one", [VIT, BERT], ids=str)

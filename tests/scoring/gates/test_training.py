@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydractl.errors import CheckFailed, DataError
-from hydractl.progress import SILENT, Silent
+from hydractl.progress import SILENT
 from hydractl.scoring.gates import training as gates_training
 from hydractl.scoring.gates.dsp import score_dsp
 from hydractl.scoring.gates.l0 import CLOSED, HardConcrete, score_l0
@@ -15,19 +15,12 @@ from hydractl.scoring.gates.training import train_gates
 from hydractl.scoring.job import Samples, ScoreJob, Training
 from support.builders import base
 from support.gates import Rows, planted, training_job
+from support.heard import Heard
 from support.variants import VARIANTS
 
 SHORT = {"epochs": 2}
 METHODS = [(score_l0, L0Settings), (score_dsp, DspSettings)]
 each_method = pytest.mark.parametrize(("score", "settings"), METHODS, ids=["l0", "dsp"])
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 def job(settings, **changes):

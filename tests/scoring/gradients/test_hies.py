@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hydractl.errors import UsageError
-from hydractl.progress import SILENT, Silent
+from hydractl.progress import SILENT
 from hydractl.scoring.gradients.entropy import attention_entropy
 from hydractl.scoring.gradients.hies import score_hies
 from hydractl.scoring.gradients.michel import score_michel
@@ -12,6 +12,7 @@ from hydractl.scoring.gradients.settings import HiesSettings, MichelSettings
 from hydractl.scoring.methods import METHODS
 from hydractl.scoring.settings import BudgetMeaning
 from support.builders import base
+from support.heard import Heard
 from support.jobs import changed, job_for, together
 from support.variants import VARIANTS, variant
 
@@ -76,14 +77,6 @@ def test_the_number_of_processes_changes_no_bit(world):
     expected = score_hies(job_for(sample), SILENT)
 
     assert together(world, lambda team: score_hies(job_for(sample, team=team), SILENT)) == [expected] * world
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 @pytest.mark.parametrize(

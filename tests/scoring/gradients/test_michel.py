@@ -5,7 +5,7 @@ import torch
 
 from hydractl.errors import DataError, UsageError
 from hydractl.inputs import map_inputs
-from hydractl.progress import SILENT, Silent
+from hydractl.progress import SILENT
 from hydractl.scoring.gradients import samples as gate_samples
 from hydractl.scoring.gradients.michel import gate_importance, score_michel
 from hydractl.scoring.gradients.settings import MichelSettings
@@ -13,6 +13,7 @@ from hydractl.scoring.job import Samples
 from hydractl.scoring.settings import BudgetMeaning
 from support import naive, slopes
 from support.builders import base
+from support.heard import Heard
 from support.jobs import Killed, changed, job_for, labelled, library_for, together
 from support.variants import VARIANTS, variant
 
@@ -235,14 +236,6 @@ def test_the_number_of_processes_changes_no_bit(settings, world):
     )
 
     assert found == [expected] * world
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 @pytest.mark.parametrize(

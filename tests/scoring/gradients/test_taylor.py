@@ -6,13 +6,14 @@ import torch_pruning
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import DataError, UsageError
-from hydractl.progress import SILENT, Silent
+from hydractl.progress import SILENT
 from hydractl.scoring.gradients import weights as gradients
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.taylor import score_taylor
 from hydractl.scoring.settings import BudgetMeaning
 from support import naive
 from support.builders import base
+from support.heard import Heard
 from support.jobs import changed, job_for, labelled, library_for, together
 from support.variants import VARIANTS, variant
 
@@ -167,14 +168,6 @@ def test_scores_are_normalised_at_the_end(scope):
 
     assert layer == pytest.approx(plain / plain.norm(dim=1, keepdim=True), rel=1e-12)
     assert tower == pytest.approx(plain / plain.square().mean().sqrt(), rel=1e-12)
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 @pytest.mark.parametrize(("settings", "warned"), [(ALL, True), (TaylorSettings(), False), (MOLCHANOV, True)])

@@ -15,7 +15,6 @@ from hydractl.metrics.measures import measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.table import METRICS
 from hydractl.metrics.temperature import fit_temperature, scale_log_probs
-from hydractl.progress import Silent
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
@@ -26,6 +25,7 @@ from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.classes import Naming
 from hydractl.stages.shared.settings import parse_temperature
 from support.builders import base
+from support.heard import Heard
 from support.informed import informed
 from support.pairs import pair
 from support.reviews import arch, gibberish, reviews
@@ -35,17 +35,6 @@ HELDOUT = DataRef.parse("digits::split=val,classes=0-6,limit=60")
 NEAR = (NamedData.parse("sevens=digits::classes=7,limit=30"),)
 FAR = (NamedData.parse("noise::limit=25"),)
 KEEP = (((0, 1), (1, 2, 3), (0,)), ((0, 2), (0, 1), (2, 3)), ((1, 3), (3,), ()))
-
-
-class Ear(Silent):
-    def __init__(self):
-        self.steps, self.warnings = [], []
-
-    def step(self, message):
-        self.steps.append(message)
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 def config(model, **changes):
@@ -166,7 +155,7 @@ def test_the_report_tells_the_split_and_the_definition(models, fitted):
 
 
 def test_logits_times_three_end_where_the_others_do(models):
-    ear = Ear()
+    ear = Heard()
     loud, quiet = (
         run_eval(config(models / f"{name}.st", temperature=HELDOUT, near=NEAR), ear).document.rows[0]
         for name in ("loud", "base")
@@ -231,7 +220,7 @@ def test_a_condition_may_be_about_it_and_metrics_need_not_name_it(models):
 
 def test_the_same_data_twice_are_warned_of(models):
     for temperature, warned in ((ID, True), (HELDOUT, False)):
-        ear = Ear()
+        ear = Heard()
         run_eval(config(models / "base.st", temperature=temperature, metrics=("nll",)), ear)
 
         assert any("hold the same samples" in w for w in ear.warnings) == warned
@@ -244,7 +233,7 @@ def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
         "head.bias": torch.tensor([9.0, 0, 0, 0, 0, 0, 0]),
     }
     path = type(sample)(sample.header, state).save(tmp_path / "stubborn.st")
-    ear = Ear()
+    ear = Heard()
 
     row = run_eval(
         config(path, temperature=DataRef.parse("digits::classes=0,limit=9"), metrics=("nll",)), ear
@@ -295,7 +284,7 @@ def only(path, label, *, called=None):
 
 
 def test_texts_are_scaled_too(texts):
-    ear = Ear()
+    ear = Heard()
     row = run_eval(
         config(
             arch(texts), data=DataRef.parse("test.jsonl"), temperature=DataRef.parse("val.jsonl"), name="bert",

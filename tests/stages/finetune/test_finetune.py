@@ -27,6 +27,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from support.builders import base
+from support.heard import Cut
 from support.variants import TIMM_VIT, TINY, Variant
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
@@ -57,21 +58,6 @@ def header(path):
     found = Checkpoint.open(path).header
     assert found is not None
     return found
-
-
-class Cut:
-    """A `Progress` that interrupts after so many messages."""
-
-    def __init__(self, after):
-        self.left = after
-
-    def step(self, _message):
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-    def warn(self, message):
-        pass
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,6 +19,7 @@ from hydractl.stages.finetune.run import _build, run_finetune
 from hydractl.stages.finetune.work import prepare
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base
+from support.heard import Heard
 from support.text_folders import save_text_model
 from support.variants import VARIANTS
 
@@ -36,20 +37,6 @@ def digits(classes, split="train"):
 def config(out, model, classes="0-2", **changes):
     given = {"data": digits(classes), "val": digits(classes, "val"), "recipe": RECIPE, "device": "cpu"}
     return FinetuneConfig(model=str(model), out=out, **(given | changes))
-
-
-class Heard:
-    def __init__(self):
-        self.steps, self.warnings = [], []
-
-    def step(self, message):
-        self.steps.append(message)
-
-    def warn(self, message):
-        self.warnings.append(message)
-
-    def track(self, items, **_):
-        return items
 
 
 def prepared(given):

@@ -28,6 +28,7 @@ from hydractl.stages.prune.run import run_prune
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base
+from support.heard import Cut
 
 TRAIN = "digits::split=train,classes=0-6,limit=24"
 VAL = "digits::split=val,classes=0-6,limit=20"
@@ -52,21 +53,6 @@ def header(path):
 def members(path):
     opened = open_model(str(path))
     return split_members(opened.family, opened.header, opened.checkpoint.tensors())
-
-
-class Cut:
-    """A `Progress` that interrupts after so many messages."""
-
-    def __init__(self, after):
-        self.left = after
-
-    def step(self, _message):
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-    def warn(self, message):
-        pass
 
 
 @pytest.fixture(scope="module")

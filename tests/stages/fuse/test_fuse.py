@@ -15,11 +15,11 @@ from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExis
 from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.manifest.header import Fate, Kind, Preprocess
-from hydractl.progress import Silent
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.tensors import Span
 from support.builders import DTYPES, Sample, base, sha
+from support.heard import Heard
 from support.variants import PLAIN, variant
 
 KEEPS = (((0, 2, 3), (), (1,)), ((0, 2, 3), (1, 2), (0, 3)), ((0, 2, 3), (3,), ()))
@@ -119,17 +119,6 @@ def test_twice_is_the_same_bytes_and_verification_changes_nothing_but_its_record
     fuse(paths, tmp_path / "c", verify=False)
     a, c = Checkpoint.open(tmp_path / "a"), Checkpoint.open(tmp_path / "c")
     assert all(list(a.spans[n].pieces()) == list(c.spans[n].pieces()) for n in a.specs)
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.steps, self.warnings = [], []
-
-    def step(self, message):
-        self.steps.append(message)
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 def hears(folder, samples, **changes):

@@ -17,7 +17,6 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
-from hydractl.progress import Silent
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -28,6 +27,7 @@ from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.run import run_inspect
 from hydractl.stages.shared.predictions import PreparedData
 from support.builders import base, perturbed, sha
+from support.heard import Heard
 from support.informed import informed
 from support.variants import PLAIN, VARIANTS
 
@@ -35,14 +35,6 @@ VAL = DataRef.parse("digits::split=val,classes=0-6,limit=50")
 TEST = DataRef.parse("digits::split=test,classes=0-6,limit=40")
 CLIP = next(v for v in VARIANTS if str(v) == "transformers-clip-plain")
 ASKED = Measuring(data=VAL, device="cpu")
-
-
-class Ear(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +50,7 @@ def members(tmp_path_factory):
 
 def fuse(members, out, ear=None, **changes):
     given = {"verify": False, "force": True, "measuring": ASKED}
-    return run_fuse(FuseConfig(models=tuple(map(str, members)), out=out, **(given | changes)), ear or Ear())
+    return run_fuse(FuseConfig(models=tuple(map(str, members)), out=out, **(given | changes)), ear or Heard())
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +122,7 @@ def test_where_merging_costs_too_much_nothing_is_merged(members, losses, tmp_pat
         measuring, "predict", lambda *a, name, **k: asked.append(name) or predict(*a, name=name, **k)
     )
     assert min(losses.values()) > 0
-    ear = Ear()
+    ear = Heard()
 
     report = fuse(members, tmp_path / "hydra.st", ear, merge_trunk="auto")
 

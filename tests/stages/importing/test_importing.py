@@ -22,19 +22,12 @@ from hydractl.progress import Silent
 from hydractl.runtime import digest_file
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
+from support.heard import Heard
 
 OPTIONS = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 32, "depth": 2, "num_heads": 4}
 NAME = "vit_tiny_patch16_224"
 ARCH = f"{NAME}::{','.join(f'{k}={v}' for k, v in OPTIONS.items())}"
 BERT = "bert::hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=48,vocab_size=61"
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 @pytest.fixture(scope="module")

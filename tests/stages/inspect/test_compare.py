@@ -14,6 +14,7 @@ from hydractl.stages.inspect import compare as inspect_compare
 from hydractl.stages.inspect.compare import run_compare
 from hydractl.stages.inspect.config import InspectConfig
 from support.builders import scores
+from support.heard import Heard
 
 TABLES = {
     "a": ((0.6, 0.1, 0.5), (0.4, 0.2, 0.3)),
@@ -21,19 +22,6 @@ TABLES = {
     "c": ((0.9, 0.1, 0.8), (0.2, 0.2, 0.1)),
 }
 TEXT = ((0.3, 0.1), (0.2, 0.9))
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.warnings = []
-
-    def step(self, message): ...
-
-    def warn(self, message):
-        self.warnings.append(message)
-
-    def track(self, items, *, label, total):
-        return items
 
 
 @pytest.fixture

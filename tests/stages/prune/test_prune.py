@@ -22,6 +22,7 @@ from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import mask_path, run_prune
 from support.builders import DTYPES, base, mask_file, scores_file, sha
+from support.heard import Heard
 from support.variants import PLAIN, variant
 
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
@@ -35,20 +36,6 @@ def model(tmp_path):
 
 def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
-
-
-class Heard:
-    def __init__(self):
-        self.steps, self.warnings = [], []
-
-    def step(self, message):
-        self.steps.append(message)
-
-    def warn(self, message):
-        self.warnings.append(message)
-
-    def track(self, items, *, label, total):
-        return items
 
 
 def prune(model, out, **changes):

@@ -16,6 +16,7 @@ from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.prune.strategy import Diversity, Strategy
 from support.builders import base, mask_file, scores_file
+from support.heard import Heard
 from support.variants import PLAIN
 
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
@@ -43,20 +44,6 @@ def cahp(tmp_path):
 @pytest.fixture
 def scores(tmp_path):
     return scores_file(tmp_path / "s.json", TABLE)
-
-
-class Heard:
-    def __init__(self):
-        self.warnings = []
-
-    def step(self, message):
-        pass
-
-    def warn(self, message):
-        self.warnings.append(message)
-
-    def track(self, items, *, label, total):
-        return items
 
 
 def prune(model, out, progress=None, *, verify=False, **changes):
