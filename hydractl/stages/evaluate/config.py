@@ -159,16 +159,12 @@ class EvalConfig:
     @property
     def heldout(self) -> DataRef | None:
         """The split that temperatures are fitted on."""
-        return self.temperature if isinstance(self.temperature, DataRef) else None
+        return shared.heldout_of(self.temperature)
 
     @property
     def given_temperature(self) -> float | None:
         """The number that all rows' logits are divided by."""
-        return (
-            None
-            if self.temperature is None or isinstance(self.temperature, DataRef)
-            else float(self.temperature)
-        )
+        return shared.number_of(self.temperature)
 
     @property
     def rows(self) -> tuple[NamedModels, ...]:

@@ -14,7 +14,7 @@ from hydractl.data.labels import filled_names, match_classes, required_labels, s
 from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.hydra import load_any, stored_specs
-from hydractl.manifest.header import Fate, Header, InputFile, Preprocess, Tokenization
+from hydractl.manifest.header import Fate, Header, InputFile, Tokenization
 from hydractl.progress import Progress, counted
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -81,7 +81,12 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     _check_recipe(config, how)
     check_augment(how, config.recipe.augment)
     opened = fitted(config, opened, items, progress)
-    _check_size(opened, made_for)
+    check_takes(
+        opened.header.preprocess,
+        made_for,
+        lambda: load_any(opened, dtype=torch.float32),
+        where=opened.reference,
+    )
     header = opened.header
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
@@ -122,17 +127,6 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     )
 
 
-def _check_size(opened: OpenModel, made_for: Reading) -> None:
-    """Refuse images of another size than the model was made for, if it does not take them."""
-    how = opened.header.preprocess
-    if (
-        isinstance(how, Preprocess)
-        and isinstance(made_for, Preprocess)
-        and how.input_size != made_for.input_size
-    ):
-        check_takes(load_any(opened, dtype=torch.float32), how, where=opened.reference)
-
-
 def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
     """Refuse a recipe that would change texts as images are changed, where nothing but it says so."""
     if config.recipe_name is None or not isinstance(how, Tokenization):
@@ -148,12 +142,14 @@ def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
 
 def _check_apart(config: FinetuneConfig, header: Header) -> None:
     """Refuse batches of members' own where there are no members, or where they run as one at first."""
-    if config.apart and header.plan is None:
+    if not config.apart:
+        return
+    if header.plan is None:
         raise UsageError(
             f"`--batches own`: {config.model} is a {header.kind}, and only members of a hydra have batches of their own",
             hint="leave it out",
         )
-    if config.apart and header.plan is not None and header.plan.trunk > 0:
+    if header.plan.trunk > 0:
         raise UsageError(
             f"`--batches own`: members of {config.model} share {counted(header.plan.trunk, 'block')}, which run once, on one "
             "batch for all",

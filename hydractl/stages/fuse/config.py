@@ -65,12 +65,12 @@ class Measuring:
     @property
     def heldout(self) -> DataRef | None:
         """The data that a temperature is fitted on."""
-        return self.temperature if isinstance(self.temperature, DataRef) else None
+        return shared.heldout_of(self.temperature)
 
     @property
     def given_temperature(self) -> float | None:
         """The number that is stored as it is."""
-        return float(self.temperature) if isinstance(self.temperature, int | float) else None
+        return shared.number_of(self.temperature)
 
     @property
     def refs(self) -> dict[str, DataRef]:

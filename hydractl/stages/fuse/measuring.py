@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ class Judge:
 
     def said_apart(self, members: Iterable[OpenModel]) -> Said:
         """Return what members say one by one; memory holds one of them at a time."""
-        each = [self.said(lambda m=m: load_model(m), m.reference) for m in members]  # type: ignore[misc]  # a default
+        each = [self.said(partial(load_model, m), m.reference) for m in members]
         return {ref: torch.cat([said[ref] for said in each]) for ref in self.sets}
 
     def said(self, load: Callable[[], Predictor], name: str) -> Said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from hydractl.errors import CheckFailed
 from hydractl.families.opening import OpenModel
@@ -41,7 +42,7 @@ def search(
     """
     data = config.measuring.data
     if data is None:
-        said = judge.said(lambda: _hydra(fusion, header_of), HYDRA)
+        said = judge.said(partial(_hydra, fusion, header_of), HYDRA)
         return Outcome(fusion=fusion, temperature=judge.temperature(said, HYDRA), sources=judge.sources)
     apart = judge.said_apart(members)
     before, predicted = judge.quality(apart, judge.temperature(apart, ENSEMBLE))
@@ -51,7 +52,7 @@ def search(
         quality, classes = before, predicted
         if Fate.MERGED in made.fates.values():
             name = f"{HYDRA} merged before block {merge_trunk}" if config.auto else HYDRA
-            said = judge.said(lambda made=made: _hydra(made, header_of), name)  # type: ignore[misc]  # a default
+            said = judge.said(partial(_hydra, made, header_of), name)
             quality, classes = judge.quality(said, judge.temperature(said, name))
         tried.append(
             Tried(

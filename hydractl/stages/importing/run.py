@@ -15,7 +15,7 @@ from hydractl.families.opening import base_header, build_checked, expected_specs
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.jsonfile import parse
-from hydractl.manifest.header import Header, InputFile, Preprocess, Step, Tokenization
+from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted, quoted
 from hydractl.publish import publish
@@ -75,7 +75,12 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     weights = read_weights(files, ema=config.ema)
     fitted = _fitted(config, weights, header, drawn=bool(described.lacks) or config.head_seed is not None)
     _check_finite(config.source, fitted)
-    _check_size(config, header, described, fitted)
+    check_takes(
+        header.preprocess,
+        described.preprocess,
+        lambda: build_checked(family, header, fitted.tensors, where=config.source, dtype=torch.float32),
+        where=config.arch,
+    )
     _tell(progress, config, weights, fitted, header)
     step = _step(config, files, family, header, weights, fitted)
     progress.step(f"Writing {config.out}")
@@ -109,24 +114,6 @@ def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bo
     dtype = max(kept.values(), key=lambda tensor: tensor.nbytes).dtype
     fresh = {name: random[name].to(dtype) for name in expected if name not in kept}
     return replace(fitted, tensors=kept | fresh, drawn=tuple(fresh))
-
-
-def _check_size(config: ImportConfig, header: Header, described: Described, fitted: Fitted) -> None:
-    """Refuse images of another size than the architecture was made for, if it does not take them."""
-    how, made_for = header.preprocess, described.preprocess
-    if (
-        isinstance(how, Preprocess)
-        and isinstance(made_for, Preprocess)
-        and how.input_size != made_for.input_size
-    ):
-        model = build_checked(
-            FAMILIES[header.architecture.family],
-            header,
-            fitted.tensors,
-            where=config.source,
-            dtype=torch.float32,
-        )
-        check_takes(model, how, where=config.arch)
 
 
 def _labels_named(given: str | None) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from hydractl.settings import spelled
 if TYPE_CHECKING:
     from torch import nn
 
+    from hydractl.data.inputs import Reading
     from hydractl.families.opening import OpenModel
     from hydractl.stages.shared.settings import Images
 
@@ -55,16 +57,27 @@ def told(header: Header, images: Images, *, where: str) -> Header:
     )
 
 
-def check_takes(model: nn.Module, how: Preprocess, *, where: str) -> None:
-    """Refuse images of a size that a model does not take.
+def check_takes(how: Reading, made_for: Reading, build: Callable[[], nn.Module], *, where: str) -> None:
+    """Refuse images of another size than a model was made for, if it does not take them.
+
+    Args:
+        how: How images are to be read.
+        made_for: How the model itself says that they are.
+        build: Makes the model in fp32; called only where the sizes differ.
+        where: What messages call the model.
 
     Raises:
         UsageError: If a blank one cannot be run.
     """
+    if not (isinstance(how, Preprocess) and isinstance(made_for, Preprocess)):
+        return
+    if how.input_size == made_for.input_size:
+        return
     import torch  # noqa: PLC0415 - the options of commands load no torch
 
     from hydractl.families.probe import blank_inputs  # noqa: PLC0415 - as above
 
+    model = build()
     try:
         with torch.inference_mode():
             model(blank_inputs(how, 1, device="cpu"))

@@ -138,6 +138,16 @@ def parse_temperature(text: str) -> DataRef | float:
         return DataRef.parse(text)
 
 
+def heldout_of(given: DataRef | float | None) -> DataRef | None:
+    """Return the data that a temperature is fitted on, None where it is a number or there is none."""
+    return given if isinstance(given, DataRef) else None
+
+
+def number_of(given: DataRef | float | None) -> float | None:
+    """Return the number that a temperature is, None where it is fitted or there is none."""
+    return float(given) if isinstance(given, int | float) else None
+
+
 def check_temperature(given: DataRef | float | None) -> None:
     """Refuse a number that is no temperature.
 
