@@ -4,6 +4,10 @@ Guo et al. (2017), section 4.2. A single model answers softmax(z / T). The membe
 logits are divided by it before the softmaxes are averaged, as torch-uncertainty does, and T is fitted on the NLL of
 that average. Log-probabilities stand for logits, because log_softmax(log_softmax(z) / T) = log_softmax(z / T).
 
+Where every held-out label is what the model says, its NLL falls with T for ever, and a T near 0 would call every answer
+certain. Then an answer counts as right with probability (N + 1) / (N + 2), as in Platt (1999), section 2.2, which N right
+answers of N make likely, and the other classes share the rest: the cross-entropy with that has a minimum.
+
 Axes: M members, N samples, C classes.
 """
 
@@ -69,29 +73,34 @@ def scale(found: Predictions, temperature: float) -> Predictions:
     return Predictions(scaled, ((logsumexp + top) / temperature - scaled_top).to(logsumexp.dtype))
 
 
-def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float) -> float:
+def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0) -> float:
     """Return the mean of -log mean_m softmax(z_m / T)[label] in nats, in float64.
 
     Args:
         member_log_probs: Shape (M, N, C), finite natural logarithms, or logits.
         labels: Shape (N,), integer, in 0..C-1.
         temperature: T > 0.
+        doubt: The weight that the other classes share: a cross-entropy with labels that are as uncertain. Needs C > 1.
     """
-    members, count, _ = member_log_probs.shape
+    members, count, classes = member_log_probs.shape
     total = 0.0
     size = _samples(member_log_probs)
     for part, own in zip(member_log_probs.split(size, 1), labels.split(size), strict=True):
         logits = part.double() / temperature
-        total -= float((at_labels(logits, own.long()) - logits.logsumexp(2)).logsumexp(0).sum())
+        said = (at_labels(logits, own.long()) - logits.logsumexp(2)).logsumexp(0)
+        total -= float(said.sum())
+        if doubt:
+            everything = logits.log_softmax(2).logsumexp(0).sum(1)
+            total += doubt * float((said - (everything - said) / (classes - 1)).sum())
     return total / count + math.log(members)
 
 
 def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperature:
-    """Return the temperature in [0.05, 20] whose NLL is the lowest.
+    """Return the temperature in [0.05, 20] whose NLL is the lowest, or where all answers are right, what is said above.
 
     The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
-    log T, is refined by Brent's bounded search between its neighbours, until log T is known to 1e-6. The NLL found is never
-    above that of T = 1, which also is the answer where T makes no difference.
+    log T, is refined by Brent's bounded search between its neighbours, until log T is known to 1e-6. What is minimised is
+    never above that of T = 1, which also is the answer where T makes no difference.
 
     Args:
         member_log_probs: Shape (M, N, C), finite natural logarithms, or logits.
@@ -107,9 +116,10 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperatu
     if not bool(member_log_probs.isfinite().all()):
         raise ValueError("predictions must be finite")
     check_labels(labels, samples=member_log_probs.shape[1], classes=member_log_probs.shape[2])
+    doubt = 1 / (len(labels) + 2) if _all_right(member_log_probs, labels) else 0.0
 
     def cost(log_t: float) -> float:
-        return scaled_nll(member_log_probs, labels, math.exp(log_t))
+        return scaled_nll(member_log_probs, labels, math.exp(log_t), doubt=doubt)
 
     low, high = math.log(LOWEST), math.log(HIGHEST)
     width = (high - low) / (STARTS - 1)
@@ -125,6 +135,15 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperatu
         if abs(best - math.log(bound)) < 2 * LOG_TOLERANCE:
             return FittedTemperature(bound, at_bound=True)
     return FittedTemperature(math.exp(best), at_bound=False)
+
+
+def _all_right(member_log_probs: Tensor, labels: Tensor) -> bool:
+    """Return whether there is a wrong answer to give, and none was given."""
+    size = _samples(member_log_probs)
+    parts = zip(member_log_probs.split(size, 1), labels.split(size), strict=True)
+    return member_log_probs.shape[2] > 1 and all(
+        bool((part.double().softmax(2).mean(0).argmax(1) == own).all()) for part, own in parts
+    )
 
 
 def _samples(member_log_probs: Tensor) -> int:

@@ -157,9 +157,10 @@ def test_the_nll_is_never_worse_than_without(seed, shape, scale):
     found = fit_temperature(logits.log_softmax(-1), labels)
 
     assert LOWEST <= found.temperature <= HIGHEST
-    assert scaled_nll(logits.log_softmax(-1), labels, found.temperature) <= scaled_nll(
-        logits.log_softmax(-1), labels, 1.0
-    )
+    hits = logits.softmax(-1).mean(0).argmax(1) == labels
+    doubt = 1 / (len(labels) + 2) if shape[2] > 1 and bool(hits.all()) else 0.0
+    own, one = (scaled_nll(logits.log_softmax(-1), labels, t, doubt=doubt) for t in (found.temperature, 1.0))
+    assert own <= one
 
 
 def test_at_the_minimum_the_derivative_is_zero():
@@ -180,12 +181,30 @@ def test_equal_members_have_the_temperature_of_one():
     assert one.temperature == pytest.approx(three.temperature, rel=1e-5)
 
 
-def test_a_model_that_is_always_right_ends_at_the_lower_bound():
-    labels = torch.arange(5)
-    logits = torch.eye(5)[None]
+@given(st.integers(2, 60), st.integers(2, 6), st.floats(0.5, 5))
+@settings(max_examples=10)
+def test_a_model_that_is_always_right_is_as_sure_as_so_many_answers_allow(samples, classes, scale):
+    """One logit for the label, zero elsewhere: the best T gives the label (N + 1) / (N + 2), Platt's target."""
+    labels = torch.arange(samples) % classes
+    logits = scale * torch.eye(classes, dtype=torch.float64)[labels][None]
 
-    assert fit_temperature(logits, labels) == (LOWEST, True)
-    assert fit_temperature(logits, (labels + 1) % 5) == (HIGHEST, True)
+    found = fit_temperature(logits, labels)
+
+    best = scale / math.log((samples + 1) * (classes - 1))
+    assert found.temperature == pytest.approx(min(max(best, LOWEST), HIGHEST), rel=1e-4)
+
+
+def test_a_model_that_is_always_wrong_ends_at_the_upper_bound():
+    assert fit_temperature(torch.eye(5)[None], (torch.arange(5) + 1) % 5) == (HIGHEST, True)
+
+
+def test_doubt_is_the_cross_entropy_with_labels_that_share_it():
+    logits, labels = drawn(5, members=3, samples=40)
+    soft = torch.full((40, 5), 0.1 / 4, dtype=torch.float64).scatter_(1, labels[:, None], 0.9)
+
+    expected = -(soft * mixture(logits, 2.0).log()).sum(1).mean()
+
+    assert scaled_nll(logits, labels, 2.0, doubt=0.1) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("classes", [1, 4])
