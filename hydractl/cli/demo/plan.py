@@ -8,13 +8,18 @@ from pathlib import Path
 
 MEMBERS = range(3)
 REPORT = "report.json"
-SINGLE, ENSEMBLE, HYDRAS = "Single", "Deep Ensemble x3", ("Hydra (Taylor)", "Hydra (Circ)")
+SINGLE, ENSEMBLE, HYDRAS = (
+    "Single",
+    "Deep Ensemble x3",
+    ("Hydra (merged trunk)", "Hydra (Taylor)", "Hydra (Circ)"),
+)
 ENSEMBLES = (ENSEMBLE,)
 ALIKE = "fine-tuned alike"
 TAYLOR = tuple(f"taylor-{i}" for i in MEMBERS)
 CIRCUIT = tuple(f"circuit-{i}" for i in MEMBERS)
 BEST = "circuit-best"
 BASES = ("base", *(f"base-{i}" for i in MEMBERS[1:]))
+START, BRANCHES = "start", tuple(f"branch-{i}" for i in MEMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,9 @@ class Experiment:
         near: Near out-of-distribution data of the test, name=DATA.
         far: Far ones.
         training: Options of `finetune` for the bases.
+        epochs: Of the bases; of what branches start from; and of each branch. The latter three and the start together are
+            trained for no longer than a deep ensemble.
+        trunk: Blocks of the branches that become their mean.
         fine_tuning: Options of `finetune` for members, and for bases alike.
         removed: Heads that a circuit removes.
         pool: Heads that a circuit's removals are sampled from; more than `removed`.
@@ -52,6 +60,8 @@ class Experiment:
     near: tuple[str, ...]
     far: tuple[str, ...]
     training: tuple[str, ...]
+    epochs: tuple[int, int, int]
+    trunk: int
     fine_tuning: tuple[str, ...]
     removed: int
     pool: int
@@ -62,6 +72,10 @@ class Experiment:
         return (
             Part("Train a base, and two more seeds for a deep ensemble", self._train(out, seed)),
             Part(
+                "Train one model for most of what that took, and three copies of it apart for the rest",
+                self._branch(out, seed),
+            ),
+            Part(
                 "Score its heads: by Taylor expansion on three samples of the data, and by greedy circuit extraction",
                 self._score(out, seed),
             ),
@@ -70,15 +84,31 @@ class Experiment:
                 self._prune(out, seed),
             ),
             Part("Fine-tune every member, and the bases alike", self._tune(out, seed)),
-            Part("Fuse", self._fuse(out)),
+            Part(
+                "Fuse: of the copies all but the last block becomes their mean; of pruned members, MLPs do",
+                self._fuse(out),
+            ),
             Part("Compare", (self._compare(out),)),
         )
 
     def _train(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
         return tuple(
-            ("finetune", self.architecture, "--data", self.train, "--val", self.val, *self.training, "--seed", str(seed + i),
-             "-o", str(out / f"{name}.st"))
+            self._trained(out, name, self.architecture, self.epochs[0], seed + i)
             for i, name in enumerate(BASES)
+        )
+
+    def _branch(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
+        _, common, apart = self.epochs
+        start = str(out / f"{START}.st")
+        return (
+            self._trained(out, START, self.architecture, common, seed),
+            *(self._trained(out, name, start, apart, seed + i) for i, name in enumerate(BRANCHES)),
+        )
+
+    def _trained(self, out: Path, name: str, start: str, epochs: int, seed: int) -> tuple[str, ...]:
+        return (
+            "finetune", start, "--data", self.train, "--val", self.val, *self.training, "--epochs", str(epochs),
+            "--seed", str(seed), "-o", str(out / f"{name}.st"),
         )  # fmt: skip
 
     def _score(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
@@ -115,9 +145,20 @@ class Experiment:
         )  # fmt: skip
 
     def _fuse(self, out: Path) -> tuple[tuple[str, ...], ...]:
-        return tuple(
-            ("fuse", *_checkpoints(out, names, tuned=True), "-o", str(out / f"hydra-{kind}.st"))
-            for kind, names in (("taylor", TAYLOR), ("circuit", CIRCUIT))
+        merged = (
+            "fuse",
+            *_checkpoints(out, BRANCHES),
+            "--merge-trunk",
+            str(self.trunk),
+            "-o",
+            str(out / "hydra.st"),
+        )
+        return (
+            merged,
+            *(
+                ("fuse", *_checkpoints(out, names, tuned=True), "-o", str(out / f"hydra-{kind}.st"))
+                for kind, names in (("taylor", TAYLOR), ("circuit", CIRCUIT))
+            ),
         )
 
     def _compare(self, out: Path) -> tuple[str, ...]:
@@ -127,8 +168,9 @@ class Experiment:
             f"{ENSEMBLE} {ALIKE}": _checkpoints(out, BASES, tuned=True),
             "Taylor": _checkpoints(out, TAYLOR[:1], tuned=True),
             "CircAvg": _checkpoints(out, (BEST,), tuned=True),
-            HYDRAS[0]: (str(out / "hydra-taylor.st"),),
-            HYDRAS[1]: (str(out / "hydra-circuit.st"),),
+            HYDRAS[0]: (str(out / "hydra.st"),),
+            HYDRAS[1]: (str(out / "hydra-taylor.st"),),
+            HYDRAS[2]: (str(out / "hydra-circuit.st"),),
         }
         return (
             "eval", str(out / "base.st"), "--name", SINGLE, "--data", self.test, *ood_options(self.near, self.far),

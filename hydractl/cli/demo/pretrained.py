@@ -19,8 +19,10 @@ ENCODER, BLOCKS = "minilm", 6
 TRAIN, VAL, TEST = (f"intents::split={split}" for split in ("train", "val", "test"))
 NEAR = ("left-out=intents::domain=near",)
 FAR = ("other-domains=intents::domain=far", "out-of-scope=intents::domain=oos")
-TUNING = ("--pooling", "mean", "--train", "norm,attention,mlp,readout,head", "--optimizer", "adamw", "--lr", "2e-4",
-          "--epochs", "20", "--eval-every", "125", "--batch-size", "16")  # fmt: skip
+OPTIONS = ("--pooling", "mean", "--optimizer", "adamw", "--batch-size", "32")
+PROBING = (*OPTIONS, "--train", "head", "--lr", "1e-2", "--epochs", "10")
+TUNING = (*OPTIONS, "--train", "norm,attention,mlp,readout,head", "--lr", "1e-4", "--epochs", "10")
+START = "start.st"
 MEMBERS = range(3)
 TRUNKS = (6, 5, 4)
 """How many blocks are averaged, of hydras that cost the more the fewer they are."""
@@ -73,14 +75,19 @@ def encoder() -> Path:
 
 def plan(out: Path, seed: int) -> tuple[Part, ...]:
     """Return every command of the demo in order; `prepare` has brought the encoder."""
+    start = str(out / START)
     members = tuple(str(out / f"member-{i}.st") for i in MEMBERS)
     hydras = {name: str(out / f"hydra-{blocks}.st") for name, blocks in zip(HYDRAS, TRUNKS, strict=True)}
     compared = {ENSEMBLES[0]: members[:2], ENSEMBLES[1]: members} | {n: (path,) for n, path in hydras.items()}
     return (
         Part(
-            "Tune the encoder three times, each with a classifier, an order and dropout of its own",
+            "Fit a classifier to the encoder as it is, so that members start from one that leaves its features in place",
+            (("finetune", str(out / ENCODER), "--data", TRAIN, "--val", VAL, *PROBING, "--seed", str(seed), "-o", start),),
+        ),
+        Part(
+            "Tune that three times, each with an order and dropout of its own",
             tuple(
-                ("finetune", str(out / ENCODER), "--data", TRAIN, "--val", VAL, *TUNING, "--seed", str(seed + i), "-o", path)
+                ("finetune", start, "--data", TRAIN, "--val", VAL, *TUNING, "--seed", str(seed + i), "-o", path)
                 for i, path in enumerate(members)
             ),
         ),

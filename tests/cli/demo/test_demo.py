@@ -37,8 +37,18 @@ def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path, t
         tree.make_context("hydractl", list(arguments))
         command = tree.commands[arguments[0]]
         command.make_context(arguments[0], list(arguments[1:]))
-    assert [a[0] for a, _ in commands].count("finetune") == 3 + 10
+    assert [a[0] for a, _ in commands].count("finetune") == 3 + 4 + 10
     assert commands[-1][0][0] == "eval"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_hydra_is_trained_for_no_longer_than_the_ensemble(task, tmp_path):
+    tuned = [
+        c for part in demo.load(demo.Task(task)).plan(tmp_path, 0) for c in part.commands if c[0] == "finetune"
+    ]
+    epochs = [int(c[c.index("--epochs") + 1]) for c in tuned]
+
+    assert sum(epochs[3:7]) <= sum(epochs[:3])
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -32,7 +32,7 @@ def test_every_command_is_one_that_a_user_could_type(tmp_path):
     for command in commands(tmp_path):
         tree.commands[command[0]].make_context(command[0], list(command[1:]))
 
-    assert [c[0] for c in commands(tmp_path)] == [*["finetune"] * 3, *["fuse"] * len(steps.TRUNKS), "eval"]
+    assert [c[0] for c in commands(tmp_path)] == [*["finetune"] * 4, *["fuse"] * len(steps.TRUNKS), "eval"]
 
 
 def test_what_a_command_reads_was_made_before_it(tmp_path):
@@ -48,7 +48,7 @@ def test_members_differ_in_their_seed_alone(tmp_path):
     def plain(command):
         return [b for a, b in pairwise(command) if a not in {"--seed", "-o"}]
 
-    tuned = [c for c in commands(tmp_path, seed=4) if c[0] == "finetune"]
+    _, *tuned = [c for c in commands(tmp_path, seed=4) if c[0] == "finetune"]
 
     assert [c[c.index("--seed") + 1] for c in tuned] == ["4", "5", "6"]
     assert plain(tuned[0]) == plain(tuned[1]) == plain(tuned[2])
