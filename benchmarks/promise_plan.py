@@ -1,0 +1,289 @@
+"""What `promise.py` makes and compares: checkpoints by the commands that make them, and rows of checkpoints.
+
+The cost of a checkpoint is counted in trainings of the single model: passes over the training data, times what the model computes
+over what the single one does. A pass that has no gradient (a teacher's, a trunk's that is not trained) is a third of one that has.
+What several checkpoints of a row hang on counts once. Scoring heads and fusing are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SINGLE = "single"
+LONGER = "single, 3 x as long"
+TAUGHT = "single, taught by the ensemble of 3"
+RIVAL, SMALLER = "deep ensemble of 3", "deep ensemble of 2"
+ALL_SCORES = "msp,entropy,mi,energy,max-logit"
+MEMBERS = 3
+FORWARD = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A file: the command that makes it, the files that this reads, and what it costs beside theirs."""
+
+    command: tuple[str, ...]
+    needs: tuple[str, ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What answers together: one checkpoint, or those of an ensemble."""
+
+    name: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """DATA references; OOD sets by name, those for choosing apart from those of the test."""
+
+    train: str
+    val: str
+    test: str
+    near: Mapping[str, str]
+    far: Mapping[str, str]
+    near_val: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is trained on what, and how members come about.
+
+    Attributes:
+        model: MODEL reference that the single model and the ensemble are trained from, or `start.st`.
+        tuning: Options of every `finetune` but seed, rate and epochs.
+        lr: Peak learning rate.
+        epochs: Of the single model.
+        blocks: How many the model has.
+        heads: How many heads a block has.
+        start: The command that makes what members start from, without `-o`, and what that costs.
+        apart: Epochs that each member is trained from there; None if members are the ensemble's.
+        bare: An encoder without a classifier: ensembles whose members draw one each are made of it, too.
+        scored: How `score` finds heads by circuits; None where that would take longer than everything else.
+    """
+
+    model: str
+    tuning: tuple[str, ...]
+    lr: float
+    epochs: int
+    blocks: int
+    heads: int
+    start: tuple[str, ...]
+    start_cost: float
+    apart: int | None = None
+    bare: str | None = None
+    scored: tuple[str, ...] | None = None
+
+    @property
+    def removed(self) -> int:
+        """Return a third of all heads."""
+        return self.blocks * self.heads // 3
+
+    def compute(self, own: int, *, heads: float = 1.0) -> float:
+        """Return the blocks' compute over the single's; attention is a third of a block, and falls with its heads."""
+        return (2 + heads) / 3 * (1 + own * (MEMBERS - 1) / self.blocks)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Files to make, in an order that works, and the rows of the table.
+
+    Attributes:
+        folder: Where they lie.
+        seed: Of this repetition; every training has one of its own.
+    """
+
+    folder: Path
+    data: Data
+    task: Task
+    seed: int
+    files: dict[str, Made] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    def path(self, name: str) -> str:
+        """Return where a file lies."""
+        return str(self.folder / name)
+
+    def row(self, name: str, *models: str) -> None:
+        """Add a row."""
+        self.rows.append(Row(name, models))
+
+    def make(self, name: str, *command: str, needs: Sequence[str] = (), cost: float = 0.0) -> str:
+        """Plan one file and return its name; words of the command that are names of files stand for their paths."""
+        words = tuple(self.path(word) if word in self.files else word for word in command)
+        self.files[name] = Made((*words, "-o", self.path(name)), tuple(needs), cost)
+        return name
+
+    def tune(
+        self,
+        name: str,
+        start: str,
+        *options: str,
+        epochs: int,
+        compute: float = 1.0,
+        teachers: Sequence[str] = (),
+    ) -> str:
+        """Plan a training; its seed follows from its place in the plan, so that no two have the same."""
+        task, data = self.task, self.data
+        taught = ("--teacher", ",".join(map(self.path, teachers))) if teachers else ()
+        return self.make(
+            name, "finetune", start, "--data", data.train, "--val", data.val, *task.tuning, "--epochs", str(epochs),
+            "--seed", str(1000 * self.seed + len(self.files)), *(() if "--lr" in options else ("--lr", f"{task.lr:g}")), *options,
+            *taught,
+            needs=(*((start,) if start in self.files else ()), *teachers),
+            cost=(compute + FORWARD * len(teachers)) * epochs / task.epochs,
+        )  # fmt: skip
+
+    def fuse(self, name: str, members: Sequence[str], *options: str) -> str:
+        """Plan a hydra."""
+        return self.make(name, "fuse", *members, "--no-verify", *options, needs=members)
+
+    def training(self, row: Row) -> float:
+        """Return what all that a row hangs on costs, in trainings of the single model."""
+        found: set[str] = set()
+        left = list(row.models)
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                left += self.files[name].needs
+        return sum(self.files[name].cost for name in found)
+
+    def report(self, name: str, *options: str, ood: bool = True) -> tuple[str, ...]:
+        """Return the command that measures all rows."""
+        first, *others = self.rows
+        data = self.data
+        sets = (
+            (("--near", data.near), ("--near", {"choosing": data.near_val}), ("--far", data.far))
+            if ood
+            else ()
+        )
+        named = (
+            word for flag, refs in sets for label, ref in refs.items() for word in (flag, f"{label}={ref}")
+        )
+        compared = (f"--compare={row.name}={','.join(map(self.path, row.models))}" for row in others)
+        return (
+            "eval", self.path(first.models[0]), "--name", first.name, "--data", data.test, *named, *compared,
+            *(("--ood-score", ALL_SCORES) if ood else ()), "--bootstrap", "0", *options, "-o", self.path(name),
+        )  # fmt: skip
+
+
+def fill(plan: Plan) -> Plan:
+    """Plan every row of the table."""
+    plan.make("start.st", *plan.task.start, cost=plan.task.start_cost)
+    ensemble = _rivals(plan)
+    _merged(plan, ensemble)
+    _own_tuned_on(plan)
+    _without_heads(plan, ensemble[0])
+    _papers(plan, ensemble[0])
+    _trained_as_one(plan)
+    return plan
+
+
+def _rivals(plan: Plan) -> list[str]:
+    """Add the single model, what is made of longer training and of teachers, and deep ensembles."""
+    task = plan.task
+    ensemble = [plan.tune(f"single-{i}.st", task.model, epochs=task.epochs) for i in range(5)]
+    plan.row(SINGLE, ensemble[0])
+    plan.row(LONGER, plan.tune("longer.st", task.model, epochs=3 * task.epochs))
+    plan.row(TAUGHT, plan.tune("taught.st", task.model, epochs=task.epochs, teachers=ensemble[:MEMBERS]))
+    for count in (2, 3, 5):
+        plan.row(f"deep ensemble of {count}", *ensemble[:count])
+    if task.bare is not None:
+        drawn = [plan.tune(f"drawn-{i}.st", task.bare, epochs=task.epochs) for i in range(MEMBERS)]
+        plan.row(f"{SINGLE}, classifier drawn", drawn[0])
+        plan.row(f"{RIVAL}, classifiers drawn", *drawn)
+    return ensemble
+
+
+def _member(plan: Plan, name: str, start: str, heads: float = 1.0) -> str:
+    """Plan a member: trained apart from the others, from what all of them start from."""
+    epochs = plan.task.apart or plan.task.epochs
+    return plan.tune(name, start, epochs=epochs, compute=(2 + heads) / 3)
+
+
+def _merged(plan: Plan, ensemble: Sequence[str]) -> None:
+    """Add members whose first blocks are averaged; where the ensemble starts as members do, they are its."""
+    task = plan.task
+    members = (
+        ensemble if task.apart is None else [_member(plan, f"member-{i}.st", "start.st") for i in range(5)]
+    )
+    for count, owned in ((3, (0, 1, 2, 3)), (5, (0, 1))):
+        for own in owned:
+            hydra = plan.fuse(
+                f"merged{count}-{own}.st", members[:count], "--merge-trunk", str(task.blocks - own)
+            )
+            plan.row(f"merged trunk, {count} members, K {own}", hydra)
+
+
+def _own_tuned_on(plan: Plan) -> None:
+    """Add merged trunks whose own blocks are trained on for a third as long, at a third of the rate."""
+    task, epochs = plan.task, max(1, plan.task.epochs // 3)
+    for own in (1, 2):
+        trained = own * MEMBERS / task.blocks
+        tuned = plan.tune(
+            f"own-{own}.st", f"merged3-{own}.st", "--train", "own", "--lr", f"{task.lr / 3:g}",
+            epochs=epochs, compute=(1 - own / task.blocks) * FORWARD + trained,
+        )  # fmt: skip
+        plan.row(f"merged trunk, own blocks tuned on, K {own}", tuned)
+
+
+def _without_heads(plan: Plan, single: str) -> None:
+    """Add members that lack the same third of the heads in all blocks, cut out before they are trained apart."""
+    task = plan.task
+    scored = single if task.apart is None else "start.st"
+    kept = 1 - task.removed / (task.blocks * task.heads)
+    each = str(round(kept * task.heads))
+    taylor = ("--method", "taylor", "--data", plan.data.train, "--limit", "256", "--keep", each)
+    for kind, options in {"random": (), "Taylor": taylor, "circuits": task.scored}.items():
+        if options is None:
+            continue
+        needs = ["start.st"]
+        how: tuple[str, ...] = ("--strategy", "random", "--seed", str(plan.seed))
+        if options:
+            needs.append(plan.make(f"{kind}.json", "score", scored, *options, needs=[scored]))
+            how = ("--scores", needs[-1])
+        count = ("--keep", each, "--per-layer") if kind == "Taylor" else ("--remove", str(task.removed))
+        cut = plan.make(f"{kind}.st", "prune", "start.st", *how, *count, "--no-verify", needs=needs)
+        members = [_member(plan, f"{kind}-{i}.st", cut, kept) for i in range(MEMBERS)]
+        for own in (0, 1, 2):
+            hydra = plan.fuse(f"{kind}-merged-{own}.st", members, "--merge-trunk", str(task.blocks - own))
+            plan.row(f"a third of the heads gone ({kind}), K {own}", hydra)
+
+
+def _papers(plan: Plan, single: str) -> None:
+    """Add the paper's hydra: members sampled from the circuit's removals, each fine-tuned, MLPs merged."""
+    task = plan.task
+    if task.scored is None:
+        return
+    scores = plan.make("papers.json", "score", single, *task.scored, needs=[single])
+    kept = 1 - task.removed / (task.blocks * task.heads)
+    members = []
+    for i in range(MEMBERS):
+        cut = plan.make(
+            f"papers-cut-{i}.st", "prune", single, "--scores", scores, "--remove", str(task.removed), "--strategy", "sample",
+            "--pool", str(2 * task.removed), "--seed", str(plan.seed + 100 * i), "--no-verify", needs=[single, scores],
+        )  # fmt: skip
+        rate, epochs = ("--lr", f"{task.lr / 3:g}"), 2 * task.epochs // 3
+        members.append(plan.tune(f"papers-{i}.st", cut, *rate, epochs=epochs, compute=(2 + kept) / 3))
+    plan.row("the paper's hydra", plan.fuse("papers-hydra.st", members))
+
+
+def _trained_as_one(plan: Plan) -> None:
+    """Add a hydra that is one model from the beginning, trained for as long as the ensemble is."""
+    task, own = plan.task, 1
+    begin = "start.st"
+    parted: tuple[str, ...] = ()
+    if task.apart is not None:  # nothing but another classifier makes members differ that drop nothing
+        begin = plan.make(
+            "begin.st", "prune", task.model, "--keep-fraction", "1", "--strategy", "random", "--no-verify"
+        )
+        parted = ("--reset-head",)
+    whole = plan.fuse("whole.st", [begin] * MEMBERS, "--own-from", str(task.blocks - own))
+    compute = task.compute(own)
+    epochs = round(MEMBERS * task.epochs / compute)
+    plan.row(f"trained as one, K {own}", plan.tune("one.st", whole, *parted, epochs=epochs, compute=compute))

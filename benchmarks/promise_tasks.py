@@ -1,0 +1,82 @@
+"""The tasks of `promise.py`: what is learnt, what is out of distribution, and how models are trained on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from promise_plan import FORWARD, Data, Plan, Task
+
+HERE = Path(__file__).parent
+
+DIGITS = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=7"
+DIGITS_LR, DIGITS_EPOCHS, COMMON, APART = 1e-3, 80, 180, 20
+"""From random weights members are trained as one for the most part, then apart: 180 + 3 x 20 epochs, as many as 3 x 80."""
+ENCODER_LR, ENCODER_EPOCHS = 1e-4, 10
+PROBE_LR, PROBE_EPOCHS = 1e-2, 10
+"""A classifier that is fitted to the frozen encoder first leaves its features in place (Kumar et al. 2022), and gives members one
+basin: with classifiers drawn anew at the encoder's rate, features move towards each, and averages of them are of little use."""
+
+
+def digits(folder: Path, seed: int) -> Plan:
+    """Return the plan for a small vision transformer from random weights, digits 0 to 6 of scikit-learn's."""
+    train, val, test = (f"digits::classes=0-6,split={split}" for split in ("train", "val", "test"))
+    data = Data(
+        train=train,
+        val=val,
+        test=test,
+        near={"7-and-8": "digits::classes=7-8"},
+        far={"photos": "photos::limit=300", "noise": f"noise::limit=300,seed={seed}"},
+        near_val="digits::classes=9",
+    )
+    tuning = ("--batch-size", "64", "--augment", "shift", "--eval-every", "100000")
+    common = ("finetune", DIGITS, "--data", train, "--val", val, *tuning, "--lr", f"{DIGITS_LR:g}", "--epochs", str(COMMON),
+              "--seed", str(1000 * seed + 500))  # fmt: skip
+    task = Task(
+        model=DIGITS, tuning=tuning, lr=DIGITS_LR, epochs=DIGITS_EPOCHS, blocks=6, heads=8,
+        start=common, start_cost=COMMON / DIGITS_EPOCHS, apart=APART,
+        scored=("--data", val, "--ood", data.near_val, "--search", "lazy", "--remove", "32"),
+    )  # fmt: skip
+    return Plan(folder=folder, data=data, task=task, seed=seed)
+
+
+def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
+    """Return the plan for one draw of intents and a sentence encoder; the texts are drawn if they are not there.
+
+    Args:
+        folder: Of this seed.
+        seed: Of the draw and of the trainings.
+        file: The whole CLINC150, as `clinc150.py` reads it.
+        backbone: Folder of the encoder.
+    """
+    drawn = folder / "data"
+    if not (drawn / "oos.jsonl").exists():
+        program = [
+            sys.executable,
+            str(HERE / "clinc150.py"),
+            str(file),
+            "--seed",
+            str(seed),
+            "-o",
+            str(drawn),
+        ]
+        subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
+    part = {path.stem: str(path) for path in drawn.glob("*.jsonl")}
+    data = Data(
+        train=part["train"],
+        val=part["val"],
+        test=part["test"],
+        near={"left-out": part["near"]},
+        far={"domains": part["far"], "oos": part["oos"]},
+        near_val=part["near-val"],
+    )
+    tuning = ("--pooling", "mean", "--batch-size", "32", "--precision", "bf16", "--eval-every", "100000")
+    whole = ("--train", "norm,attention,mlp,readout,head")
+    probe = ("finetune", str(backbone), "--data", data.train, "--val", data.val, *tuning, "--train", "head",
+             "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
+    task = Task(
+        model="start.st", tuning=(*tuning, *whole), lr=ENCODER_LR, epochs=ENCODER_EPOCHS, blocks=6, heads=12,
+        start=probe, start_cost=FORWARD * PROBE_EPOCHS / ENCODER_EPOCHS, bare=str(backbone),
+    )  # fmt: skip
+    return Plan(folder=folder, data=data, task=task, seed=seed)
