@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-import io
-import os
-import signal
 import sys
-from pathlib import Path
 
-from hydractl.signals import heed_no_more_signals, heed_signals
+try:
+    import io
+    import os
+    import signal
+    from typing import TYPE_CHECKING, TextIO
+
+    from hydractl.signals import heed_no_more_signals, heed_signals, told_to_end
+except KeyboardInterrupt:  # nothing has begun
+    sys.stderr.write("interrupted\n")
+    raise SystemExit(130) from None
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class _Unheard(io.FileIO):
+    """Standard error: what it cannot take is lost, for no work ends because nobody listens."""
+
+    def write(self, data: Buffer, /) -> int:
+        """Write, or act as if."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
 
 
 def main() -> None:
     """Run the command line."""
     launched = os.environ.get("WORLD_SIZE", "1") != "1"
-    heed_signals(once=launched)
     try:
+        heed_signals(once=launched)
         code = _run()
-    except KeyboardInterrupt:  # before or after the command itself
+    except BaseException as error:
+        # before or after the command itself, or what was loading when the signal came has made another error of it
+        if not (isinstance(error, KeyboardInterrupt) or told_to_end()):
+            raise
         code = 130
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write("interrupted\n")
@@ -29,13 +51,11 @@ def main() -> None:
 
 def _run() -> int:
     """Make the streams safe to print anything on, then run."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - for as long as the process lives
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - as above
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a file name may hold what the terminal cannot show
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # no file of ours may get the number of a standard stream that is closed
+    os.close(spare)
+    sys.stdout = _writer(sys.stdout, io.FileIO(1, "w", closefd=False))
+    sys.stderr = _writer(sys.stderr, _Unheard(2, "w", closefd=False))
     terminal = sys.stdout.isatty() and sys.stderr.isatty()
     if not terminal or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         # typer decides on boxes and escapes when it is imported, and CI variables would force them into pipes
@@ -43,6 +63,14 @@ def _run() -> int:
     from hydractl.cli.app import main as run  # noqa: PLC0415 - keeps `import hydractl.__main__` free
 
     return run()
+
+
+def _writer(stream: TextIO | None, raw: io.FileIO) -> io.TextIOWrapper:
+    """Return a standard stream anew: a file name may hold what it cannot show, and writes are whole also with `python -u`."""
+    encoding = "utf-8" if stream is None else stream.encoding
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding, errors="backslashreplace", line_buffering=raw.isatty()
+    )
 
 
 if __name__ == "__main__":

@@ -11,23 +11,23 @@ at random. Keys are sorted, tensors lie by element size and then by name, the he
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from hydractl.errors import CheckpointError, ManifestError
-from hydractl.jsonfile import MAX_BYTES, compact, parse
+from hydractl.errors import CheckpointError, ManifestError, OutputError
+from hydractl.jsonfile import MAX_BYTES, compact, opened, parse
 from hydractl.manifest.header import Header
-from hydractl.publish import Sink, is_stream
+from hydractl.publish import FULL, Sink, is_stream
 from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
 from hydractl.tensors import (
     ITEM_BYTES,
@@ -53,7 +53,30 @@ class ScratchFolder:
     def __init__(self) -> None:
         self.path = Path(tempfile.gettempdir(), f"hydractl-{secrets.token_hex(8)}")
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-        self.path.mkdir(mode=0o700)  # last: a signal at any instant leaves nothing behind
+        with self._translated():
+            self.path.mkdir(mode=0o700)  # last: a signal at any instant leaves nothing behind
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file of that name in it for writing.
+
+        Raises:
+            OutputError: If there is no room for it.
+        """
+        with self._translated(), (self.path / name).open("wb") as file:
+            yield file
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FULL and not str(error.filename).startswith(str(self.path)):
+                raise  # about what is read meanwhile
+            raise OutputError(
+                f"{self.path}: a temporary file cannot be written: {error.strerror}",
+                hint="set TMPDIR to a folder on a disk with room",
+            ) from error
 
 
 @dataclass
@@ -103,7 +126,7 @@ class Checkpoint:
         """Write tensors to a temporary file, which goes with the checkpoint."""
         folder = ScratchFolder()
         path = folder.path / "tensors.st"
-        with path.open("wb") as file:
+        with folder.file(path.name) as file:
             write_tensors(file, tensors, header=header)
         return replace(cls.open(path), scratch=folder)
 
@@ -249,15 +272,13 @@ def write_tensors(file: Sink, tensors: Mapping[str, torch.Tensor], *, header: He
 
 
 def _spool(path: Path) -> tuple[ScratchFolder, tuple[Path, ...]]:
-    folder = ScratchFolder()
-    copy = folder.path / "stdin.safetensors"
-    with copy.open("wb") as target:
-        if path == Path("-"):
-            shutil.copyfileobj(sys.stdin.buffer, target, CHUNK_BYTES)
-        else:
-            with path.open("rb") as source:
-                shutil.copyfileobj(source, target, CHUNK_BYTES)
-    return folder, (copy,)
+    folder, name = ScratchFolder(), "stdin.safetensors"
+    try:
+        with opened(path) as source, folder.file(name) as target:
+            shutil.copyfileobj(source, target, CHUNK_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    return folder, (folder.path / name,)
 
 
 def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:

@@ -8,9 +8,11 @@ without a byte order mark; it may be nested, and its whole numbers may be long, 
 from __future__ import annotations
 
 import codecs
+import contextlib
+import errno
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -63,6 +65,22 @@ def plain(value: Mapping[str, object]) -> dict[str, Any]:
 def compact(value: object, *, sort_keys: bool = False) -> str:
     """Return JSON on one line, without spaces."""
     return json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, separators=(",", ":"))
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file or a FIFO for reading; `-` is standard input.
+
+    Raises:
+        OSError: If it cannot be read; standard input also where it was closed before the program began.
+    """
+    if path != Path("-"):
+        with path.open("rb") as file:
+            yield file
+    elif sys.stdin is None:
+        raise OSError(errno.EBADF, "standard input is closed")
+    else:
+        yield sys.stdin.buffer
 
 
 def read_exactly(file: BinaryIO, size: int) -> bytes:
@@ -122,9 +140,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes:
-    if path == Path("-"):
-        return read_limited(sys.stdin.buffer)
-    with path.open("rb") as file:
+    with opened(path) as file:
         return read_limited(file)
 
 

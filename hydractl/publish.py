@@ -19,7 +19,9 @@ from typing import Protocol
 
 from hydractl.errors import OutputError, OutputExists
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STDOUT = Path("-")
+ITS_NAMES = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
 
 
 class Sink(Protocol):
@@ -49,6 +51,17 @@ def is_stream(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
+def is_stdout(path: Path) -> bool:
+    """Return whether `path` is standard output: by one of its names, or as the FIFO that it is."""
+    if path in ITS_NAMES:
+        return True
+    try:
+        found = path.stat()
+        return stat.S_ISFIFO(found.st_mode) and os.path.samestat(found, os.fstat(1))
+    except OSError:
+        return False
+
+
 def check_output(
     path: Path,
     *,
@@ -71,6 +84,8 @@ def check_output(
         OutputError: If its folder is missing, or it is a folder itself, or no file can be made there.
     """
     if is_stream(path):
+        with _translated(path, ours=set()):
+            _check_open(path)
         return
     target = path.resolve()
     if target.exists() and (
@@ -151,9 +166,16 @@ def _stream(path: Path) -> Iterator[Sink]:
         with path.open("wb") as file:
             yield file
         return
+    _check_open(path)
     sys.stdout.flush()
     yield sys.stdout.buffer
     sys.stdout.buffer.flush()
+
+
+def _check_open(path: Path) -> None:
+    """Refuse standard output that was closed before the program began; what stands in for it takes anything."""
+    if path == STDOUT and sys.__stdout__ is None:
+        raise OSError(errno.EBADF, "standard output is closed")
 
 
 @contextlib.contextmanager
@@ -166,19 +188,9 @@ def _translated(path: Path, *, ours: set[str]) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None and str(error.filename) not in ours:
             raise  # about some other file, read while this one was open
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        if error.errno in FULL:
             raise OutputError(
                 f"{path}: no space left to write it; nothing was kept",
                 hint="free some space or choose another disk",
             ) from error
-        if error.errno in {
-            errno.EACCES,
-            errno.EPERM,
-            errno.EROFS,
-            errno.ENOENT,
-            errno.ENOTDIR,
-            errno.EIO,
-            errno.ENAMETOOLONG,
-        }:
-            raise OutputError(f"{path}: cannot be written: {os.strerror(error.errno)}") from error
-        raise
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -15,7 +15,6 @@ from hydractl.cli import eval, finetune, fuse, import_, prune, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
-from hydractl.signals import told_to_end
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -91,7 +90,7 @@ def command_tree() -> typer.core.TyperGroup:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; errors become messages here and nowhere else."""
-    from hydractl.cli.output import drop_stdout, fail, interrupted, leader_is_silent
+    from hydractl.cli.output import drop_stdout, fail, interrupted, leader_is_silent, refusal
     from hydractl.errors import HydraError, UsageError
 
     arguments = sys.argv[1:] if argv is None else list(argv)
@@ -104,6 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         # what the command line alone tells, every rank finds; an interrupted one may have nothing to add
         if error.message and (not isinstance(error, UsageError) or leader_is_silent()):
             fail(error)
+        refusal()  # an output that failed on its way to standard output is in part still there
         return error.exit_code
     except BrokenPipeError:
         drop_stdout()
@@ -120,11 +120,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _usage_or_bug(error: Exception) -> int:
     """Show typer's own usage errors as typer does; anything else is a bug of ours and keeps its traceback."""
-    if told_to_end():  # what was loading or computing when the signal came is broken
-        from hydractl.cli.output import interrupted
-
-        interrupted(error)
-        return INTERRUPTED
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):
         from hydractl.cli.output import leader_is_silent
@@ -132,4 +127,10 @@ def _usage_or_bug(error: Exception) -> int:
         if leader_is_silent():
             show()
         return code
+    if isinstance(error, OSError):  # of what typer prints itself: help, the version
+        from hydractl.cli.output import fail, refusal
+
+        if refused := refusal():
+            fail(refused)
+            return refused.exit_code
     raise error

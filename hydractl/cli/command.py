@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from hydractl.cli.output import Terminal
+from hydractl.publish import STDOUT, is_stdout
 from hydractl.settings import Declared, Setting, configured, options_of, spelled
 
 C = TypeVar("C")
@@ -45,8 +46,9 @@ def command(
 
     def made(function: Callable[[C, Terminal], None]) -> Callable[..., None]:
         def run(*, json: bool, quiet: bool, **typed: object) -> None:
-            out = Path("-") if any(str(typed.get(name)) == "-" for name in streams) else None
-            terminal = Terminal(as_json=json, quiet=quiet, out=out)
+            taken = [name for name in streams if is_stdout(Path(str(typed.get(name))))]
+            typed |= dict.fromkeys(taken, STDOUT)
+            terminal = Terminal(as_json=json, quiet=quiet, out=STDOUT if taken else None)
             function(configured(config, typed), terminal)
 
         parameters = [_parameter(option) for option in options]

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hydractl.errors import HydraError
+from hydractl.errors import HydraError, OutputError, UsageError
 from hydractl.parallel import LINGER_S
 from hydractl.signals import heed_no_more_signals
 
@@ -50,8 +50,6 @@ class Terminal:
             quiet: Print only the paths written, and no progress.
             out: The command's output; where it is `-`, stdout belongs to it and the result goes to stderr.
         """
-        from hydractl.errors import UsageError
-
         if as_json and quiet:
             raise UsageError("`--json` and `-q` exclude each other")
         self.stdout_taken = out == Path("-")
@@ -105,8 +103,6 @@ def written_out() -> Iterator[None]:
     Raises:
         OutputError: If it cannot be written, other than because its reader has left.
     """
-    from hydractl.errors import OutputError
-
     try:
         yield
         sys.stdout.flush()
@@ -117,6 +113,18 @@ def written_out() -> Iterator[None]:
             raise
         drop_stdout()
         raise OutputError(f"standard output: cannot be written: {error.strerror}") from error
+
+
+def refusal() -> OutputError | None:
+    """Return why standard output does not take what it was given, which then goes nowhere; None where it has it."""
+    try:
+        with written_out():
+            pass
+    except OutputError as refused:
+        return refused
+    except BrokenPipeError:
+        drop_stdout()
+    return None
 
 
 def drop_stdout() -> None:

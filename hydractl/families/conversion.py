@@ -56,7 +56,7 @@ def _read(
     if family.adopt is None:
         return None
     scratch = ScratchFolder()
-    with (scratch.path / "model.safetensors").open("wb") as file:
+    with scratch.file("model.safetensors") as file:
         write_tensors(file, state, header=None)
     try:
         return family.adopt(scratch.path, architecture)

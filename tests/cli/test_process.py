@@ -133,11 +133,27 @@ def work():
 sys.argv = ["hydractl", "work"]
 program.main()
 """
+BEFORE_IT_BEGINS = """
+import os, signal, sys
+from hydractl import __main__ as program
+
+class Loading:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hydractl.cli.app":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                raise ImportError("half a library")
+
+sys.meta_path.insert(0, Loading())
+program.main()
+"""
 
 
-def test_an_import_that_swallows_a_signal_and_fails_is_an_interrupt(environment):
+@pytest.mark.parametrize("script", [SWALLOWED, BEFORE_IT_BEGINS])
+def test_an_import_that_swallows_a_signal_and_fails_is_an_interrupt(environment, script):
     done = subprocess.run(
-        [sys.executable, "-c", SWALLOWED], env=environment, capture_output=True, check=False, timeout=60,
+        [sys.executable, "-c", script], env=environment, capture_output=True, check=False, timeout=60,
         preexec_fn=interruptible,
     )  # fmt: skip
 
@@ -188,7 +204,7 @@ def test_a_reader_that_leaves_is_no_error(environment, work, argv):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize(
-    "argv", [["inspect", "hydra.st"], ["schema", "report"], ["inspect", "hydra.st", "--json"]]
+    "argv", [["inspect", "hydra.st"], ["schema", "report"], ["inspect", "hydra.st", "--json"], ["--help"]]
 )
 def test_a_full_standard_output_is_one_message(environment, work, argv):
     with Path("/dev/full").open("wb") as full:
@@ -206,10 +222,23 @@ def test_a_full_standard_output_is_one_message(environment, work, argv):
     )
 
 
-def test_closed_streams_are_no_crash(environment, work):
-    command = f"{sys.executable} -m hydractl inspect base.st >&- 2>&-"
+FUSE = "fuse m-0.st m-1.st --no-verify"
 
-    assert subprocess.run(["bash", "-c", command], env=environment, check=False).returncode == 0
+
+@pytest.mark.parametrize(
+    ("command", "streams", "code", "said"),
+    [
+        ("inspect base.st", ">&- 2>&-", 0, ""),
+        (f"{FUSE} -q -o h.st", "<&- >&- 2>&-", 0, ""),
+        (f"{FUSE} -o -", ">&-", 3, "error: -: cannot be written: standard output is closed\n"),
+        ("inspect none.st", "2>/dev/full", 3, ""),
+    ],
+)
+def test_streams_that_are_closed_or_broken_are_no_crash(environment, work, command, streams, code, said):
+    shell = ["bash", "-c", f"{sys.executable} -m hydractl {command} {streams}"]
+    done = subprocess.run(shell, env=environment, capture_output=True, check=False)
+
+    assert (done.returncode, done.stderr.decode()) == (code, said)
 
 
 @pytest.mark.parametrize("file", [*FILES, "five.st"])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder
 from hydractl.errors import CheckpointError, InputError, ManifestError
-from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse, read_exactly, read_limited
+from hydractl.jsonfile import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
 from hydractl.manifest.document import Document
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import DOCUMENTS
@@ -70,24 +67,14 @@ def open_any(path: Path) -> Checkpoint | Document:
         ManifestError: If it is JSON but none of our files, or a malformed one.
         InputError: If it is neither, or cannot be read.
     """
-    with _source(path) as source:
-        begin = read_exactly(source, 8)
-        if b"\0" in begin:  # the length of a safetensors header; a JSON text holds no zero byte
-            return _checkpoint(path, begin, source)
-        return _document(str(path), _text(str(path), begin, source))
-
-
-@contextmanager
-def _source(path: Path) -> Iterator[BinaryIO]:
-    if path == Path("-"):
-        yield sys.stdin.buffer
-        return
     try:
-        file = path.open("rb")
+        with opened(path) as source:
+            begin = read_exactly(source, 8)
+            if b"\0" in begin:  # the length of a safetensors header; a JSON text holds no zero byte
+                return _checkpoint(path, begin, source)
+            return _document(str(path), _text(str(path), begin, source))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    with file:
-        yield file
 
 
 def _checkpoint(path: Path, begin: bytes, source: BinaryIO) -> Checkpoint:
@@ -96,7 +83,7 @@ def _checkpoint(path: Path, begin: bytes, source: BinaryIO) -> Checkpoint:
     length = min(int.from_bytes(begin, "little"), MAX_BYTES)
     folder = ScratchFolder()
     hollow = folder.path / "header.safetensors"
-    with hollow.open("wb") as file:
+    with folder.file(hollow.name) as file:
         size = file.write(begin) + file.write(read_exactly(source, length))
         while piece := source.read(CHUNK_BYTES):
             size += len(piece)
