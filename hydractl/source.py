@@ -82,7 +82,7 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
     """Split `NAME::key=value,...`; values are JSON where they parse as JSON, otherwise text.
 
     Raises:
-        UsageError: If an option has no `=`.
+        UsageError: If an option has no `=`, or stands twice.
     """
     name, _, rest = text.partition("::")
     options: dict[str, object] = {}
@@ -93,6 +93,8 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
                 f"`{item}` in `arch:{text}` is not key=value",
                 hint="for example `arch:vit_tiny_patch16_224::num_classes=10`",
             )
+        if key in options:
+            raise UsageError(f"`arch:{text}`: the option `{key}` is given twice")
         try:
             options[key] = parse(value)
         except NotJSONError:

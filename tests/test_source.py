@@ -333,6 +333,11 @@ def test_arch_options_that_are_not_key_value(text):
         locate(f"arch:{text}")
 
 
+def test_arch_options_are_given_once():
+    with pytest.raises(UsageError, match=r"^`arch:a::n=1,m=2,n=1`: the option `n` is given twice$"):
+        locate("arch:a::n=1,m=2,n=1")
+
+
 @pytest.mark.parametrize(
     "reference", ["arch:", "arch:nope", "arch:resnet50::num_classes=7", "arch:vit_tiny_patch16_224::depth=x"]
 )

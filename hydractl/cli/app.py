@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 import typer.core
@@ -15,6 +15,7 @@ from hydractl.cli import eval, finetune, fuse, import_, prune, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
+from hydractl.errors import HydraError, UsageError
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -37,8 +38,29 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "schema": schema.schema,
     "demo": demo.demo,
 }
+
+
+class GivenOnce(typer.core.TyperCommand):
+    """A command that refuses an option given twice, unless it is a list: typer lets the last one count without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a private class of typer's
+        """Parse what was typed.
+
+        Raises:
+            UsageError: If an option has two values, or is given beside its opposite.
+        """
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for option in self.params:
+            if not isinstance(option, typer.core.TyperOption) or option.multiple or given.count(option) < 2:
+                continue
+            if not option.is_flag or option.secondary_opts:
+                name = "/".join((option.opts[-1], *option.secondary_opts))
+                raise UsageError(f"`{name}` is given twice", hint="only one can count: leave the others out")
+        return super().parse_args(ctx, args)
+
+
 for _name, _command in COMMANDS.items():
-    app.command(_name, no_args_is_help=has_required(_command))(_command)
+    app.command(_name, cls=GivenOnce, no_args_is_help=has_required(_command))(_command)
 
 
 def _version(value: bool) -> None:
@@ -91,7 +113,6 @@ def command_tree() -> typer.core.TyperGroup:
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; errors become messages here and nowhere else."""
     from hydractl.cli.output import drop_stdout, fail, interrupted, leader_is_silent, refusal
-    from hydractl.errors import HydraError, UsageError
 
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:

@@ -5,11 +5,13 @@ import re
 
 import pytest
 import typer
+from typer.core import TyperOption
 
 from hydractl import __version__, errors
 from hydractl.cli import app as module
 from hydractl.cli import output
 from hydractl.cli.app import COMMANDS, app, command_tree, main
+from hydractl.errors import UsageError
 
 ERRORS = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.HydraError)
@@ -107,6 +109,22 @@ def test_a_usage_error_is_2_and_says_what_was_meant(call, argv, text):
     assert seen.out == ""
     assert re.sub(r"\s+", " ", text).lower() in re.sub(r"\s+", " ", seen.err).lower()
     assert seen.err.startswith("Usage: hydractl")
+
+
+def test_an_option_that_takes_one_value_is_given_once():
+    lists, flags = set(), set()
+    for name, command in command_tree().commands.items():
+        for option in (p for p in command.params if isinstance(p, TyperOption)):
+            first, last = option.opts[-1], (option.secondary_opts or option.opts)[0]
+            typed = [first, last] if option.is_flag else [first, "1", last, "1"]
+            if option.multiple or (option.is_flag and not option.secondary_opts):
+                (lists if option.multiple else flags).add(first)
+                continue
+            with pytest.raises(UsageError, match=f"^`{first}.*` is given twice$"):
+                command.make_context(name, typed)
+
+    assert "--scores" in lists
+    assert "--force" in flags
 
 
 def test_version(call):

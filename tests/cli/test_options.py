@@ -35,6 +35,7 @@ CONFIGS = {
 BY_HAND = {"schema", "demo"}
 TERMINAL = ("json", "quiet")
 TEXTS = {
+    "out": "a{i}.st",
     "max_memory": "2KiB",
     "towers": "text,vision",
     "objective": "acc",
@@ -93,7 +94,7 @@ COMPANIONS = {
         "scores": ("--keep", "2"),
         "masks": (),
         "strategy": ("--pool", "9", "--data", "d", *ALWAYS["prune"]),
-        "members": ("--pool", "9", "--out", "a{i}.st", *ALWAYS["prune"]),
+        "members": ("--pool", "9", *ALWAYS["prune"]),
     },
     "fuse": {
         "max_loss": ("--merge-trunk", "auto", "--data", "digits"),

@@ -125,12 +125,8 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         if judge is not None:
             made = _searched(config, members, fusion, judge)
             fusion = made.fusion
-        if found := _sameness(fusion, count=len(members)):
-            progress.warn(found)
-        if fusion.own_from is not None and not fusion.owns_more:
-            progress.warn(
-                f"`--own-from {fusion.own_from}` changed nothing: all that members would own differs between them anyway"
-            )
+        for doubt in _doubts(config, fusion):
+            progress.warn(doubt)
         if config.verify or is_stream(config.out):
             hashing.result()
         if config.verify:
@@ -176,6 +172,21 @@ def _judge(
     return Judge(config.measuring, members, temperature, progress)
 
 
+def _doubts(config: FuseConfig, fusion: Fusion) -> Iterator[str]:
+    """Yield what of a fusion may not be what was meant."""
+    if found := _sameness(fusion, count=len(config.models)):
+        yield found
+    elif config.merge_trunk == 0 and config.mlp is None:
+        yield (
+            "`--merge-trunk 0` averages nothing, MLPs neither: whatever differs is stored once a member; without it, or "
+            "with `--mlp merge`, MLPs are averaged"
+        )
+    elif config.merge_trunk and not config.auto and Fate.MERGED not in fusion.fates.values():
+        yield f"`--merge-trunk {config.merge_trunk}` averages nothing: members are equal before that block"
+    if fusion.own_from is not None and not fusion.owns_more:
+        yield f"`--own-from {fusion.own_from}` changed nothing: all that members would own differs between them anyway"
+
+
 def _sameness(fusion: Fusion, *, count: int) -> str | None:
     """Return why a hydra answers as one model does, or None if its members may disagree."""
     fates = set(fusion.fates.values())
@@ -189,6 +200,18 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
         )
         return f"members differ in nothing but averaged {what}: the hydra answers as one model; {instead} keeps them apart"
     return "members are identical: the hydra answers as one model"
+
+
+def _unmerged(config: FuseConfig, fusion: Fusion) -> str | None:
+    """Return why `--merge-trunk L` does nothing, or None if it does, or was to do nothing."""
+    if config.merge_trunk == 0 and config.mlp is None:
+        return (
+            "`--merge-trunk 0` averages nothing, MLPs neither: what differs is stored for each member; add `--mlp merge`, "
+            "or leave it out, to average MLPs"
+        )
+    if not config.merge_trunk or config.auto or Fate.MERGED in fusion.fates.values():
+        return None
+    return f"`--merge-trunk {config.merge_trunk}` averages nothing: members are equal before that block"
 
 
 def _twins(members: Sequence[OpenModel]) -> Iterator[tuple[str, str]]:

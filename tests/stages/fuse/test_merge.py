@@ -11,6 +11,7 @@ import torch
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.base import place_of
 from hydractl.families.opening import open_model
 from hydractl.fusion.hydra import load
 from hydractl.heads.budget import Budget
@@ -23,6 +24,7 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base, scores_file, sha
+from support.heard import Heard
 from support.variants import PLAIN
 
 TRAIN, VAL = (DataRef.parse(f"digits::split={name},classes=0-6,limit=24") for name in ("train", "val"))
@@ -120,6 +122,30 @@ def test_another_base_is_told_from_none(tmp_path):
     samples[1] = replace(samples[1], header=samples[1].header.model_copy(update={"base": sha("another")}))
     with pytest.raises(CheckpointError, match=r"0\.st; the mean of unrelated weights is no model"):
         fuse(saved(tmp_path, samples), tmp_path / "hydra.st", merge_trunk=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"merge_trunk": 0}, ["`--merge-trunk 0` averages nothing, MLPs neither"]),
+        ({"merge_trunk": 0, "mlp": "keep"}, []),
+        ({"merge_trunk": 0, "mlp": "merge"}, []),
+        ({"merge_trunk": 1}, ["`--merge-trunk 1` averages nothing: members are equal before that block"]),
+        ({"merge_trunk": 2}, []),
+        ({}, []),
+    ],
+)
+def test_a_merge_that_saves_nothing_says_so(tmp_path, changes, said):
+    one, other = from_one_base(2)
+    same = {name: one.state[name] for name in one.state if place_of(one.family, name).layer in {None, 0}}
+    paths = saved(tmp_path, [one, replace(other, state=other.state | same)])
+
+    config = FuseConfig(models=tuple(map(str, paths)), out=tmp_path / "hydra.st", verify=False, **changes)
+
+    run_fuse(config, ear := Heard())
+
+    assert len(ear.warnings) == len(said)
+    assert all(map(str.startswith, ear.warnings, said))
 
 
 def test_equal_members_are_exact(tmp_path):
