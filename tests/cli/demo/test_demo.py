@@ -44,7 +44,10 @@ def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path, t
 @pytest.mark.parametrize("task", TASKS)
 def test_a_hydra_is_trained_for_no_longer_than_the_ensemble(task, tmp_path):
     tuned = [
-        c for part in demo.load(demo.Task(task)).plan(tmp_path, 0) for c in part.commands if c[0] == "finetune"
+        c
+        for part in demo.load(demo.Task(task)).plan(tmp_path, 0)
+        for c in part.commands
+        if c[0] == "finetune"
     ]
     epochs = [int(c[c.index("--epochs") + 1]) for c in tuned]
 

@@ -1,0 +1,51 @@
+"""The plan of `benchmarks/promise.py`: commands that a user could type, made in an order that works, at the costs that it says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from hydractl.cli.app import command_tree
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from promise_plan import fill
+    from promise_tasks import digits
+
+    return fill(digits(tmp_path, 11))
+
+
+def test_every_command_is_one_that_a_user_could_type(plan):
+    tree = command_tree()
+
+    for words in (*(made.command for made in plan.files.values()), plan.report("report.json")):
+        tree.commands[words[0]].make_context(words[0], list(words[1:]))
+
+
+def test_a_file_is_made_after_what_it_needs_and_no_training_has_the_seed_of_another(plan):
+    made = set()
+    for name, file in plan.files.items():
+        assert made.issuperset(file.needs)
+        made.add(name)
+    seeds = [
+        b
+        for f in plan.files.values()
+        if f.command[0] == "finetune"
+        for a, b in pairwise(f.command)
+        if a == "--seed"
+    ]
+    assert len({*seeds}) == len(seeds)
+
+
+def test_members_of_a_merged_trunk_are_trained_for_no_longer_than_the_ensemble(plan):
+    costs = {row.name: plan.training(row) for row in plan.rows}
+
+    assert costs["single"] == 1
+    assert costs["merged trunk, 3 members, K 1"] <= costs["deep ensemble of 3"] == 3
+    assert costs["trained as one, K 1"] == pytest.approx(3, abs=0.02)
