@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hydractl.errors import CheckpointError
 from hydractl.families.base import TowerLayout
 
 if TYPE_CHECKING:
@@ -37,9 +38,19 @@ def cut_heads(
     architecture: Architecture,
     mask: Mapping[str, TowerKeep],
 ) -> None:
-    """Give every tensor with a head axis the size that the mask leaves it, on the meta device."""
+    """Give every tensor with a head axis the size that the mask leaves it, on the meta device.
+
+    Raises:
+        CheckpointError: If the library's towers have other numbers of layers.
+    """
     for tower, layout in layouts.items():
         heads, kept_heads = architecture.towers[tower], mask[tower].keep
+        last, beyond = (layout.block.format(layer=n)[:-1] for n in (heads.layers - 1, heads.layers))
+        if _submodule(library, last) is None or _submodule(library, beyond) is not None:
+            raise CheckpointError(
+                f"its configuration makes an `{architecture.name}` of other than {heads.layers} layers, its masks are of as many",
+                hint="was the file edited?",
+            )
         for layer, kept in enumerate(kept_heads):
             for tensor in layout.heads:
                 path, _, name = (layout.block.format(layer=layer) + tensor.name).rpartition(".")

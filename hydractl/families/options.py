@@ -1,36 +1,95 @@
-"""Options that an architecture is given and does not have, told in words."""
+"""What an architecture may be told: the gate that every configuration passes before a library sees it.
+
+Constructors take more than shapes: timm's open a checkpoint, transformers' fetch the code of an attention, open_clip's download
+weights. So for each library there is a list of the options that an architecture has, a file's or a reference's texts among
+their values are plain names, and what is made of them is bounded while nothing but the words of a file stands behind it.
+"""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Iterable
-from types import ModuleType
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.progress import did_you_mean
 
-_UNEXPECTED = re.compile(
-    r"(?P<maker>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<key>\w+)'"
-)
+NAME = re.compile(r"[\w.+ -]*", re.ASCII)
+LARGEST = 2**20
+"""No whole number of an architecture is as large: vocabularies end below a million."""
+MOST_MODULES = 10_000
+SHOWN = 60
 
 
-def check_known(name: str, error: Exception, modules: Iterable[ModuleType]) -> None:
-    """Raise in words if it was an unknown option that a library's constructor refused; return otherwise.
+def check_options(
+    name: str, options: Mapping[str, object], known: Collection[str], *, prefix: str = ""
+) -> None:
+    """Refuse what is not to be said of an architecture.
 
     Args:
         name: The architecture.
-        error: What the constructor raised.
-        modules: Where the class stands that Python's message names.
+        options: What it is told.
+        known: What it may be told.
+        prefix: What a reference writes before each.
 
     Raises:
-        UnsupportedModelError: Naming the option, and the nearest that there is.
+        UnsupportedModelError: Naming the option.
     """
-    found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
-    if found is None:
-        return
-    maker = next((made for module in modules if (made := getattr(module, found["maker"], None))), None)
-    known = inspect.signature(maker).parameters if callable(maker) else {}
-    raise UnsupportedModelError(
-        f"`{name}` has no option `{found['key']}`", hint=did_you_mean(found["key"], known)
-    ) from error
+    for key, value in options.items():
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise UnsupportedModelError(
+                f"`{name}` has no option `{prefix}{key}`", hint=hint and hint.replace("`", f"`{prefix}", 1)
+            )
+        check_values(name, f"{prefix}{key}", value)
+
+
+def check_values(name: str, key: str, value: object) -> None:
+    """Refuse an option's value that is more than names and numbers, whatever it is nested in.
+
+    Raises:
+        UnsupportedModelError: Naming the option.
+    """
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, Mapping):
+            left += [*found.keys(), *found.values()]
+        elif isinstance(found, list | tuple):
+            left += found
+        elif isinstance(found, str) and not NAME.fullmatch(found):
+            raise UnsupportedModelError(
+                f"`{name}`: option `{key}` is {found[:SHOWN]!r}; an architecture is told names and numbers, "
+                "no paths, addresses or code"
+            )
+        elif isinstance(found, int) and abs(found) > LARGEST:
+            raise UnsupportedModelError(f"`{name}`: option `{key}` is {found:.4g}, which no model has")
+
+
+@contextmanager
+def building(library: str, name: str) -> Iterator[None]:
+    """Say in words what a library's constructor raises, whatever that is, and end one that makes modules without end.
+
+    Raises:
+        UnsupportedModelError: With the constructor's reason.
+    """
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    made = 0
+
+    def count(*_: object) -> None:
+        nonlocal made
+        made += 1
+        if made > MOST_MODULES:
+            raise ValueError(f"it has more than {MOST_MODULES} modules")
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UnsupportedModelError(f"{library} cannot build `{name}`: {reason}") from error
+    finally:
+        hook.remove()

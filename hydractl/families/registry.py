@@ -38,13 +38,18 @@ def family_of(architecture: Architecture) -> Family:
     """Return the family that a checkpoint names.
 
     Raises:
-        UnsupportedModelError: If this version does not have it.
+        UnsupportedModelError: If this version does not have it, or its models have other towers.
     """
     family = FAMILIES.get(architecture.family)
     if family is None:
         raise UnsupportedModelError(
             f"{architecture.name}: family `{architecture.family}` is unknown here",
             hint=f"this version knows: {', '.join(FAMILIES)}",
+        )
+    if family.towers.keys() != architecture.towers.keys():
+        raise UnsupportedModelError(
+            f"{architecture.name}: has towers {sorted(architecture.towers)}, models of `{family.name}` have {sorted(family.towers)}",
+            hint="was the file edited?",
         )
     return family
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UnsupportedModelError
+from hydractl.families.options import building, check_options
 
 if TYPE_CHECKING:
     import torch
@@ -17,12 +19,24 @@ ANY = "openclip"
 PREFIX = "openclip:"
 TOWERS = ("vision", "text")
 CLIP_TOKENS = 49408
+SUPPORTED = (
+    "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14, and vision transformers "
+    "of timm, as in ViT-B-16-SigLIP"
+)
 UNCUT = {
     "scale_heads": "a factor of each head is a parameter of its own",
     "scaled_cosine_attn": "cosine attention, with a temperature for each head",
     "scale_attn_inner": "a norm over all heads together, whose statistics change when a head goes",
 }
 """Options of the attention of either tower, and why heads cannot be cut with them."""
+
+
+BESIDE = frozenset({"timm_model_pretrained", "hf_tokenizer_name", "tokenizer_kwargs", "tokenizer_mode"})
+"""Options of towers that are read elsewhere, or say where weights would come from: what is built is blank."""
+LOADS = frozenset({"hf_model_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"})
+"""Options of a text tower that the Hub is asked for."""
+LONGEST = 4096
+"""The constructor makes a causal mask of a text's tokens squared."""
 
 
 def library() -> Any:  # noqa: ANN401 - open_clip is untyped
@@ -142,28 +156,49 @@ def is_custom(config: Mapping[str, object]) -> bool:
     return bool(config.get("custom_text", False))
 
 
-def created(config: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as above
-    """Return the library's model, with random weights unless within `without_weights`."""
-    open_clip = library()
+def created(config: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as above
+    """Return the library's model, with random weights unless within `without_weights`.
+
+    Raises:
+        UnsupportedModelError: If heads cannot be cut in it, it is told what is not for an architecture, or the library cannot
+            build it.
+    """
+    with building("open_clip", name):
+        if reason := refusal(config):
+            raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
+        make = library().CustomTextCLIP if is_custom(config) else library().CLIP
+        return make(**_told(config, name, inspect.signature(make).parameters.keys()))
+
+
+def _told(config: Mapping[str, Any], name: str, known: Collection[str]) -> dict[str, Any]:
+    """Return what of a configuration the constructor is told."""
     options = {k: v for k, v in copy.deepcopy(dict(config)).items() if k != "custom_text"}
-    return (open_clip.CustomTextCLIP if is_custom(config) else open_clip.CLIP)(**options)
+    for tower, kind in (("vision", library().CLIPVisionCfg), ("text", library().CLIPTextCfg)):
+        told = {k: v for k, v in options[f"{tower}_cfg"].items() if k not in BESIDE}
+        check_options(name, told, inspect.signature(kind).parameters.keys() - LOADS, prefix=f"{tower}.")
+        options[f"{tower}_cfg"] = told
+    whole = {k: v for k, v in options.items() if not k.endswith("_cfg")}
+    check_options(name, whole, set(known) - {"cast_dtype", "output_dict"})
+    if options["text_cfg"].get("context_length", 0) > LONGEST:
+        raise UnsupportedModelError(f"`{name}`: its texts have more than {LONGEST} tokens")
+    return options
 
 
-def blank(config: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as above
+def blank(config: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as above
     """Return the library's model with parameters on the meta device."""
     import torch
 
     from hydractl.families.dismantling import without_weights
 
     # timm's constructors may run a part of the model, and know how to compute their buffers again
-    with torch.device("meta") if timm_name(config) else without_weights():
-        return created(config)
+    with building("open_clip", name), torch.device("meta") if timm_name(config) else without_weights():
+        return created(config, name)
 
 
-def random_state(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+def random_state(config: Mapping[str, Any], name: str, seed: int) -> dict[str, torch.Tensor]:
     """Return random weights by the library's own rules, a function of the seed alone."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return dict(created(config).state_dict())
+        return dict(created(config, name).state_dict())

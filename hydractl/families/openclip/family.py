@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
 from hydractl.families.openclip import config as configs
-from hydractl.families.options import check_known
+from hydractl.families.options import building
 from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 LIBRARY = FAMILY = "openclip"
 TIMM, CUSTOM_TEXT = "-timm", "-custom-text"
-SUPPORTED = (
-    "supported: open_clip's own VisionTransformer and TextTransformer, as in ViT-B-32 or ViT-L-14, and vision transformers "
-    "of timm, as in ViT-B-16-SigLIP"
-)
 ANSWER = ("logit_scale", "logit_bias", "class_embeddings")
 HEADS = (
     HeadTensor(name="attn.in_proj_weight", axis=0, copies=3, role=Role.INPUT),
@@ -80,7 +76,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         from hydractl.families.timm.modules import compute_buffers
 
         config: dict[str, Any] = dict(architecture.config)
-        library = configs.blank(config)
+        library = configs.blank(config, architecture.name)
         cut_heads(library, layouts, architecture, mask)
         own = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
         fill(library, own)
@@ -105,7 +101,9 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         read_config=read_config,
         describe=describe,
         build=build,
-        initialise=lambda architecture, seed: configs.random_state(architecture.config, seed),
+        initialise=lambda architecture, seed: configs.random_state(
+            architecture.config, architecture.name, seed
+        ),
         adopt=adopt,
         scalars=frozenset({"logit_scale", "logit_bias"}),
     )
@@ -163,19 +161,10 @@ def _described(
 ) -> Described:
     from hydractl.families.openclip.tokenizer import tokenization
 
-    reason = configs.refusal(config)
-    if reason is not None:
-        raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
-    try:
-        library = configs.blank(config)
+    with building("open_clip", name):
+        library = configs.blank(config, name)
         text = library.text if configs.is_custom(config) else library
         towers = {"text": _heads(text.transformer.resblocks), "vision": _image_heads(name, config, library)}
-    except UnsupportedModelError:
-        raise
-    except Exception as error:  # whatever the library's constructors raise, these options make no model
-        check_known(name, error, [configs.library().model])
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnsupportedModelError(f"open_clip cannot build `{name}`: {reason}") from error
     return Described(
         architecture=Architecture(
             library=LIBRARY,
@@ -208,7 +197,7 @@ def _image_heads(name: str, config: Mapping[str, Any], library: Any) -> TowerHea
         return _heads(library.visual.transformer.resblocks)
     if reason := configs.refusal_of_timm(library.visual):
         raise UnsupportedModelError(
-            f"`{name}` is not supported: its image tower is timm's `{timm}`: {reason}", hint=SUPPORTED
+            f"`{name}` is not supported: its image tower is timm's `{timm}`: {reason}", hint=configs.SUPPORTED
         )
     return tower_heads(library.visual.trunk)
 

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
-from hydractl.families.options import check_known
+from hydractl.families.options import building, check_options
 from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Preprocess
@@ -131,7 +132,7 @@ def family_of(row: Row) -> Family:
         from hydractl.families.dismantling import cut_heads, fill
         from hydractl.families.timm.modules import wrap
 
-        library = create(architecture.name, {**architecture.config, **row.build_options})
+        library = covered(row, architecture.name, {**architecture.config, **row.build_options})
         cut_heads(library, {TOWER: LAYOUT}, architecture, mask)
         fill(library, state)
         return wrap(library, mask[TOWER].keep).eval()
@@ -159,8 +160,8 @@ def is_own_config(config: Mapping[str, object]) -> bool:
     return "architecture" in config and "model_type" not in config
 
 
-def create(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
-    """Return timm's model on the meta device.
+def create(name: str, options: Mapping[str, object], *, device: str = "meta") -> Any:  # noqa: ANN401 - timm is untyped
+    """Return timm's model, on a device where its weights cost nothing if none is said.
 
     Raises:
         UnsupportedModelError: If timm has no such architecture, or cannot build it with these options.
@@ -172,24 +173,48 @@ def create(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - t
         near = timm.list_models(f"*{name.split('_', maxsplit=1)[0]}*")
         hint = f"timm has for example: {', '.join(near[:4])}" if near else "see `timm.list_models()`"
         raise UnsupportedModelError(f"timm has no architecture `{name}`", hint=hint)
-    try:
-        with torch.device("meta"):  # buffers too: a convolutional stem runs to find out its size
-            return timm.create_model(name, pretrained=False, **plain(options))
-    except Exception as error:  # whatever a constructor raises, these options make no model
-        check_known(name, error, [timm.models])
-        reason = str(error) or type(error).__name__
-        raise UnsupportedModelError(f"timm cannot build `{name}` with {dict(options)}: {reason}") from error
+    check_options(name, options, _known_options())
+    with (
+        building(LIBRARY, name),
+        torch.device(device),
+    ):  # buffers too: a convolutional stem runs to find out its size
+        return timm.create_model(name, pretrained=False, **plain(options))
+
+
+@cache
+def _known_options() -> frozenset[str]:
+    """Return what the constructors of the covered classes take, of which those of timm's that load and wrap models are none."""
+    from timm.models import beit, eva, vision_transformer, vision_transformer_relpos
+
+    classes = (
+        beit.Beit,
+        eva.Eva,
+        vision_transformer.VisionTransformer,
+        vision_transformer_relpos.VisionTransformerRelPos,
+    )
+    return frozenset().union(*(inspect.signature(cls).parameters for cls in classes)) - {"device", "dtype"}
 
 
 def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]:
     """Return random weights by timm's own rules, a function of the seed alone."""
-    import timm
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        library = timm.create_model(architecture.name, pretrained=False, **plain(architecture.config))
-    return dict(library.state_dict())
+        return dict(create(architecture.name, architecture.config, device="cpu").state_dict())
+
+
+def covered(row: Row, name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
+    """Return timm's model on the meta device, one that heads can be cut in.
+
+    Raises:
+        UnsupportedModelError: If timm has no such architecture, or heads cannot be cut in it; with the reason.
+    """
+    library = create(name, options)
+    reason = refusal(row, library)
+    if reason is not None:
+        raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
+    return library
 
 
 def refusal(row: Row, library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
@@ -265,10 +290,7 @@ def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
     """
     import timm
 
-    library = create(name, options)
-    reason = refusal(row, library)
-    if reason is not None:
-        raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
+    library = covered(row, name, options)
     architecture = Architecture(
         library=LIBRARY,
         name=name,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.families.options import building, check_options, check_values
 from hydractl.jsonfile import read_object
 from hydractl.progress import counted
 
@@ -42,46 +43,84 @@ UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Options that a configuration or its model looks for though the configuration does not declare them, by `model_type`."""
 
 
+TOWERS = ("text_config", "vision_config")
+LABELS = ("id2label", "label2id")
+NOT_ARCHITECTURE = (*LABELS, "transformers_version", "_name_or_path", "architectures", "dtype")
+"""What a configuration says besides of a model."""
+OLD_ROPE = ("partial_rotary_factor", "rope_scaling", "rope_theta")
+"""Options that became one, `rope_parameters`."""
+
+
 def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
-    """Return the library's configuration of a `model_type`.
+    """Return the library's configuration of a `model_type`, told what its architecture may be told and nothing else.
+
+    Files of all ages say more, none of which a model is made of: the library would keep it, and look there for the code of its
+    attention, the place of weights and their quantisation.
 
     Raises:
         UnsupportedModelError: If it does not take the options.
     """
     from transformers import AutoConfig
 
-    plain = {k: v for k, v in options.items() if k not in {"transformers_version", "_name_or_path"}}
+    told = _allowed(_config_class(name), options)
+    for key in told.keys() - set(LABELS):
+        check_values(name, key, told[key])
     try:
         with quiet():
-            return AutoConfig.for_model(name, **plain)
+            return AutoConfig.for_model(name, **told)
     except Exception as error:  # whatever a configuration's validators raise, these options make no model
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedModelError(f"transformers cannot configure `{name}`: {reason}") from error
 
 
 def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
-    """Return the configuration that a user's options make; the library itself keeps unknown ones without a word.
+    """Return the configuration that a user's options make.
 
     Raises:
         UnsupportedModelError: If an option is unknown, or the configuration does not take its value.
     """
-    config = configured(name, options)
-    for part, given in (("", options), *((f"{t}.", options.get(f"{t}_config")) for t in ("text", "vision"))):
-        own = getattr(config, f"{part[:-1]}_config") if part and isinstance(given, dict) else config
-        known = {
-            *type(own)().to_dict(),
-            *own.attribute_map,
-            "num_labels",
-            *UNDECLARED.get(own.model_type, ()),
-        }
-        for key in given if isinstance(given, dict) else ():
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                raise UnsupportedModelError(
-                    f"`{name}` has no option `{part}{key}`",
-                    hint=f"did you mean `{part}{near[0]}`?" if near else None,
-                )
-    return config
+    made = _config_class(name)
+    within = _within(made)
+    check_options(name, {k: v for k, v in options.items() if k not in within}, _known(made))
+    for key, kind in within.items():
+        if isinstance(given := options.get(key), dict):
+            check_options(name, given, _known(kind), prefix=f"{key.partition('_')[0]}.")
+    return configured(name, options)
+
+
+def _config_class(name: str) -> Any:  # noqa: ANN401 - untyped
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[name]
+
+
+def _allowed(config_class: Any, options: Mapping[str, object]) -> dict[str, object]:  # noqa: ANN401 - untyped
+    """Return what of options an architecture is told, those of configurations within it too."""
+    within, known = _within(config_class), _known(config_class)
+    told = {key: value for key, value in options.items() if key in known}
+    for key in within.keys() & told.keys():
+        if isinstance(given := told[key], dict):
+            own = _allowed(within[key], given)
+            told[key] = {k: v for k, v in own.items() if k not in LABELS}
+    return told
+
+
+@cache
+def _known(config_class: Any) -> frozenset[str]:  # noqa: ANN401 - untyped
+    """Return what an architecture may be told: what its configuration declares, or is known to look for."""
+    with quiet():
+        declared = config_class().to_dict().keys()
+    more = UNDECLARED.get(config_class.model_type, ())
+    known = {*declared, *config_class.attribute_map, *more, "num_labels"}
+    old = OLD_ROPE if "rope_parameters" in known else ()
+    return frozenset({*known, *old} - {*NOT_ARCHITECTURE, "model_type"} | {*LABELS})
+
+
+@cache
+def _within(config_class: Any) -> Mapping[str, Any]:  # noqa: ANN401 - untyped
+    """Return the classes of a pair's two configurations, by the options that hold them."""
+    parts: Mapping[str, Any] = config_class.sub_configs
+    return {f"{key}{form}": parts[key] for key in TOWERS if key in parts for form in ("", "_dict")}
 
 
 def blank(model_class: str, architecture: Architecture, spared: Sequence[str] = ()) -> Any:  # noqa: ANN401 - untyped
@@ -125,12 +164,8 @@ def _without(library: Any, spared: Sequence[str]) -> Any:  # noqa: ANN401 - as a
 
 def _made(model_class: str, architecture: Architecture) -> Any:  # noqa: ANN401 - untyped
     config = configured(class_named(model_class).config_class.model_type, architecture.config)
-    try:
-        with quiet():
-            return class_named(model_class)(config)
-    except Exception as error:  # as in `configured`, whatever a constructor raises
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnsupportedModelError(f"transformers cannot build `{architecture.name}`: {reason}") from error
+    with building("transformers", architecture.name), quiet():
+        return class_named(model_class)(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

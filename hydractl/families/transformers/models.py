@@ -23,6 +23,7 @@ from hydractl.families.base import (
 )
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.library import (
+    NOT_ARCHITECTURE,
     Adoption,
     adopted_state,
     blank,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from hydractl.families.tower import Model
 
 LIBRARY = "transformers"
-NOT_ARCHITECTURE = ("id2label", "label2id", "transformers_version", "_name_or_path", "architectures", "dtype")
 CLASS_EMBEDDINGS = "class_embeddings"
 POOLING = "1_Pooling/config.json"
 
@@ -128,6 +128,16 @@ class Row:
         """Whether classes are named by texts, and are no part of the model."""
         return len(self.towers) > 1
 
+    def class_of(self, name: str) -> str:
+        """Return the library's class of an architecture name, which a file may have made up.
+
+        Raises:
+            UnsupportedModelError: If there is none.
+        """
+        if name not in self.classes:
+            raise UnsupportedModelError(f"{self.name} has no architecture `{name}`")
+        return self.classes[name]
+
     def model_type(self, name: str) -> str:
         """Return the `model_type` of an architecture name."""
         return self.types.get(name, name)
@@ -180,7 +190,7 @@ def family_of_row(row: Row) -> Family:
         from hydractl.families.dismantling import cut_heads, fill
         from hydractl.families.zero_shot import Contrast
 
-        library = blank(row.classes[architecture.name], architecture, row.spared(architecture.pooling))
+        library = blank(row.class_of(architecture.name), architecture, row.spared(architecture.pooling))
         cut_heads(library, row.towers, architecture, mask)
         fill(library, None if state is None else {k: v for k, v in state.items() if k != CLASS_EMBEDDINGS})
         kept = {tower: keep.keep for tower, keep in mask.items()}
@@ -204,10 +214,10 @@ def family_of_row(row: Row) -> Family:
         describe=describe,
         build=build,
         initialise=lambda architecture, seed: random_state(
-            row.classes[architecture.name], architecture, seed, row.spared(architecture.pooling)
+            row.class_of(architecture.name), architecture, seed, row.spared(architecture.pooling)
         ),
         adopt=lambda folder, architecture: adopted_state(
-            row.classes[architecture.name],
+            row.class_of(architecture.name),
             folder,
             architecture,
             Adoption(

@@ -81,7 +81,7 @@ def test_described_is_what_was_asked_for():
             "its rotary embedding does not fit heads of width 6",
         ),
         ("vit_small_patch16_rope_224", {"wings": 2}, "`vit_small_patch16_rope_224` has no option `wings`"),
-        ("vit_small_patch16_rope_224", {"use_naflex": True}, "class NaFlexVit: not timm's Eva"),
+        ("vit_small_patch16_rope_224", {"use_naflex": True}, "has no option `use_naflex`"),
     ],
 )
 def test_what_cannot_be_covered_is_refused_with_the_reason(name, options, reason):

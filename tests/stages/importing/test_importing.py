@@ -534,7 +534,11 @@ def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
         (f"{NAME}::imgsize=8", f"`{NAME}` has no option `imgsize`", "did you mean `img_size`?"),
         (f"{NAME}::nothing_like_it=8", f"`{NAME}` has no option `nothing_like_it`", None),
         ("eva02_tiny_patch14_224::imgsize=8", "has no option `imgsize`", "did you mean `img_size`?"),
-        ("openclip:ViT-B-32::vision.layer=2", "has no option `layer`", "did you mean `layers`?"),
+        (
+            "openclip:ViT-B-32::vision.layer=2",
+            "has no option `vision.layer`",
+            "did you mean `vision.layers`?",
+        ),
     ],
 )
 def test_an_option_that_there_is_not_is_said_in_words(tmp_path, state, arch, message, hint):
