@@ -210,7 +210,7 @@ def curve(axes: Axes, means: Mapping[str, Numbers], column: str) -> None:
     """Plot one quality over compute: rows that differ in K alone are one line."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, row in means.items():
-        kind = "deep ensemble" if name.startswith("deep ensemble") else name.rsplit(", K", 1)[0]
+        kind = "deep ensemble" if name.startswith("deep ensemble") else name.rsplit(" K ", 1)[0]
         lines.setdefault(kind, []).append((row["macs"], row[column]))
     marks = "os^vDP*X<>hp"
     for i, (kind, points) in enumerate(lines.items()):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SINGLE = "single"
-LONGER = "single, 3 x as long"
-TAUGHT = "single, taught by the ensemble of 3"
+LONGER = "single for 3 x as long"
+TAUGHT = "single taught by the ensemble of 3"
 RIVAL, SMALLER = "deep ensemble of 3", "deep ensemble of 2"
 ALL_SCORES = "msp,entropy,mi,energy,max-logit"
 MEMBERS = 3
@@ -195,8 +195,8 @@ def _rivals(plan: Plan) -> list[str]:
         plan.row(f"deep ensemble of {count}", *ensemble[:count])
     if task.bare is not None:
         drawn = [plan.tune(f"drawn-{i}.st", task.bare, epochs=task.epochs) for i in range(MEMBERS)]
-        plan.row(f"{SINGLE}, classifier drawn", drawn[0])
-        plan.row(f"{RIVAL}, classifiers drawn", *drawn)
+        plan.row(f"{SINGLE} with a drawn classifier", drawn[0])
+        plan.row(f"{RIVAL} with drawn classifiers", *drawn)
     return ensemble
 
 
@@ -217,7 +217,7 @@ def _merged(plan: Plan, ensemble: Sequence[str]) -> None:
             hydra = plan.fuse(
                 f"merged{count}-{own}.st", members[:count], "--merge-trunk", str(task.blocks - own)
             )
-            plan.row(f"merged trunk, {count} members, K {own}", hydra)
+            plan.row(f"merged trunk of {count} K {own}", hydra)
 
 
 def _own_tuned_on(plan: Plan) -> None:
@@ -229,7 +229,7 @@ def _own_tuned_on(plan: Plan) -> None:
             f"own-{own}.st", f"merged3-{own}.st", "--train", "own", "--lr", f"{task.lr / 3:g}",
             epochs=epochs, compute=(1 - own / task.blocks) * FORWARD + trained,
         )  # fmt: skip
-        plan.row(f"merged trunk, own blocks tuned on, K {own}", tuned)
+        plan.row(f"merged trunk of 3 and own blocks tuned on K {own}", tuned)
 
 
 def _without_heads(plan: Plan, single: str) -> None:
@@ -252,7 +252,7 @@ def _without_heads(plan: Plan, single: str) -> None:
         members = [_member(plan, f"{kind}-{i}.st", cut, kept) for i in range(MEMBERS)]
         for own in (0, 1, 2):
             hydra = plan.fuse(f"{kind}-merged-{own}.st", members, "--merge-trunk", str(task.blocks - own))
-            plan.row(f"a third of the heads gone ({kind}), K {own}", hydra)
+            plan.row(f"a third of the heads gone ({kind}) K {own}", hydra)
 
 
 def _papers(plan: Plan, single: str) -> None:
@@ -286,4 +286,4 @@ def _trained_as_one(plan: Plan) -> None:
     whole = plan.fuse("whole.st", [begin] * MEMBERS, "--own-from", str(task.blocks - own))
     compute = task.compute(own)
     epochs = round(MEMBERS * task.epochs / compute)
-    plan.row(f"trained as one, K {own}", plan.tune("one.st", whole, *parted, epochs=epochs, compute=compute))
+    plan.row(f"trained as one K {own}", plan.tune("one.st", whole, *parted, epochs=epochs, compute=compute))

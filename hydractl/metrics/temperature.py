@@ -4,9 +4,10 @@ Guo et al. (2017), section 4.2. A single model answers softmax(z / T). The membe
 logits are divided by it before the softmaxes are averaged, as torch-uncertainty does, and T is fitted on the NLL of
 that average. Log-probabilities stand for logits, because log_softmax(log_softmax(z) / T) = log_softmax(z / T).
 
-Where every held-out label is what the model says, its NLL falls with T for ever, and a T near 0 would call every answer
-certain. Then an answer counts as right with probability (N + 1) / (N + 2), as in Platt (1999), section 2.2, which N right
-answers of N make likely, and the other classes share the rest: the cross-entropy with that has a minimum.
+Where every held-out label is what some member says, the NLL stays finite as T goes to 0, for a single model it even falls to 0,
+and a T that calls every answer certain would win. Then a label counts with probability (N + 1) / (N + 2), as in Platt (1999),
+section 2.2, which is what N right answers of N make likely, and the other classes share the rest: the cross-entropy with that
+has a minimum.
 
 Axes: M members, N samples, C classes.
 """
@@ -96,7 +97,7 @@ def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float, *, 
 
 
 def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperature:
-    """Return the temperature in [0.05, 20] whose NLL is the lowest, or where all answers are right, what is said above.
+    """Return the temperature in [0.05, 20] whose NLL is the lowest, or where each label is said, as above.
 
     The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
     log T, is refined by Brent's bounded search between its neighbours, until log T is known to 1e-6. What is minimised is
@@ -116,7 +117,7 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperatu
     if not bool(member_log_probs.isfinite().all()):
         raise ValueError("predictions must be finite")
     check_labels(labels, samples=member_log_probs.shape[1], classes=member_log_probs.shape[2])
-    doubt = 1 / (len(labels) + 2) if _all_right(member_log_probs, labels) else 0.0
+    doubt = 1 / (len(labels) + 2) if _each_is_said(member_log_probs, labels) else 0.0
 
     def cost(log_t: float) -> float:
         return scaled_nll(member_log_probs, labels, math.exp(log_t), doubt=doubt)
@@ -137,13 +138,10 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperatu
     return FittedTemperature(math.exp(best), at_bound=False)
 
 
-def _all_right(member_log_probs: Tensor, labels: Tensor) -> bool:
-    """Return whether there is a wrong answer to give, and none was given."""
-    size = _samples(member_log_probs)
-    parts = zip(member_log_probs.split(size, 1), labels.split(size), strict=True)
-    return member_log_probs.shape[2] > 1 and all(
-        bool((part.double().softmax(2).mean(0).argmax(1) == own).all()) for part, own in parts
-    )
+def _each_is_said(member_log_probs: Tensor, labels: Tensor) -> bool:
+    """Return whether every label is the likeliest class of some member, and there are others that it might have been."""
+    said = (member_log_probs.argmax(2) == labels).any(0)
+    return member_log_probs.shape[2] > 1 and bool(said.all())
 
 
 def _samples(member_log_probs: Tensor) -> int:

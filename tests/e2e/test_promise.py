@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.app import command_tree
+from hydractl.stages.evaluate.refs import NamedModels
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +27,8 @@ def test_every_command_is_one_that_a_user_could_type(plan):
 
     for words in (*(made.command for made in plan.files.values()), plan.report("report.json")):
         tree.commands[words[0]].make_context(words[0], list(words[1:]))
+    for row in plan.rows:
+        NamedModels.parse(f"{row.name}={','.join(row.models)}")
 
 
 def test_a_file_is_made_after_what_it_needs_and_no_training_has_the_seed_of_another(plan):
@@ -47,5 +50,5 @@ def test_members_of_a_merged_trunk_are_trained_for_no_longer_than_the_ensemble(p
     costs = {row.name: plan.training(row) for row in plan.rows}
 
     assert costs["single"] == 1
-    assert costs["merged trunk, 3 members, K 1"] <= costs["deep ensemble of 3"] == 3
-    assert costs["trained as one, K 1"] == pytest.approx(3, abs=0.02)
+    assert costs["merged trunk of 3 K 1"] <= costs["deep ensemble of 3"] == 3
+    assert costs["trained as one K 1"] == pytest.approx(3, abs=0.02)
