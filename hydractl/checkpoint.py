@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 
 METADATA_KEY = "hydractl"
+MOST_TENSORS = 50_000
+"""In one file: that of a large model of experts has some ten thousand."""
 
 
 class ScratchFolder:
@@ -303,14 +305,16 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
     except OSError as error:
         raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
     try:
-        table = parse(text, keys_once=True)
-        return _checked(table, Span("", path, 8 + length, size - 8 - length))
+        return _checked(text, Span("", path, 8 + length, size - 8 - length))
     except ValueError as error:
         raise CheckpointError(f"{where}: is not a well-formed safetensors file: {error}") from error
 
 
-def _checked(table: object, data: Span) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
+def _checked(text: bytes, data: Span) -> tuple[dict[str, TensorSpec], dict[str, Span], dict[str, str]]:
     """Return what a header says of the file's data."""
+    if text.count(b'"data_offsets"') > MOST_TENSORS:
+        raise ValueError(f"the header lists more than {MOST_TENSORS} tensors")
+    table = parse(text, keys_once=True)
     if not isinstance(table, dict):
         raise ValueError("the header is not a JSON object")  # noqa: TRY004 - translated by the caller
     metadata = table.pop("__metadata__", {})

@@ -15,6 +15,8 @@ Inputs: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor]"
 TEXTS = ("input_ids", "attention_mask", "token_type_ids")
 PIXELS = "pixel_values"
 IMAGE_AXES = 4
+LARGEST_SIDE = 4096
+"""Of an image, in pixels."""
 
 
 def checked_inputs(

@@ -1,8 +1,10 @@
 """The one reader of JSON: how much is read, what counts as JSON, and how it is said what is wrong; and its two plain forms.
 
-No file of JSON is read beyond `MAX_BYTES`, so that a checkpoint given by mistake does not fill the memory. Text is UTF-8
-without a byte order mark; it may be nested, and its whole numbers may be long, as far as Python's parser goes. `NaN` and
-`Infinity` are let through, which libraries write into their configurations; documents of ours refuse them by their schema.
+No file of JSON is read beyond `MAX_BYTES`, so that a checkpoint given by mistake does not fill the memory; nor one of more
+values than `MAX_VALUES`, each of which takes fifty times its bytes or more, nor one nested deeper than `DEEPEST`, which
+whatever walks it would have to bear. Text is UTF-8 without a byte order mark; its whole numbers may be as long as Python's
+parser takes. `NaN` and `Infinity` are let through, which libraries write into their configurations; documents of ours refuse
+them by their schema.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import Any, BinaryIO
 from hydractl.errors import CheckpointError, ManifestError
 
 MAX_BYTES = 100_000_000
+MAX_VALUES = 4_000_000
+DEEPEST = 200
 
 
 class NotJSONError(ValueError):
@@ -49,11 +53,29 @@ def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401
     """
     hook = _without_duplicates if keys_once else None
     try:
-        return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=hook)
+        text = text if isinstance(text, str) else text.decode()
+        if sum(map(text.count, "[{,")) > MAX_VALUES:  # some may stand in texts
+            raise NotJSONError(f"has more than {MAX_VALUES} values")
+        return _shallow(json.loads(text, object_pairs_hook=hook))
     except json.JSONDecodeError as error:
         raise NotJSONError(_words(error), error.lineno, error.colno) from error
-    except (ValueError, RecursionError) as error:  # bad UTF-8 and numbers of too many digits are ValueErrors
+    except RecursionError as error:
+        raise NotJSONError(_TOO_DEEP) from error
+    except ValueError as error:  # bad UTF-8 and numbers of too many digits are ValueErrors
         raise NotJSONError(str(error)) from error
+
+
+_TOO_DEEP = f"is nested deeper than {DEEPEST} times"
+
+
+def _shallow(value: object) -> object:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        inner = [found.values() if isinstance(found, dict) else found for found in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
 
 
 def plain(value: Mapping[str, object]) -> dict[str, Any]:
@@ -170,6 +192,6 @@ def _words(error: json.JSONDecodeError) -> str:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -193,6 +193,7 @@ MALFORMED = {
     "list": (raw_file(b"[]"), "the header is not a JSON object"),
     "deep": (raw_file(b"[" * 200_000), "is not a well-formed safetensors file"),
     "huge-number": (raw_file(b'{"a": ' + b"9" * 5000 + b"}"), "is not a well-formed safetensors file"),
+    "many-tensors": (raw_file(b"{" + b'"a":{"data_offsets"' * 50_001), "lists more than 50000 tensors"),
     "trailing": (GOOD + b"x", "the header describes 7 bytes of data, the file has 8"),
     "json": (b'{"schema": "hydractl.report/1"}', "is JSON, not a checkpoint"),
     "truncated": (GOOD[:-1], "the header describes 7 bytes of data, the file has 6; is it cut off"),

@@ -37,12 +37,39 @@ def test_other_problems_are_the_parsers(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 200_000, "9" * 5000, b'"\xff"', '{"a": 1}'.encode("utf-16"), "\ufeff{}", b"\xef\xbb\xbf{}"],
-    ids=["deep", "long-number", "bad-utf8", "utf-16", "byte-order-mark", "byte-order-mark-in-bytes"],
+    [
+        "[" * 200_000,
+        "[" * 200_000 + "],",
+        "[" * 201 + "]" * 201,
+        '{"a":' * 500 + "1" + "}" * 500,
+        "[" + "0," * 4_000_000 + "0]",
+        "9" * 5000,
+        b'"\xff"',
+        '{"a": 1}'.encode("utf-16"),
+        "\ufeff{}",
+        b"\xef\xbb\xbf{}",
+    ],
+    ids=[
+        "deep",
+        "deep-and-a-comma",
+        "deeper-than-is-read",
+        "deep-objects",
+        "many",
+        "long-number",
+        "bad-utf8",
+        "utf-16",
+        "byte-order-mark",
+        "byte-order-mark-in-bytes",
+    ],
 )
 def test_what_is_beyond_the_limits_is_no_json(text):
     with pytest.raises(NotJSONError):
         parse(text)
+
+
+def test_what_is_just_within_the_limits():
+    assert parse("[" * 200 + "]" * 200)
+    assert len(parse('["' + "," * 3_999_999 + '"]')[0]) == 3_999_999
 
 
 def test_a_key_that_stands_twice():

@@ -11,7 +11,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from hydractl.errors import UnsupportedModelError
+from pydantic import ValidationError
+
+from hydractl.errors import HydraError, UnsupportedModelError
+from hydractl.manifest.document import first_problem
 from hydractl.progress import did_you_mean
 
 NAME = re.compile(r"[\w.+ -]*", re.ASCII)
@@ -63,12 +66,12 @@ def check_values(name: str, key: str, value: object) -> None:
                 "no paths, addresses or code"
             )
         elif isinstance(found, int) and abs(found) > LARGEST:
-            raise UnsupportedModelError(f"`{name}`: option `{key}` is {found:.4g}, which no model has")
+            raise UnsupportedModelError(f"`{name}`: option `{key}` is beyond {LARGEST}, which no model has")
 
 
 @contextmanager
 def building(library: str, name: str) -> Iterator[None]:
-    """Say in words what a library's constructor raises, whatever that is, and end one that makes modules without end.
+    """Say in words what comes of a library's constructor, whatever it raises, and end one that makes modules without end.
 
     Raises:
         UnsupportedModelError: With the constructor's reason.
@@ -86,8 +89,10 @@ def building(library: str, name: str) -> Iterator[None]:
     hook = register_module_module_registration_hook(count)
     try:
         yield
-    except UnsupportedModelError:
+    except HydraError:
         raise
+    except ValidationError as error:
+        raise UnsupportedModelError(f"{library} cannot build `{name}`: {first_problem(error)}") from error
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnsupportedModelError(f"{library} cannot build `{name}`: {reason}") from error

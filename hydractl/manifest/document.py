@@ -99,8 +99,9 @@ class Fingerprint(Strict):
 def first_problem(error: ValidationError) -> str:
     """Return the first thing that is wrong with a document, with its JSON path, in one line."""
     problem = error.errors(include_url=False)[0]
+    parts = [part for part in problem["loc"] if not str(part).startswith("function-")]  # no key, but a check
     where = (
-        "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+        "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
         or "document"
     )
     words = {"missing": "is missing", "extra_forbidden": "is not a key of this document"}

@@ -7,9 +7,12 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from hydractl.inputs import LARGEST_SIDE
 from hydractl.jsonfile import compact
 from hydractl.manifest.document import Digest, Document, Option, Strict
-from hydractl.manifest.heads import Mask, TowerHeads, TowerKeep
+from hydractl.manifest.heads import WIDEST, Mask, TowerHeads, TowerKeep
+
+MOST_MEMBERS = 256
 
 
 class Kind(StrEnum):
@@ -42,7 +45,7 @@ class Architecture(Strict):
     family: str
     config: dict[str, JsonValue]
     towers: dict[str, TowerHeads]
-    num_classes: int = Field(ge=0)
+    num_classes: int = Field(ge=0, le=WIDEST)
     pooling: Literal["mean"] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
@@ -67,6 +70,9 @@ def check_mask_fits(mask: Mask, architecture: Architecture, *, where: str) -> No
             )
 
 
+Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
+
+
 class Preprocess(Strict):
     """How an image becomes a model's input.
 
@@ -81,7 +87,7 @@ class Preprocess(Strict):
             timm have it) or at the one before (transformers).
     """
 
-    input_size: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+    input_size: tuple[Literal[1, 3], Side, Side]
     mean: tuple[float, ...]
     std: tuple[Annotated[float, Field(gt=0)], ...]
     interpolation: Literal["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"] = "bicubic"
@@ -114,9 +120,9 @@ class Tokenization(Strict):
 
     tokenizer: str | None = None
     names: tuple[Literal["attention_mask", "token_type_ids"], ...] = ("attention_mask",)
-    max_length: int = Field(ge=1)
-    pad_id: int = Field(ge=0)
-    vocab_size: int = Field(ge=1)
+    max_length: int = Field(ge=1, le=WIDEST)
+    pad_id: int = Field(ge=0, le=WIDEST)
+    vocab_size: int = Field(ge=1, le=WIDEST)
     padding: Literal["longest", "max_length"] = "longest"
     padding_side: Literal["right", "left"] = Field(default="right", exclude_if=lambda value: value == "right")
     truncation_side: Literal["right", "left"] = Field(
@@ -192,7 +198,7 @@ class Header(Document):
     schema_: Literal["hydractl.checkpoint/1"] = Field(default="hydractl.checkpoint/1", alias="schema")
     kind: Kind
     architecture: Architecture
-    masks: tuple[dict[str, TowerKeep], ...] = Field(min_length=1)
+    masks: tuple[dict[str, TowerKeep], ...] = Field(min_length=1, max_length=MOST_MEMBERS)
     base: Digest | None = None
     plan: FusePlan | None = None
     preprocess: Preprocess | Tokenization

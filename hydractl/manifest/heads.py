@@ -10,6 +10,15 @@ from pydantic import Field, model_validator
 from hydractl.manifest.document import Digest, Document, Fingerprint, Option, Strict
 
 Heads = tuple[Annotated[int, Field(ge=0)], ...]
+MOST_HEADS = 2**16
+"""Of one tower, all layers together; the largest published transformers have some ten thousand."""
+WIDEST = 2**20
+"""No number of a model's shape is as large."""
+
+
+def _check_size(layers: int, num_heads: int) -> None:
+    if layers * num_heads > MOST_HEADS:
+        raise ValueError(f"{layers} layers of {num_heads} heads are more than {MOST_HEADS} heads")
 
 
 class HeadId(NamedTuple):
@@ -34,19 +43,25 @@ class TowerShape(NamedTuple):
 class TowerHeads(Strict):
     """How many heads each layer of a tower has before pruning, and their width."""
 
-    layers: int = Field(ge=1)
-    num_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
+    layers: int = Field(ge=1, le=MOST_HEADS)
+    num_heads: int = Field(ge=1, le=MOST_HEADS)
+    head_dim: int = Field(ge=1, le=WIDEST)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        _check_size(self.layers, self.num_heads)
+        return self
 
 
 class TowerKeep(Strict):
     """The heads that stay in one tower: one increasing list a layer, an empty one where no head is left."""
 
-    num_heads: int = Field(ge=1)
+    num_heads: int = Field(ge=1, le=MOST_HEADS)
     keep: tuple[Heads, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
+        _check_size(self.layers, self.num_heads)
         for layer, kept in enumerate(self.keep):
             if list(kept) != sorted(set(kept)):
                 raise ValueError(f"keep[{layer}] must be strictly increasing, got {list(kept)}")

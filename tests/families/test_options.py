@@ -153,8 +153,8 @@ def test_more_than_a_name_is_refused(value):
 
 def test_a_number_that_no_model_has_is_refused():
     check_values("vit", "depth", [LARGEST, -LARGEST, 1e30, True, None, "gelu_tanh", {"eps": 1e-6}])
-    with pytest.raises(UnsupportedModelError, match=r"option `depth` is 1\.049e"):
-        check_values("vit", "depth", {"a": [LARGEST + 1]})
+    with pytest.raises(UnsupportedModelError, match="option `depth` is beyond 1048576"):
+        check_values("vit", "depth", {"a": [10**4000]})
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,8 @@ BAD_MASKS = {
     "decreasing": (at([*KEEP, 0], [3, 1]), "towers.vision: keep[0] must be strictly increasing, got [3, 1]"),
     "twice": (at([*KEEP, 0], [1, 1]), "towers.vision: keep[0] must be strictly increasing, got [1, 1]"),
     "no-heads": (at(["towers", "vision", "num_heads"], 0), "towers.vision.num_heads: Input should be greater than or equal to 1"),
+    "heads-beyond-all-models": (at(["towers", "vision", "num_heads"], 10**12), "towers.vision.num_heads: Input should be less than"),
+    "layers-of-too-many-heads": (at(["towers", "vision", "num_heads"], 40000), "towers.vision: 3 layers of 40000 heads are more than 65536"),
     "bad-digest": (at(["base"], "sha256:zz"), "base: String should match pattern"),
     "null-tower": (at(["towers", "vision"], None), "towers.vision: "),
     "seed-text": (at(["origin", "seed"], "3"), "origin.seed: Input should be a valid integer"),
@@ -233,6 +235,11 @@ BAD_HEADERS = {
     "trunk": (at(["plan", "trunk"], -1), "plan.trunk: Input should be greater than or equal to 0"),
     "kind": (at(["kind"], "other"), "kind: Input should be 'base', 'member' or 'hydra'"),
     "no-masks": (at(["masks"], []), "masks: "),
+    "members-beyond-all-hydras": (at(["masks"], [{}] * 257), "masks: Tuple should have at most 256 items"),
+    "layers-beyond-all-models": (at(["architecture", "towers", "vision", "layers"], 10**9), "architecture.towers.vision.layers: Input should"),
+    "heads-without-end": (at(["architecture", "towers", "vision"], {"layers": 300, "num_heads": 300, "head_dim": 1}), "architecture.towers.vision: 300 layers of 300 heads"),
+    "classes-without-end": (at(["architecture", "num_classes"], 10**9), "architecture.num_classes: Input should be less"),
+    "images-without-end": (at(["preprocess", "input_size"], [1, 30000, 30000]), "preprocess.input_size[1]: Input should be less"),
     "deep": (at(["made_by", "inputs", 0, "made_by", "extra"], 1), "made_by.inputs[0].made_by.extra is not a key of this document"),
 }  # fmt: skip
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     )
 
 LABELS_SHOWN = 20
+PARTS_SHOWN = 200
+LINES_SHOWN = 5000
 
 
 @command(
@@ -155,8 +157,10 @@ def _listing(lines: Sequence[TensorLine]) -> object:
             "x".join(map(str, t.shape)) or "scalar",
             size(t.size_bytes),
         )
-        for t in lines
+        for t in lines[:LINES_SHOWN]
     ]
+    if more := len(lines) - len(rows):
+        rows.append((f"{counted(more, 'tensor')} more: `--json` lists all", *[""] * (len(rows[0]) - 1)))
     columns = ["tensor", "part", *(["fate"] if fates else []), "dtype", "shape", "bytes"]
     return table(columns, rows, left=len(columns) - 2)
 
@@ -196,8 +200,10 @@ def _fused_facts(report: CheckpointReport) -> list[tuple[str, str]]:
 
 
 def _parts(parts: Mapping[str, Tally], total: Tally) -> object:
-    rows = [(name, *_tally(tally)) for name, tally in parts.items()]
-    return table(["part", "tensors", "parameters", "bytes"], [*rows, ("in all", *_tally(total))])
+    rows = [(name, *_tally(tally)) for name, tally in [*parts.items()][:PARTS_SHOWN]]
+    more = len(parts) - len(rows)
+    rest = [(f"{counted(more, 'part')} more", "", "", "")] if more else []
+    return table(["part", "tensors", "parameters", "bytes"], [*rows, *rest, ("in all", *_tally(total))])
 
 
 def _predictions(found: Predictions) -> object:

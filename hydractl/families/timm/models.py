@@ -291,14 +291,15 @@ def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
     import timm
 
     library = covered(row, name, options)
-    architecture = Architecture(
-        library=LIBRARY,
-        name=name,
-        family=row.name,
-        config=plain(options),
-        towers={TOWER: tower_heads(library)},
-        num_classes=library.num_classes,
-    )
+    with building(LIBRARY, name):
+        architecture = Architecture(
+            library=LIBRARY,
+            name=name,
+            family=row.name,
+            config=plain(options),
+            towers={TOWER: tower_heads(library)},
+            num_classes=library.num_classes,
+        )
     data = timm.data.resolve_data_config(model=library)
     size = (library.in_chans, *library.patch_embed.img_size)
     if tuple(data["input_size"][1:]) != size[1:]:

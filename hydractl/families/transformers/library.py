@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.options import building, check_options, check_values
-from hydractl.jsonfile import read_object
+from hydractl.jsonfile import MAX_BYTES, read_object
 from hydractl.progress import counted
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ TOWERS = ("text_config", "vision_config")
 LABELS = ("id2label", "label2id")
 NOT_ARCHITECTURE = (*LABELS, "transformers_version", "_name_or_path", "architectures", "dtype")
 """What a configuration says besides of a model."""
+ADAPTER = "adapter_config.json"
 OLD_ROPE = ("partial_rotary_factor", "rope_scaling", "rope_theta")
 """Options that became one, `rope_parameters`."""
 
@@ -199,6 +200,11 @@ def adopted_state(
     Raises:
         CheckpointError: If others are missing, or of another shape than the configuration says, or blocks hold more.
     """
+    if (folder / ADAPTER).is_file():  # the library would load what it names, from wherever
+        raise CheckpointError(
+            f"{folder}: has an adapter beside its weights (`{ADAPTER}`)",
+            hint="merge it into them first (`merge_and_unload()`), or take its files out of the folder",
+        )
     config = configured(class_named(model_class).config_class.model_type, architecture.config)
     with quiet():
         library, report = class_named(model_class).from_pretrained(
@@ -207,6 +213,7 @@ def adopted_state(
             dtype="auto",
             output_loading_info=True,
             local_files_only=True,
+            use_safetensors=True,
             ignore_mismatched_sizes=True,  # or else its error does not say which
             **({"key_mapping": dict(how.bare)} if how.bare else {}),
         )
@@ -232,6 +239,17 @@ def adopted_state(
         )
     absent = {*report["missing_keys"], *(name for name, *_ in mismatched)}
     return {k: v for k, v in _without(library, how.spared).state_dict().items() if k not in absent}
+
+
+def check_small(folder: Path, patterns: Iterable[str]) -> None:
+    """Refuse files that the library is to read whole and that are longer than any of their kind.
+
+    Raises:
+        CheckpointError: Naming the first.
+    """
+    for path in (found for pattern in patterns for found in sorted(folder.glob(pattern))):
+        if path.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{path}: has more than {MAX_BYTES} bytes")
 
 
 def classes_of(config: Mapping[str, object], default: str) -> list[str]:

@@ -21,6 +21,7 @@ from hydractl.families.base import (
     place_on_disk,
     with_pooling,
 )
+from hydractl.families.options import building
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.library import (
     NOT_ARCHITECTURE,
@@ -282,29 +283,30 @@ def _described(
     folder: Path | None = None,
     tokenizer: Path | None = None,
 ) -> Described:
-    parts = {tower: getattr(config, row.nested[tower]) if row.nested else config for tower in row.towers}
-    _check(row, config, tuple(parts.values()))
-    labels = () if row.zero_shot else tuple(str(config.id2label[i]) for i in range(config.num_labels))
-    named = any(label != f"LABEL_{i}" for i, label in enumerate(labels))
-    texts = row.texts(parts["text"], tokenizer) if "text" in parts else None
-    if texts is not None:
-        _check_padding(row, texts, str(tokenizer))
-        texts = _padded(texts, row.padding, folder)
-    images = row.images(parts["vision"], folder) if "vision" in parts else None
-    return Described(
-        architecture=Architecture(
-            library=LIBRARY,
-            name=name,
-            family=row.name,
-            config=plain(_kept(row, config)),
-            towers={tower: heads_of(own) for tower, own in parts.items()},
-            num_classes=len(labels),
-        ),
-        preprocess=cast("Preprocess | Tokenization", images or texts),
-        labels=labels if named else (),
-        assumed=images is not None and folder is not None and not says_images(folder),
-        prompting=Prompting(tokenization=texts) if texts and row.zero_shot else None,
-    )
+    with building(LIBRARY, name):
+        parts = {tower: getattr(config, row.nested[tower]) if row.nested else config for tower in row.towers}
+        _check(row, config, tuple(parts.values()))
+        labels = () if row.zero_shot else tuple(str(config.id2label[i]) for i in range(config.num_labels))
+        named = any(label != f"LABEL_{i}" for i, label in enumerate(labels))
+        texts = row.texts(parts["text"], tokenizer) if "text" in parts else None
+        if texts is not None:
+            _check_padding(row, texts, str(tokenizer))
+            texts = _padded(texts, row.padding, folder)
+        images = row.images(parts["vision"], folder) if "vision" in parts else None
+        return Described(
+            architecture=Architecture(
+                library=LIBRARY,
+                name=name,
+                family=row.name,
+                config=plain(_kept(row, config)),
+                towers={tower: heads_of(own) for tower, own in parts.items()},
+                num_classes=len(labels),
+            ),
+            preprocess=cast("Preprocess | Tokenization", images or texts),
+            labels=labels if named else (),
+            assumed=images is not None and folder is not None and not says_images(folder),
+            prompting=Prompting(tokenization=texts) if texts and row.zero_shot else None,
+        )
 
 
 def _check(row: Row, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401 - as above

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from hydractl.errors import CheckpointError
-from hydractl.families.transformers.library import quiet
+from hydractl.families.transformers.library import check_small, quiet
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Tokenization
 
 WHOLE = ("tokenizer.json", "tokenizer.*.json")
 TOKENIZER_FILES = (*WHOLE, "vocab.*", "merges.txt", "*.model")
 """What tokenizers are kept in, as far as folders of text models go."""
+NOTES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""What the library reads with them."""
 BESIDE = (
     "a text model needs `tokenizer.json`, or the vocabulary it is made of, beside its weights: "
     "`tokenizer.save_pretrained(FOLDER)`"
@@ -35,10 +37,14 @@ def read_tokenizer(source: Path, config: Any, *, max_length: int) -> Tokenizatio
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
+    if source.is_dir():
+        check_small(source, (*TOKENIZER_FILES, *NOTES))
     try:
         with quiet():
             if source.is_dir():
-                tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+                tokenizer = AutoTokenizer.from_pretrained(
+                    source, local_files_only=True, trust_remote_code=False
+                )
                 backend = tokenizer.backend_tokenizer
             else:
                 tokenizer, backend = None, Tokenizer.from_file(str(source))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.transformers.library import quiet
+from hydractl.families.transformers.library import check_small, quiet
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Preprocess
 
@@ -122,6 +122,7 @@ def _image_processor(folder: Path) -> dict[str, Any]:
     """Return the settings of a folder's image processor, the defaults of its class filled in."""
     from transformers import AutoImageProcessor
 
+    check_small(folder, FILES)
     try:
         with quiet():
             found = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import Budget
+from hydractl.inputs import LARGEST_SIDE
 from hydractl.settings import Composed, Declared, Setting, check, number, setting, words
 from hydractl.stages.shared.classes import Naming
 
@@ -64,6 +65,7 @@ class Images:
         None,
         "Images of another size than the model says.",
         parse=parse_size,
+        high=LARGEST_SIDE,
         metavar="N|HxW",
         panel="Images",
     )

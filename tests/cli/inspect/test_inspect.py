@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hydractl.checkpoint import Checkpoint
+from hydractl.cli.inspect import command
 from hydractl.cli.output import console
 from hydractl.manifest.header import InputFile, Step, Tokenization
 from hydractl.training.state import Metrics, Position, Snapshot, StateFolder
@@ -208,6 +210,17 @@ def test_listing_tensors(call, work):
 
     assert "blocks.0.attn.qkv.bias attention grouped F32 " in flat(seen.out)
     assert "head.bias head shared F32 7 28 B" in flat(seen.out)
+
+
+def test_a_long_table_is_cut(call, work, monkeypatch):
+    monkeypatch.setattr(command, "LINES_SHOWN", 3)
+    monkeypatch.setattr(command, "PARTS_SHOWN", 2)
+    count = len(Checkpoint.open(work / "base.st").specs)
+
+    seen = flat(call("inspect", "base.st", "--tensors").out)
+
+    assert f"{count - 3} tensors more: `--json` lists all" in seen
+    assert " parts more in all " in seen
 
 
 def test_a_base_has_no_column_of_fates(call, work):
