@@ -16,7 +16,17 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.progress import quoted
 from hydractl.publish import is_stream
-from hydractl.source import PICKLES, locate
+from hydractl.source import PICKLES as SUFFIXES
+from hydractl.source import locate
+from hydractl.stages.importing.rehearsal import (
+    MOST_BYTES,
+    PICKLES,
+    TIMES,
+    NeedsCodeError,
+    TooMuchError,
+    most,
+    rehearse,
+)
 from hydractl.tensors import DTYPE_NAMES
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
@@ -55,7 +65,7 @@ def files_of(source: str) -> tuple[Path, ...]:
             hint="write it to a file first",
         )
     if path.is_dir():
-        names = sorted(f for pattern in (*PICKLES, "*.index.json") for f in path.glob(pattern))
+        names = sorted(f for pattern in (*SUFFIXES, "*.index.json") for f in path.glob(pattern))
         example = names[0] if names else path / "weights.pth"
         raise CheckpointError(
             f"{path}: is a folder", hint=f"name a file in it, for example `hydractl import {example}`"
@@ -111,14 +121,19 @@ def _unpickled(path: Path, begin: bytes) -> object:
 
     `argparse.Namespace` is let through, as timm does: most training scripts save their options, and it only holds values.
     """
-    on_disk = begin.startswith(ZIP_START) and _is_plain_archive(path)
+    is_archive = begin.startswith(ZIP_START)
+    on_disk = is_archive and _is_plain_archive(path)
     try:
+        rehearse(*(_pickle_in_archive(path) if is_archive else _first_pickles(path)))
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.simplefilter("ignore")  # about forms of files; what matters is said by errors
             return torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)  # noqa: TID251 - data only
+    except TooMuchError as error:
+        raise CheckpointError(
+            f"{path}: asks for more memory than it has bytes: {error}", hint="copy or download it again"
+        ) from error
     except pickle.UnpicklingError as error:
-        names = _refused_names(path) if begin.startswith(ZIP_START) else ()
-        what = f" (`{names[0]}`{' and others' if names[1:] else ''})" if names else ""
+        what = f" (`{error}`)" if isinstance(error, NeedsCodeError) else ""
         raise CheckpointError(
             f"{path}: needs code to be read{what}, or is no file of torch; nothing in it was run",
             hint="where you trust it, write its tensors anew: `torch.save(model.state_dict(), 'weights.pth')`",
@@ -150,14 +165,30 @@ def _is_plain_archive(path: Path) -> bool:
             f"{path}: is TorchScript: a program, not weights alone",
             hint="where you trust it: `torch.save(torch.jit.load(path).state_dict(), 'weights.pth')`",
         )
+    names = [record.filename.casefold() for record in records]
+    if len({*names}) != len(names):  # which of two is read is another reader's choice
+        raise CheckpointError(f"{path}: has two records of one name", hint="copy or download it again")
+    if sum(record.file_size for record in records) > most(path.stat().st_size):
+        raise CheckpointError(
+            f"{path}: its records become more than {TIMES} times as long as the file",
+            hint="write it anew without compression",
+        )
     return all(record.compress_type == zipfile.ZIP_STORED for record in records)
 
 
-def _refused_names(path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)))
-    except Exception:  # noqa: BLE001 - the file is refused already; this only makes the message better
-        return ()
+def _pickle_in_archive(path: Path) -> tuple[bytes, int, int]:
+    """Return an archive's pickle, and how many bytes its records have in all; see `rehearse`."""
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        name = next((r.filename for r in records if r.filename.endswith("/data.pkl")), "data.pkl")
+        with archive.open(name) as file:
+            return file.read(MOST_BYTES), sum(record.file_size for record in records), 1
+
+
+def _first_pickles(path: Path) -> tuple[bytes, int, int]:
+    """Return what a file of the older form begins with; see `rehearse`."""
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES), path.stat().st_size, PICKLES
 
 
 def _unwrapped(path: Path, saved: object, *, ema: bool) -> Weights:

@@ -1,0 +1,222 @@
+"""What a pickle of torch would do when it is read, found out with nothing behind its names before torch reads it.
+
+torch runs no code of a pickle, but lets it call what takes memory, `bytearray(10**11)` or a storage of any length, and makes
+tensors longer than the file that they are in. So a pickle is gone through once with stand-ins: any name may stand in it, a few
+may be called, and what they are called with is held against the bytes that there are.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, BinaryIO, ClassVar
+
+MOST_BYTES = 8_000_000
+"""Of a pickle, without the tensors: those of the largest models with their optimisers have a tenth."""
+SPARE_BYTES = 64_000_000
+TIMES = 4
+"""So many times the bytes of a file may be taken by its tensors together, which may share them, beside `SPARE_BYTES`."""
+WIDTHS = {
+    "ComplexDouble": 16, "Double": 8, "Long": 8, "ComplexFloat": 8, "Float": 4, "Int": 4, "QInt32": 4, "Half": 2, "BFloat16": 2,
+    "Short": 2,
+}  # fmt: skip
+"""The bytes of an element of a storage whose class begins so; of all others one."""
+SHOWN = 80
+PICKLES = 5
+"""In a file of the form before archives: a number, a version, the machine, the object, the names of its storages."""
+
+
+class NeedsCodeError(pickle.UnpicklingError):
+    """A pickle calls what it may not, or makes objects of classes; as a text it is what."""
+
+
+class TooMuchError(pickle.UnpicklingError):
+    """A pickle asks for more memory than its file has bytes; as a text it says what for."""
+
+
+def most(size: int) -> int:
+    """Return how many bytes a file of `size` bytes may become."""
+    return TIMES * size + SPARE_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Storage:
+    width: int
+    count: int
+
+
+class _Made:
+    """What a call that was let through would have made."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    """What a pickle has by a name, in the place of the thing itself."""
+
+    name: str
+    reader: _Rehearsal
+
+    def __call__(self, *args: object) -> object:
+        allowed = CALLS.get(self.name)
+        if allowed is None or not allowed(self.reader, args):
+            raise NeedsCodeError(self.name[:SHOWN])
+        return _Container() if self.name in CONTAINERS else _Made()
+
+
+class _Container(_Made):
+    pass
+
+
+class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in the pickle
+    """Reads one pickle."""
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        super().__init__(file, encoding="latin1")
+        self.size = size
+        self.stored: dict[object, int] = {}
+        self.taken = 0
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as pickle has it
+        return _Named(f"{'builtins' if module == '__builtin__' else module}.{name}", self)
+
+    def persistent_load(self, pid: Any) -> object:  # noqa: ANN401 - as above
+        match pid:
+            case (_, _Named(name=name), key, _, int(count), *_) if count >= 0:
+                kind = name.rpartition(".")[2].removesuffix("Storage")
+                found = _Storage(WIDTHS.get(kind, 1), count)
+                self.stored[key] = found.width * count
+                if sum(self.stored.values()) > self.size:
+                    raise TooMuchError(f"storages of {sum(self.stored.values())} bytes")
+                return found
+        raise pickle.UnpicklingError
+
+    def tensor(self, args: tuple[Any, ...]) -> bool:
+        """Return whether a tensor lies in its storage, and leaves room for others: storage, offset, shape, strides."""
+        storage, offset, shape, strides = args[:4]
+        numbers = (offset, *shape, *strides)
+        if not isinstance(storage, _Storage) or any(type(n) is not int or n < 0 for n in numbers):
+            raise pickle.UnpicklingError
+        count = math.prod(shape)
+        last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if count else offset - 1
+        self.taken += storage.width * count
+        if last >= storage.count or self.taken > most(self.size):
+            raise TooMuchError(f"a tensor of shape {shape}"[:SHOWN])
+        return True
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()  # type: ignore[attr-defined]
+        self._check_keys(items[::2])
+
+    def _set_item(self) -> None:
+        _, key = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
+        self._check_keys([key])
+
+    def _check_keys(self, keys: list[object]) -> None:
+        holder = self.stack[-1]  # type: ignore[attr-defined]
+        if not isinstance(holder, dict | _Container) or not all(map(_is_plain, keys)):
+            raise NeedsCodeError("dict")
+
+    def _build(self) -> None:
+        self.stack.pop()  # type: ignore[attr-defined]
+        if not isinstance(self.stack[-1], _Container):  # type: ignore[attr-defined]
+            raise NeedsCodeError("__setstate__")
+
+    def _new(self) -> None:
+        args, cls = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
+        self.append(cls(*args))  # type: ignore[attr-defined]
+
+
+for _operation, _method in {
+    pickle.SETITEMS: _Rehearsal._set_items,
+    pickle.SETITEM: _Rehearsal._set_item,
+    pickle.BUILD: _Rehearsal._build,
+    pickle.NEWOBJ: _Rehearsal._new,
+}.items():
+    _Rehearsal.dispatch[_operation[0]] = _method
+for _operation in (
+    pickle.BYTEARRAY8,
+    pickle.ADDITEMS,
+    pickle.FROZENSET,
+    pickle.NEWOBJ_EX,
+    pickle.OBJ,
+    pickle.INST,
+):
+    del _Rehearsal.dispatch[_operation[0]]  # torch has none of them
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value can be a key in no time: the hash of tuples in tuples may take for ever."""
+    simple = (str, bytes, int, float, type(None), _Named, _Made)
+    return isinstance(value, simple) or (
+        isinstance(value, tuple) and all(isinstance(item, simple) for item in value)
+    )
+
+
+def _any(_: _Rehearsal, args: tuple[Any, ...]) -> bool:  # noqa: ARG001 - one of those of `CALLS`
+    return True
+
+
+def _of_type(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
+    """Return whether a tensor of a class of its own is made as others are."""
+    function, _type, own = args[:3]
+    return isinstance(function, _Named) and function.name in TENSORS and bool(function(*own))
+
+
+def _pairs(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
+    return not args or all(len(pair) == 2 and _is_plain(pair[0]) for pair in args[0])
+
+
+def _items(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
+    return not args or (isinstance(args[0], list) and all(map(_is_plain, args[0])))
+
+
+CONTAINERS = frozenset({"collections.OrderedDict", "collections.Counter", "argparse.Namespace"})
+TENSORS = frozenset(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
+CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
+    **dict.fromkeys(TENSORS, _Rehearsal.tensor),
+    "torch._tensor._rebuild_from_type_v2": _of_type,
+    **dict.fromkeys(
+        (
+            "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state",
+            "torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_meta_tensor_no_storage",
+            "torch.serialization._get_layout", "torch.Size", "torch.device", "builtins.complex",
+        ),
+        _any,
+    ),
+    "_codecs.encode": lambda _, args: args[1:] == ("latin1",),
+    "builtins.set": _items,
+    "collections.OrderedDict": _pairs,
+    "collections.Counter": lambda _, args: not args or isinstance(args[0], dict),
+    "argparse.Namespace": lambda _, args: not args,
+}  # fmt: skip
+"""What a pickle may call, and with what."""
+
+
+def rehearse(begin: bytes, size: int, pickles: int) -> None:
+    """Go through a pickle, or several one after another.
+
+    Args:
+        begin: The first `MOST_BYTES` of the pickles, and of what follows them.
+        size: How many bytes there are for tensors.
+        pickles: How many.
+
+    Raises:
+        NeedsCodeError: If it calls what it may not.
+        TooMuchError: If it asks for more than there is, or is too long itself.
+        ValueError: If it is no pickle, or is cut off.
+    """
+    file = BytesIO(begin)
+    try:
+        for _ in range(pickles):
+            _Rehearsal(file, size).load()
+    except (NeedsCodeError, TooMuchError):
+        raise
+    except Exception as error:  # a pickle is a program, and a broken one fails as it likes
+        if len(begin) == MOST_BYTES:
+            raise TooMuchError(f"a pickle of more than {MOST_BYTES} bytes") from error
+        raise ValueError("no pickle, or cut off") from error
