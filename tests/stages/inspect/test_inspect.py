@@ -350,7 +350,7 @@ def broken_files(folder: Path) -> dict[str, tuple[bytes, type[HydraError], str]]
         "a key twice": (b'{"schema": 1, "schema": 2}', ManifestError, "stands twice"),
         "unknown JSON key": (json.dumps(mask | {"extra": 1}).encode(), ManifestError, "extra is not a key"),
         "not UTF-8": (b'{"schema": "\xff"}', ManifestError, "is not UTF-8"),
-        "JSON too deep": (b'{"schema": ' + b"[" * 100_000, ManifestError, "is not JSON: maximum recursion depth"),
+        "JSON too deep": (b'{"schema": ' + b"[" * 100_000, ManifestError, "is not JSON: is nested deeper than 200 times"),
     }  # fmt: skip
 
 
