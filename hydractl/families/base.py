@@ -144,6 +144,7 @@ class Family:
         initialise: Random weights by the library's own rules, from a seed.
         matches: Whether a `config.json` is of this family.
         holds: Whether it is of a model, of whatever class, whose encoder one of the family's classifiers has.
+        texts: How many tokens of a text, and how many different ones, a model takes; None where none are read.
         scalars: Tensors without an axis, which a hydra holds as a vector of M.
         adopt: Load a library's folder whose tensors have other names on disk than in memory; None where none have. What can be
             drawn anew is left out where the folder lacks it, or, if the folder is of another class, has it in another shape.
@@ -163,6 +164,7 @@ class Family:
     describe: Callable[[str, Mapping[str, object]], Described]
     build: Callable[[Architecture, Mapping[str, TowerKeep], Mapping[str, torch.Tensor] | None], Model]
     initialise: Callable[[Architecture, int], dict[str, torch.Tensor]]
+    texts: Callable[[Architecture], tuple[int, int]] | None = None
     adopt: Callable[[Path, Architecture], dict[str, torch.Tensor]] | None = None
     on_disk: tuple[tuple[str, str], ...] = ()
     scalars: frozenset[str] = frozenset()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family, is_replaceable, place_of
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.heads.masks import full_mask
-from hydractl.manifest.header import Header, InputFile, Kind
+from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization
 from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.source import Located, locate, parse_arch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from hydractl.families.tower import Model
 
+EDITED = "was the file edited?"
 BESIDE = (
     "*config.json",
     "*.index.json",
@@ -192,9 +194,62 @@ def build_checked(
 ) -> Model:
     """Build a model of `header`'s first mask from a state dict, after checking every name and shape."""
     check_tensors(where, {k: spec_of(v) for k, v in state.items()}, expected_specs(family, header))
+    _check_inputs(family, header, where)
     if dtype is not None:
         state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
     return family.build(header.architecture, header.masks[0], state)
+
+
+def _check_inputs(family: Family, header: Header, where: str) -> None:
+    """Refuse inputs that a header makes up: memory is taken for them before the model is asked."""
+    texts = header.prompting.tokenization if header.prompting else header.preprocess
+    if isinstance(texts, Tokenization) and family.texts is not None:
+        length, known = family.texts(header.architecture)
+        if texts.max_length > length or texts.vocab_size > known or texts.pad_id >= known:
+            raise CheckpointError(
+                f"{where}: reads texts of {texts.max_length} tokens out of {texts.vocab_size} and pads with {texts.pad_id}, its "
+                f"architecture takes {length} out of {known}",
+                hint=EDITED,
+            )
+    if isinstance(header.preprocess, Preprocess) and not takes_images(header):
+        raise CheckpointError(
+            f"{where}: reads images of {header.preprocess.input_size}, which its architecture does not take",
+            hint=EDITED,
+        )
+
+
+def takes_images(header: Header) -> bool:
+    """Return whether a model takes images as its header reads them; True for one that reads texts alone."""
+    how = header.preprocess
+    if not isinstance(how, Preprocess):
+        return True
+    config = header.architecture.config
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    if any(_declared(part) == how.input_size for part in parts):
+        return True
+    return _takes(header.architecture.model_dump_json(), how.input_size)
+
+
+def _declared(config: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return channels, height and width of the images that a configuration names; others are none."""
+    side = config.get("img_size", config.get("image_size"))
+    sides = side if isinstance(side, list) else [side, side]
+    return (config.get("in_chans", config.get("num_channels", 3)), *sides)
+
+
+@lru_cache
+def _takes(architecture: str, size: tuple[int, int, int]) -> bool:
+    import torch
+
+    found = Architecture.model_validate_json(architecture)
+    model = family_of(found).build(found, full_mask(found.towers), None).to("meta")
+    images = torch.zeros(1, *size, dtype=model.dtype, device="meta")
+    try:
+        with torch.inference_mode():
+            model.run_tower("vision", images)
+    except (AssertionError, IndexError, RuntimeError, ValueError):  # libraries differ in what they raise
+        return False
+    return True
 
 
 def expected_specs(family: Family, header: Header) -> dict[str, TensorSpec]:

@@ -151,6 +151,14 @@ def timm_name(config: Mapping[str, Any]) -> str:
     return str(config["vision_cfg"].get("timm_model_name") or "")
 
 
+def text_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many tokens a text has, and how many different ones there are."""
+    kind = library().CLIPTextCfg
+    return tuple(
+        config["text_cfg"].get(name, getattr(kind, name)) for name in ("context_length", "vocab_size")
+    )
+
+
 def is_custom(config: Mapping[str, object]) -> bool:
     """Return whether the text tower is a module of its own (`CustomTextCLIP`), whose names have the prefix `text.`."""
     return bool(config.get("custom_text", False))

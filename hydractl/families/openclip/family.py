@@ -104,6 +104,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         initialise=lambda architecture, seed: configs.random_state(
             architecture.config, architecture.name, seed
         ),
+        texts=lambda architecture: configs.text_sizes(architecture.config),
         adopt=adopt,
         scalars=frozenset({"logit_scale", "logit_bias"}),
     )

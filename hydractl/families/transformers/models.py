@@ -124,6 +124,13 @@ class Row:
         """Return how texts are read, if any are, by a configuration of a tower and what holds the tokenizer, if any."""
         return None
 
+    def text_sizes(self, architecture: Architecture) -> tuple[int, int]:
+        """Return how many tokens of a text, and how many different ones, a model takes."""
+        config = configured(self.model_type(architecture.name), architecture.config)
+        own = getattr(config, self.nested["text"]) if self.nested else config
+        how = cast("Tokenization", self.texts(own, None))
+        return how.max_length, how.vocab_size
+
     @property
     def zero_shot(self) -> bool:
         """Whether classes are named by texts, and are no part of the model."""
@@ -217,6 +224,7 @@ def family_of_row(row: Row) -> Family:
         initialise=lambda architecture, seed: random_state(
             row.class_of(architecture.name), architecture, seed, row.spared(architecture.pooling)
         ),
+        texts=row.text_sizes if "text" in row.towers else None,
         adopt=lambda folder, architecture: adopted_state(
             row.class_of(architecture.name),
             folder,

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-import torch
-
 from hydractl import __version__
 from hydractl.data.inputs import Reading, check_augment, check_reads, limited, open_items, shortened
 from hydractl.data.items import Items
 from hydractl.data.labels import filled_names, match_classes, required_labels, some
 from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
-from hydractl.fusion.hydra import load_any, stored_specs
+from hydractl.fusion.hydra import stored_specs
 from hydractl.manifest.header import Fate, Header, InputFile, Tokenization
 from hydractl.progress import Progress, counted
 from hydractl.runtime import digest_text, pick_device, versions
@@ -66,7 +64,8 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
             f"{config.model}: compares images with texts and has no classes to train on",
             hint="zero-shot models are pruned and fused without training",
         )
-    made_for, opened = opened.header.preprocess, reading_images(opened, config.images)
+    opened = reading_images(opened, config.images)
+    check_takes(opened.header, where=opened.reference)
     teachers = open_teachers(config)
     check_outputs(
         [config.out], force=config.force, models=[opened, *teachers], data=[config.data, config.val]
@@ -81,12 +80,6 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     _check_recipe(config, how)
     check_augment(how, config.recipe.augment)
     opened = fitted(config, opened, items, progress)
-    check_takes(
-        opened.header.preprocess,
-        made_for,
-        lambda: load_any(opened, dtype=torch.float32),
-        where=opened.reference,
-    )
     header = opened.header
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from hydractl.checkpoint import write_tensors
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import OWN, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, resized
-from hydractl.families.opening import base_header, build_checked, expected_specs, folder_files
+from hydractl.families.opening import base_header, expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.jsonfile import parse
@@ -69,18 +67,13 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     described = _described(config, len(labels) or None)
     family = FAMILIES[described.architecture.family]
     header = told(base_header(described), config.images, where=config.arch)
+    check_takes(header, where=config.arch)
     if labels:
         header = _labelled(header, labels)
     progress.step(f"Reading {config.source}")
     weights = read_weights(files, ema=config.ema)
     fitted = _fitted(config, weights, header, drawn=bool(described.lacks) or config.head_seed is not None)
     _check_finite(config.source, fitted)
-    check_takes(
-        header.preprocess,
-        described.preprocess,
-        lambda: build_checked(family, header, fitted.tensors, where=config.source, dtype=torch.float32),
-        where=config.arch,
-    )
     _tell(progress, config, weights, fitted, header)
     step = _step(config, files, family, header, weights, fitted)
     progress.step(f"Writing {config.out}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,6 @@ from hydractl.progress import Progress, counted
 from hydractl.settings import spelled
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from hydractl.data.inputs import Reading
     from hydractl.families.opening import OpenModel
     from hydractl.stages.shared.settings import Images
 
@@ -57,41 +53,25 @@ def told(header: Header, images: Images, *, where: str) -> Header:
     )
 
 
-def check_takes(how: Reading, made_for: Reading, build: Callable[[], nn.Module], *, where: str) -> None:
+def check_takes(header: Header, *, where: str) -> None:
     """Refuse images of another size than a model was made for, if it does not take them.
 
     Args:
-        how: How images are to be read.
-        made_for: How the model itself says that they are.
-        build: Makes the model in fp32; called only where the sizes differ.
+        header: The model's, with what is said of images; see `told`.
         where: What messages call the model.
 
     Raises:
-        UsageError: If a blank one cannot be run.
+        UsageError: If it does not take them.
     """
-    if not (isinstance(how, Preprocess) and isinstance(made_for, Preprocess)):
-        return
-    if how.input_size == made_for.input_size:
-        return
-    import torch  # noqa: PLC0415 - the options of commands load no torch
+    from hydractl.families.opening import takes_images  # noqa: PLC0415 - the options of commands load no torch
 
-    from hydractl.families.probe import blank_inputs  # noqa: PLC0415 - as above
-
-    model = build()
-    try:
-        with torch.inference_mode():
-            model(blank_inputs(how, 1, device="cpu"))
-    except (
-        AssertionError,
-        IndexError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # libraries differ in what they raise
+    how = header.preprocess
+    if isinstance(how, Preprocess) and not takes_images(header):
         _, height, width = how.input_size
         raise UsageError(
             f"`--img-size`: {where} does not take images of {height}x{width} pixels",
             hint="leave it out; random weights and bare files of timm's models take `NAME::img_size=N`",
-        ) from error
+        )
 
 
 def warn_assumed(opened: OpenModel, progress: Progress) -> None:

@@ -93,6 +93,14 @@ def test_tensors_are_no_longer_than_their_storages(tmp_path, shape, old):
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_tensors_of_a_class_are_no_longer_either(tmp_path):
+    own = shaped((5,), (1,)).call[1]
+    call = Calls(torch._tensor._rebuild_from_type_v2, torch._utils._rebuild_tensor_v2, torch.Tensor, own, {})
+    with pytest.raises(CheckpointError, match=r"asks for more memory than it has bytes: a tensor of shape"):
+        read_weights((saved(tmp_path, {"x": call}),), ema=False)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_tensor_may_be_spread_over_a_few_numbers(tmp_path):
     """Buffers are saved so: one number, seen many times."""
     path = saved(tmp_path, {"x": shaped((1000, 4), (0, 1))})
