@@ -19,18 +19,38 @@ A `HydraError` says what is wrong and where; `hint` says what to type next. Prog
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+VALUE, MESSAGE, HINT = 200, 480, 1000
+"""How many letters of a value, a message and a hint are shown: what is wrong with a file may be a megabyte long."""
+
+
+def shortened(text: str, letters: int) -> str:
+    """Return a text of at most `letters` letters, without its middle where it is longer: a path's end says most."""
+    if len(text) <= letters:
+        return text
+    head = (letters - 1) // 3
+    return f"{text[:head]}…{text[len(text) - (letters - 1 - head) :]}"
+
+
+def in_one_line(text: str) -> str:
+    """Return a message without line breaks and what steers a terminal, its values and itself not too long to read."""
+    line = re.sub(r"\s*\n\s*", " ", shortened(text.strip(), 10 * MESSAGE))
+    line = re.sub(r"[^ -~\xa1-\U0010ffff]", lambda found: repr(found[0])[1:-1], line)
+    values = re.sub(r"`[^`]*`|\S+", lambda found: shortened(found[0], VALUE), line)
+    return shortened(values, MESSAGE)
 
 
 class HydraError(Exception):
-    """The root of every error that hydractl raises on purpose."""
+    """The root of every error that hydractl raises on purpose; its message is one line."""
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = in_one_line(message)
+        self.hint = hint and shortened(hint, HINT)
+        super().__init__(self.message)
 
 
 class UsageError(HydraError):

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hydractl.errors import HydraError, OutputError, UsageError
+from hydractl.errors import HydraError, OutputError, UsageError, in_one_line
 from hydractl.parallel import LINGER_S
 from hydractl.signals import heed_no_more_signals
 
@@ -115,7 +115,7 @@ def written_out() -> Iterator[None]:
         raise OutputError(f"standard output: cannot be written: {error.strerror}") from error
 
 
-def refusal() -> OutputError | None:
+def refusal() -> HydraError | None:
     """Return why standard output does not take what it was given, which then goes nowhere; None where it has it."""
     try:
         with written_out():
@@ -148,7 +148,7 @@ class TerminalProgress:
     def warn(self, message: str) -> None:
         """Print a warning, also in quiet mode."""
         if self._warnings:
-            say(f"warning: {message}", style="yellow")
+            say(f"warning: {in_one_line(message)}", style="yellow")
 
     def track(self, items: Iterable[T], *, label: str, total: int) -> Iterable[T]:
         """Show a bar with rate and time left while `items` are consumed."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hydractl.errors import UsageError
+from hydractl.errors import UsageError, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -273,14 +273,6 @@ def wrapped(name: str, letters: int, *, lines: int) -> str:
     """Return a name in at most `lines` lines of at most `letters` letters, without its middle where it is longer."""
     text = shortened(printable(name), letters * lines)
     return "\n".join(text[i : i + letters] for i in range(0, len(text), letters))
-
-
-def shortened(text: str, letters: int) -> str:
-    """Return a text of at most `letters` letters, without its middle where it is longer: a path's end says most."""
-    if len(text) <= letters:
-        return text
-    head = (letters - 1) // 3
-    return f"{text[:head]}…{text[len(text) - (letters - 1 - head) :]}"
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,55 @@
+"""What messages may hold: values of files are neither short nor harmless."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydractl.errors import HINT, MESSAGE, VALUE, InputError
+from hydractl.manifest.heads import HeadMask
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("a.st: is no model", "a.st: is no model"),
+        ("a.st: `x` and `y z`", "a.st: `x` and `y z`"),
+        ("a.st:\n  line 1\n\nline 2\n", "a.st: line 1 line 2"),
+        ("tensor `\x1b[31mred\x07`", "tensor `\\x1b[31mred\\x07`"),
+        ("naïve 中 🙂 \x9b", "naïve 中 🙂 \\x9b"),
+    ],
+)
+def test_a_message_is_one_line_that_steers_no_terminal(message, shown):
+    assert InputError(message).message == str(InputError(message)) == shown
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, "x " * 10**6, "x`" * 10**6, "\x1b" * 10**6, "/x" * 10**6])
+def test_a_megabyte_is_not_shown(value):
+    error = InputError(f"a.st: `{value}`: is no model", hint=f"not {value}")
+
+    assert error.message.startswith("a.st: `")
+    assert error.message.endswith(": is no model")
+    assert len(error.message) <= MESSAGE
+    assert len(str(error.hint)) <= HINT
+
+
+def test_a_long_value_keeps_its_ends_and_the_message_what_is_wrong():
+    path = f"/first/{'x' * 1000}/last.st"
+
+    message = InputError(f"{path}: has no tensor `{'y' * 1000}`").message
+
+    shown, words = message.split(": ")
+    assert shown.startswith("/first/x")
+    assert shown.endswith("x/last.st")
+    assert len(shown) <= VALUE
+    assert words.startswith("has no tensor `y")
+    assert len(words) <= VALUE + len("has no tensor ")
+
+
+def test_a_document_of_a_megabyte_is_refused_in_one_line():
+    text = '{"schema": "hydractl.head-mask/1", "towers": {"vision": {"num_heads": 4, "keep": [%s]}}}'
+
+    with pytest.raises(InputError) as caught:
+        HeadMask.from_json(text % ("[" + "3, " * 300_000 + "2]"), where="mask.json")
+
+    assert caught.value.message.startswith("mask.json: towers.vision: keep[0] must be strictly increasing")
+    assert len(caught.value.message) <= MESSAGE
