@@ -77,6 +77,12 @@ class EvalData:
                 progress.warn(
                     "`--temperature` and `--data` hold the same samples: calibration will look better than it is"
                 )
+        for name in inputs if config.bootstrap else ():
+            if fingerprints[name].count == 1:
+                progress.warn(
+                    f"{fingerprints[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it "
+                    "have no width, or too little"
+                )
         return cls(inputs=inputs, labels=labels, heldout=held, classes=classes, fingerprints=fingerprints)
 
 

@@ -25,6 +25,7 @@ from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
+from support.heard import Heard
 from support.variants import TINY, Variant
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=70")
@@ -59,6 +60,24 @@ def models(tmp_path_factory):
     members = tuple(str(folder / f"m{i}.st") for i in range(3))
     run_fuse(FuseConfig(models=members, out=folder / "hydra.st", mlp="keep", verify=False))
     return folder
+
+
+def test_one_sample_says_that_its_intervals_tell_nothing(models):
+    one = DataRef.parse("digits::split=test,classes=0-6,limit=1")
+    said = (
+        "is one sample, which resampling cannot vary: intervals of numbers on it have no width, or too little"
+    )
+
+    for changes, warned in (
+        ({"bootstrap": 2}, [f"{one}: {said}"]),
+        (
+            {"bootstrap": 2, "data": ID, "far": (NamedData.parse("noise::limit=1"),)},
+            [f"noise::limit=1: {said}"],
+        ),
+        ({"bootstrap": 0}, []),
+    ):
+        run_eval(config(models / "base.st", **({"data": one} | changes)), ear := Heard())
+        assert [w for w in ear.warnings if said in w] == warned
 
 
 @pytest.fixture(scope="module")
