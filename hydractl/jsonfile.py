@@ -13,6 +13,7 @@ import codecs
 import contextlib
 import errno
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,10 @@ from hydractl.errors import CheckpointError, ManifestError
 MAX_BYTES = 100_000_000
 MAX_VALUES = 4_000_000
 DEEPEST = 200
+HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""What halves of surrogate pairs are written as, whole pairs too."""
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""What Python makes of the bytes of a file's name that are not UTF-8."""
 
 
 class NotJSONError(ValueError):
@@ -56,13 +61,18 @@ def parse(text: str | bytes, *, keys_once: bool = False) -> Any:  # noqa: ANN401
         text = text if isinstance(text, str) else text.decode()
         if sum(map(text.count, "[{,")) > MAX_VALUES:  # some may stand in texts
             raise NotJSONError(f"has more than {MAX_VALUES} values")
-        return _shallow(json.loads(text, object_pairs_hook=hook))
+        found = _shallow(json.loads(text, object_pairs_hook=hook))
+        if HALF.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise NotJSONError("half of a surrogate pair, which is no character") from error
     except json.JSONDecodeError as error:
         raise NotJSONError(_words(error), error.lineno, error.colno) from error
     except RecursionError as error:
         raise NotJSONError(_TOO_DEEP) from error
     except ValueError as error:  # bad UTF-8 and numbers of too many digits are ValueErrors
         raise NotJSONError(str(error)) from error
+    return found
 
 
 _TOO_DEEP = f"is nested deeper than {DEEPEST} times"
@@ -80,13 +90,22 @@ def _shallow(value: object) -> object:
 
 def plain(value: Mapping[str, object]) -> dict[str, Any]:
     """Return an object of its own as JSON has it: keys sorted, lists for tuples."""
-    copied: dict[str, Any] = parse(json.dumps(dict(value), sort_keys=True))
+    copied: dict[str, Any] = json.loads(json.dumps(dict(value), sort_keys=True))
     return copied
 
 
 def compact(value: object, *, sort_keys: bool = False) -> str:
-    """Return JSON on one line, without spaces."""
-    return json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, separators=(",", ":"))
+    r"""Return JSON on one line, without spaces; bytes of a name that are not UTF-8 are written as `\xff`."""
+    return _utf8(json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, separators=(",", ":")))
+
+
+def canonical(value: object) -> str:
+    """Return JSON as documents have it: sorted keys, two spaces, final newline; names as in `compact`."""
+    return _utf8(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)) + "\n"
+
+
+def _utf8(text: str) -> str:
+    return NOT_UTF8.sub(lambda found: f"\\\\x{ord(found[0]) - 0xDC00:02x}", text)
 
 
 @contextlib.contextmanager

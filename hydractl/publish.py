@@ -87,6 +87,11 @@ def check_output(
         with _translated(path, ours=set()):
             _check_open(path)
         return
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENAMETOOLONG}:  # what else there is to say is said below
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
     target = path.resolve()
     if target.exists() and (
         any(source.exists() and target.samefile(source) for source in inputs)

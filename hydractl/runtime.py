@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 CHUNK_BYTES = 1 << 16  # larger buffers are handed back to the system at each release, and cost page faults
 HASHED_AT_ONCE = 1 << 23
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def versions(*libraries: str) -> dict[str, str]:
@@ -53,6 +56,27 @@ def torch_dtype(name: str) -> torch.dtype:
         raise UsageError(f"unknown dtype `{name}`", hint=f"choose one of {', '.join(DTYPES)}")
     dtype: torch.dtype = getattr(torch, DTYPES[name])
     return dtype
+
+
+@contextlib.contextmanager
+def without_panic() -> Iterator[None]:
+    """Make an error of a panic in a library written in Rust, which is no `Exception`, and keep it off standard error.
+
+    Raises:
+        RuntimeError: With what it says.
+    """
+    with _ONE_AT_A_TIME, Path(os.devnull).open("wb") as nowhere:
+        kept = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # of a module that cannot be imported
+                raise RuntimeError(str(error)) from error
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 @contextlib.contextmanager

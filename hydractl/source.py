@@ -141,6 +141,12 @@ def download(identifier: str) -> Path:
         OSError,  # the Hub's own HfHubHTTPError is one, and so is a full disk
     ) as error:
         raise HubError(f"{identifier}: the Hub could not be read: {error}") from error
+    # the client takes an answer for what it should be, a page to log in to a network and names of files that lead astray too
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise HubError(
+            f"{identifier}: the answer of the Hub cannot be used: {error}",
+            hint="does the network want a log-in, or is HF_ENDPOINT set? a browser shows what the Hub's address answers",
+        ) from error
 
 
 def _one_file(reference: str, path: Path) -> Located:

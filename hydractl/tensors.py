@@ -43,6 +43,11 @@ class TensorSpec:
         return ITEM_BYTES[self.dtype] * prod(self.shape)
 
     @property
+    def is_floating(self) -> bool:
+        """Whether its elements are floating-point numbers."""
+        return self.dtype.startswith(("F", "BF"))
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """What torch calls the dtype, one that it has."""
         import torch  # noqa: PLC0415 - inspecting a file must not load torch

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from hydractl import jsonfile
 from hydractl.errors import CheckpointError, ManifestError
-from hydractl.jsonfile import NotJSONError, compact, parse, plain, read_object, read_text
+from hydractl.jsonfile import NotJSONError, canonical, compact, parse, plain, read_object, read_text
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -22,6 +23,22 @@ def test_a_comma_too_many_is_said(text, words):
         parse(text)
 
     assert caught.value.words == words
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '{"\\uDFFF": 1}', b'["\\ud83d \\ude42"]'])
+def test_half_a_character_is_no_text(text):
+    with pytest.raises(NotJSONError, match="half of a surrogate pair"):
+        parse(text)
+    assert parse('"\\ud83d\\ude42"') == "\U0001f642"
+
+
+@pytest.mark.parametrize("write", [compact, canonical])
+def test_names_of_files_that_are_not_utf_8_are_written_readably(write):
+    name = os.fsdecode(b"m\xff\xe9\xc3\xa9.st")
+
+    text = write({name: [name]})
+
+    assert parse(text.encode()) == {"m\\xff\\xe9é.st": ["m\\xff\\xe9é.st"]}
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a" 1}', "[1,,2]", '{"a", 1}', "[1 2]", "1 2"])

@@ -29,6 +29,15 @@ def test_what_is_published_is_what_was_written(tmp_path):
     assert names(tmp_path) == ["a.st"]
 
 
+@pytest.mark.parametrize("name", ["loop", "loop/a.st", "x" * 300])
+def test_a_name_that_leads_nowhere_is_refused(tmp_path, name):
+    (tmp_path / "loop").symlink_to(tmp_path / "pool")
+    (tmp_path / "pool").symlink_to(tmp_path / "loop")
+
+    with pytest.raises(OutputError, match=r"cannot be written: (Too many levels|File name too long)"):
+        check_output(tmp_path / name, force=True)
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_nothing_is_left_behind_when_the_work_fails(tmp_path, error):
     (tmp_path / "a.st").write_bytes(b"old")

@@ -499,6 +499,22 @@ def test_every_error_of_the_hub_client_becomes_ours(monkeypatch, kind):
         assert str(caught.value).startswith("org/name@v1: ")
 
 
+@pytest.mark.parametrize("error", [
+    json.JSONDecodeError("Expecting value", "<html>", 0),  # a page to log in to a network
+    TypeError("must be a mapping, not list"), KeyError("rfilename"), AttributeError("x"),
+    ValueError("Invalid filename '../../evil.json': cannot contain a '..' path segment"),
+], ids=lambda error: type(error).__name__)  # fmt: skip
+def test_an_answer_that_no_hub_gives_is_exit_4(monkeypatch, error):
+    def fail(*_args: object, **_kwargs: object):
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+
+    with pytest.raises(HubError, match=r"^org/name: the answer of the Hub cannot be used: ") as caught:
+        download("org/name")
+    assert "log-in" in str(caught.value.hint)
+
+
 def test_the_list_of_unmapped_errors_is_not_stale():
     assert {k.__name__ for k in hub_errors()} >= UNMAPPED
 

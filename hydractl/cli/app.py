@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, cast
@@ -15,7 +16,7 @@ from hydractl.cli import eval, finetune, fuse, import_, prune, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
-from hydractl.errors import HydraError, UsageError
+from hydractl.errors import HydraError, InputError, UsageError
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -148,10 +149,13 @@ def _usage_or_bug(error: Exception) -> int:
         if leader_is_silent():
             show()
         return code
-    if isinstance(error, OSError):  # of what typer prints itself: help, the version
+    if isinstance(error, OSError):
         from hydractl.cli.output import fail, refusal
 
-        if refused := refusal():
+        refused = refusal()  # of what typer prints itself: help, the version
+        if refused is None and error.filename is not None:
+            refused = InputError(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        if refused is not None:
             fail(refused)
             return refused.exit_code
     raise error

@@ -106,7 +106,8 @@ def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ..
         skipped += [f"{folder}/{name}" for name in others]
     if skipped:
         progress.warn(f"{root}: skipped {len(skipped)} file(s) that are no {what}, first `{skipped[0]}`")
-    return tuple(files), items.Labels(tuple(folders), tuple(labels) if folders else None)
+    names = tuple(os.fsencode(folder).decode(errors="backslashreplace") for folder in folders)
+    return tuple(files), items.Labels(names, tuple(labels) if folders else None)
 
 
 def _root(ref: DataRef) -> Path:

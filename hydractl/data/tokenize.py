@@ -6,6 +6,7 @@ Axes: N texts, B batch, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -17,6 +18,7 @@ from torch import Tensor
 from hydractl.data.batches import Batch
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.progress import counted
+from hydractl.runtime import without_panic
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -98,7 +100,8 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
         )
     ids, segments, lengths = [], [], []
     for begin in range(0, len(texts), CHUNK):
-        found = tokenizer.encode_batch_fast(list(texts[begin : begin + CHUNK]))
+        with _translated("fails on the texts"):
+            found = tokenizer.encode_batch_fast(list(texts[begin : begin + CHUNK]))
         lengths += [len(encoding.ids) for encoding in found]
         ids.append(torch.tensor([*chain.from_iterable(e.ids for e in found)], dtype=torch.int32))
         segments.append(torch.tensor([*chain.from_iterable(e.type_ids for e in found)], dtype=torch.uint8))
@@ -147,15 +150,22 @@ def _opened(how: Tokenization) -> Tokenizer:
     return _tokenizer(how.tokenizer or "", how.max_length, how.truncation_side)
 
 
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        with without_panic():
+            yield
+    except Exception as error:  # the library raises nothing more special
+        reason = next(iter(str(error).splitlines()), "")
+        raise CheckpointError(f"the model's tokenizer {what}: {reason}") from error
+
+
 @lru_cache(maxsize=4)
 def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer:
     from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
 
-    try:
+    with _translated("cannot be read"):
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more special
-        reason = next(iter(str(error).splitlines()), "")
-        raise CheckpointError(f"the model's tokenizer cannot be read: {reason}") from error
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)
     return tokenizer

@@ -260,10 +260,10 @@ def expected_specs(family: Family, header: Header) -> dict[str, TensorSpec]:
 
 
 def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
-    """Compare names and shapes (dtypes may differ).
+    """Compare names, shapes, and whether numbers are floating-point ones (of how many bits, may differ).
 
     Raises:
-        CheckpointError: Naming the first tensor that is missing, unexpected or of another shape.
+        CheckpointError: Naming the first tensor that is missing, unexpected or otherwise.
     """
     hint = "is it another architecture, or another number of classes?"
     if missing := sorted(expected.keys() - found.keys()):
@@ -281,6 +281,12 @@ def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping
             raise CheckpointError(
                 f"{where}: tensor `{name}` has shape {found[name].shape}, its architecture needs {spec.shape}",
                 hint=hint,
+            )
+        if found[name].is_floating != spec.is_floating:
+            raise CheckpointError(
+                f"{where}: tensor `{name}` holds {found[name].dtype}, its architecture needs {spec.dtype}, or "
+                f"{'floating-point numbers' if spec.is_floating else 'integers'} of another size",
+                hint="was the file edited, or quantised? hydractl reads weights as they were trained",
             )
 
 

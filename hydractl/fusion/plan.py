@@ -198,9 +198,9 @@ class Fusion:
             return Fate.SHARED
         if not self._averaged(name):
             return Fate.GROUPED
-        if not (dtype := self._specs(name)[0].dtype).startswith(("F", "BF")):
+        if not (spec := self._specs(name)[0]).is_floating:
             raise CheckpointError(
-                f"tensor `{name}` differs between the members and is {dtype}, of which there is no mean",
+                f"tensor `{name}` differs between the members and is {spec.dtype}, of which there is no mean",
                 hint="were the members made of one model? `--merge-trunk 0 --mlp keep` averages nothing",
             )
         return Fate.MERGED

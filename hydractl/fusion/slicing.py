@@ -53,9 +53,14 @@ def unpruned_shape(
     """Return the shape that a member's tensor had before heads were dropped: the inverse of `pruned_spec`.
 
     Raises:
-        ValueError: If the tensor does not have the heads that the mask keeps.
+        ValueError: If the tensor does not have the heads that the mask keeps, or is of a block that there is not.
     """
     place = place_of(family, name)
+    if place.layer is not None and place.layer >= architecture.towers[place.tower].layers:
+        raise ValueError(
+            f"tensor `{name}` is of a block that the architecture does not have: it has "
+            f"{architecture.towers[place.tower].layers}"
+        )
     if place.heads is None or place.layer is None:
         return spec.shape
     tower, heads = architecture.towers[place.tower], place.heads

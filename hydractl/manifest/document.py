@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hydractl.errors import ManifestError
-from hydractl.jsonfile import NotJSONError, parse, read_text
+from hydractl.jsonfile import NotJSONError, canonical, parse, read_text
 from hydractl.runtime import digest_text
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -33,12 +33,7 @@ class Document(Strict):
 
     def to_json(self) -> str:
         """Return the canonical text: sorted keys, two spaces, final newline."""
-        return (
-            json.dumps(
-                self.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True, ensure_ascii=False
-            )
-            + "\n"
-        )
+        return canonical(self.model_dump(mode="json", by_alias=True))
 
     def digest(self) -> str:
         """Return `sha256:...` of the canonical text."""

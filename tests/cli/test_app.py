@@ -74,6 +74,23 @@ def test_a_closed_pipe_is_no_error_message(call, raising, monkeypatch):
     assert (seen.code, seen.out, seen.err) == (141, "", "")
 
 
+def test_a_file_that_the_system_refuses_is_one_message(call, raising):
+    raising(OSError(36, "File name too long", "x" * 300 + ".st"))
+
+    seen = call("schema")
+
+    assert (seen.code, seen.out) == (3, "")
+    assert re.fullmatch(r"error: x+…x+\.st: File name too long\n", seen.err)
+    assert len(seen.err) < 250
+
+
+def test_an_error_of_the_system_about_nothing_keeps_its_traceback(raising):
+    raising(OSError(5, "Input/output error"))
+
+    with pytest.raises(OSError, match="Input/output error"):
+        main(["schema"])
+
+
 def test_a_bug_keeps_its_traceback(raising):
     raising(ZeroDivisionError("ours"))
 

@@ -73,6 +73,22 @@ def test_a_temporary_folder_without_room(call, work, monkeypatch):
     assert "hint: set TMPDIR to a folder on a disk with room" in seen.err
 
 
+def test_files_whose_names_are_not_utf_8_are_as_good_as_others(call, work):
+    odd = {name: os.fsdecode(b"\xff" + name.encode()) for name in ("m-0.st", "scores.json", "out.st", "h.st")}
+    for name in ("m-0.st", "scores.json"):
+        Path(name).rename(odd[name])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # as the program's are
+
+    for argv in (
+        ["prune", "base.st", "--scores", odd["scores.json"], "--keep", "2", "-o", odd["out.st"]],
+        ["fuse", odd["m-0.st"], "m-1.st", "-o", odd["h.st"]],
+    ):
+        assert call(*argv).code == 0
+        assert call("inspect", argv[-1]).code == 0
+    assert '"name": "\\\\xffm-0.st"' in call("inspect", odd["h.st"], "--json").out
+
+
 class Interrupted(ModuleType):
     def __getattr__(self, name: str) -> object:
         raise KeyboardInterrupt

@@ -20,6 +20,15 @@ def test_classes_are_sub_folders(folder, picture):
         assert np.array_equal(np.asarray(images.image(i)), np.asarray(picture(i)))
 
 
+def test_a_class_whose_name_is_not_utf_8_can_be_written_down(folder):
+    (folder / "bee").rename(os.fsdecode(os.fsencode(folder) + b"/b\xff"))
+
+    images = open_data(str(folder))
+
+    assert images.class_names == ("ant", "b\\xff")
+    assert images.image(4)
+
+
 def test_loose_images_have_no_labels(folder):
     images = open_data(str(folder / "ant"))
 

@@ -144,6 +144,13 @@ def test_a_byte_order_mark_and_blank_lines(here):
             "has no column `y` for `label=`; its columns are `image`",
         ),
         ("t.csv", "image\nimg/9.png\n", "", "column `image`: row 0 names `img/9.png`, which is not there"),
+        ("t.csv", f"image\n{'x' * 5000}\n", "", "x`, which is not there"),
+        (
+            "t.jsonl",
+            '{"image": "\\ud800"}\n',
+            "",
+            "line 1 is not JSON: half of a surrogate pair, which is no character",
+        ),
         ("t.csv", "image,label\nimg/0.png,\n", "", "column `label`: row 0 has no usable label: ''"),
         ("t.jsonl", "{}\n[", "", "line 2 is not JSON: Expecting value at column 2"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -124,6 +126,24 @@ def test_a_model_without_a_tokenizer():
 def test_a_tokenizer_that_is_none():
     with pytest.raises(CheckpointError, match="the model's tokenizer cannot be read: "):
         tokenize(["a"], tokenization(tokenizer="{}"))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("!!!", "cannot be read: Precompiled: "),
+        ("CAAAAAAAAAAAAAAA", "fails on the texts: index out of bounds"),
+    ],
+    ids=["unreadable", "leads nowhere"],
+)
+def test_a_tokenizer_that_panics_is_one_error(capfd, table, said):
+    document = json.loads(tokenization().tokenizer)
+    document["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": table}
+
+    with pytest.raises(CheckpointError, match=f"^the model's tokenizer {said}"):
+        tokenize(["a cat"], tokenization(tokenizer=json.dumps(document)))
+
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("batch", "special", "hint"), [(["a"], 2, 5), ([("a", "b")], 3, 7)])

@@ -36,6 +36,24 @@ def folder(tmp_path_factory):
     return made
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_norms_and_biases_that_are_integers_are_refused(tmp_path, members):
+    for i in range(members):
+        sample = base().pruned((0, 1), (2,), (i,))
+        sample.state["norm.bias"] = sample.state["norm.bias"].int()
+        sample.save(tmp_path / f"m{i}.st")
+    paths = tuple(str(tmp_path / f"m{i}.st") for i in range(members))
+    run_fuse(FuseConfig(models=paths, out=tmp_path / "hydra.st", verify=False))
+
+    for path in ("m0.st", "hydra.st"):
+        with pytest.raises(
+            CheckpointError, match=f"{path}: tensor `norm.bias` holds I32, its arch.* needs F32"
+        ):
+            load(tmp_path / path)
+    with pytest.raises(CheckpointError, match=r"m0.st: tensor `norm.bias` holds I32"):
+        run_fuse(FuseConfig(models=paths, out=tmp_path / "other.st"))
+
+
 @torch.inference_mode()
 def test_a_librarys_encoding_is_taken_as_the_library_takes_it(folder):
     """As a dict, by keyword, and without a mask, which then is all ones."""

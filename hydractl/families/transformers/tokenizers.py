@@ -10,6 +10,7 @@ from hydractl.errors import CheckpointError
 from hydractl.families.transformers.library import check_small, quiet
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Tokenization
+from hydractl.runtime import without_panic
 
 WHOLE = ("tokenizer.json", "tokenizer.*.json")
 TOKENIZER_FILES = (*WHOLE, "vocab.*", "merges.txt", "*.model")
@@ -40,7 +41,7 @@ def read_tokenizer(source: Path, config: Any, *, max_length: int) -> Tokenizatio
     if source.is_dir():
         check_small(source, (*TOKENIZER_FILES, *NOTES))
     try:
-        with quiet():
+        with quiet(), without_panic():
             if source.is_dir():
                 tokenizer = AutoTokenizer.from_pretrained(
                     source, local_files_only=True, trust_remote_code=False

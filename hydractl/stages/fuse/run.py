@@ -288,9 +288,10 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
     inputs = probe_inputs(header, seed=config.seed)
     state = {name: fusion.tensor(name) for name in fusion.specs}
     with torch.inference_mode():
+        # first, as these say which member is not what its header says
+        expected = torch.cat([load_model(m, dtype=torch.float32).member_logits(inputs) for m in members])
         hydra = hydra_from_state(header, state, where=str(config.out), dtype=torch.float32)
         found = hydra.member_logits(inputs)
-        expected = torch.cat([load_model(m, dtype=torch.float32).member_logits(inputs) for m in members])
         difference = largest_difference(found, expected)
         together, apart = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (found, expected))
         probabilities = (together - apart).abs().max().item()

@@ -80,6 +80,21 @@ def test_half_a_vocabulary_is_not(tmp_path):
         open_model(str(tmp_path))
 
 
+def test_a_tokenizer_that_panics_is_one_error(tmp_path, capfd):
+    save_text_model(named("transformers-bert-plain"), tmp_path)
+    file = tmp_path / "tokenizer.json"
+    document = json.loads(file.read_text())
+    file.write_text(
+        json.dumps(document | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "!"}})
+    )
+    capfd.readouterr()
+
+    with pytest.raises(CheckpointError, match="its tokenizer cannot be read: Precompiled"):
+        open_model(str(tmp_path))
+
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("variant", [v for v in TEXTS if v.family not in REFUSED_LEFT], ids=str)
 @torch.inference_mode()
 def test_texts_padded_on_the_left_are_answered_as_the_library_answers_them(tmp_path, variant):

@@ -309,6 +309,15 @@ def test_members_that_do_not_belong_together(tmp_path, monkeypatch, second, mess
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("name", ["blocks.3.attn.proj.weight", "blocks.77.norm1.weight"])
+def test_a_tensor_of_a_block_that_is_not_there(tmp_path, name, verify):
+    sample = with_state(**{name: torch.ones(32, 32)})
+
+    with pytest.raises(CheckpointError, match=f"0.st: tensor `{name}` is of a block that .* has 3$"):
+        fuse([sample.save(tmp_path / f"{i}.st") for i in range(2)], tmp_path / "hydra.st", verify=verify)
+
+
 def test_a_hydra_is_no_member(tmp_path):
     paths = members(tmp_path)
     fuse(paths, tmp_path / "hydra.st")
