@@ -37,8 +37,16 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results"
 RAW, TEMPERED, TIMED, SAID = "raw.json", "tempered.json", "timed.json", "said.st"
 SCORES = ALL_SCORES.split(",")
-JUDGED = {"accuracy": True, "nll": False, "ece": False, "near": True, "far": True}
-"""What rows are judged by, each with its temperature, and whether more is better."""
+JUDGED = {
+    "accuracy": True,
+    "nll": False,
+    "ece": False,
+    "near": True,
+    "far": True,
+    "raw nll": False,
+    "raw ece": False,
+}
+"""What rows are judged by, each with its temperature but for the raw ones, and whether more is better."""
 EPSILON = 1e-9
 COLUMNS = (
     "training", "macs", "time", "accuracy", "nll", "ece", "near", "far", "near by entropy", "far by entropy", "near by mi",
@@ -198,7 +206,7 @@ def draw(means: Mapping[str, Numbers], path: Path) -> None:
     """Plot what rows are judged by over what they compute."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4 * len(JUDGED), 5.2), layout="constrained")
+    figure = Figure(figsize=(3.4 * len(JUDGED), 5.2), layout="constrained")
     for place, (column, axes) in enumerate(zip(JUDGED, figure.subplots(1, len(JUDGED)), strict=True)):
         curve(axes, means, column)
         if not place:

@@ -282,7 +282,7 @@ def _trained_as_one(plan: Plan) -> None:
         begin = plan.make(
             "begin.st", "prune", task.model, "--keep-fraction", "1", "--strategy", "random", "--no-verify"
         )
-        parted = ("--reset-head",)
+        parted = ("--reset-head", "--head-seed", str(1000 * plan.seed))
     whole = plan.fuse("whole.st", [begin] * MEMBERS, "--own-from", str(task.blocks - own))
     compute = task.compute(own)
     epochs = round(MEMBERS * task.epochs / compute)
