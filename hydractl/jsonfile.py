@@ -90,7 +90,7 @@ def _shallow(value: object) -> object:
 
 def plain(value: Mapping[str, object]) -> dict[str, Any]:
     """Return an object of its own as JSON has it: keys sorted, lists for tuples."""
-    copied: dict[str, Any] = json.loads(json.dumps(dict(value), sort_keys=True))
+    copied: dict[str, Any] = parse(json.dumps(dict(value), sort_keys=True, ensure_ascii=False))
     return copied
 
 

@@ -122,10 +122,6 @@ def _checked(cell: object, where: str) -> str:
     """Return a cell that is a text; an empty one is as good as any."""
     if not isinstance(cell, str):
         raise DataError(f"{where} is no text: {cell!r}")
-    try:
-        cell.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where} is not valid Unicode: {error.reason}") from error
     return cell
 
 

@@ -206,7 +206,7 @@ def test_texts_for_an_image_model(folder, tmp_path):
         ('{"text": "a"}', "::text=text+more", "has no column `more` for `text=`"),
         ('{"text": 3}', "", "column `text`: row 0 is no text: 3"),
         ('{"text": "a"}\n{"text": null}', "", "column `text`: row 1 is no text: None"),
-        ('{"text": "\\ud800"}', "", "row 0 is not valid Unicode"),
+        ('{"text": "\\ud800"}', "", "line 1 is not JSON: half of a surrogate pair"),
         ('{"text": "a", "label": null}', "", "row 0 has no usable label"),
     ],
 )
