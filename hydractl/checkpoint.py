@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from hydractl.claims import keep, remove_dead
 from hydractl.errors import CheckpointError, ManifestError, OutputError
 from hydractl.jsonfile import MAX_BYTES, compact, opened, parse
 from hydractl.manifest.header import Header
@@ -47,16 +49,29 @@ if TYPE_CHECKING:
 METADATA_KEY = "hydractl"
 MOST_TENSORS = 50_000
 """In one file: that of a large model of experts has some ten thousand."""
+_SCRATCH = re.compile("hydractl-[0-9a-f]{16}")
 
 
 class ScratchFolder:
-    """A temporary folder that lives as long as this object, at most until the process ends."""
+    """A temporary folder that lives as long as this object, at most until the process ends; those of killed ones go first."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.gettempdir(), f"hydractl-{secrets.token_hex(8)}")
+        place = Path(tempfile.gettempdir())
+        with contextlib.suppress(OSError):
+            remove_dead(
+                path
+                for path in place.glob("hydractl-*")
+                if _SCRATCH.fullmatch(path.name) and path.lstat().st_uid == os.geteuid()
+            )
+        self.path = place / f"hydractl-{secrets.token_hex(8)}"
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         with self._translated():
-            self.path.mkdir(mode=0o700)  # last: a signal at any instant leaves nothing behind
+            self.path.mkdir(
+                mode=0o700
+            )  # after the line before: a signal at any instant leaves nothing behind
+            held = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, held)
+        keep(held, self.path)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:

@@ -136,6 +136,18 @@ def meeting(purpose: str) -> Meeting:
     return Meeting(PrefixStore(f"hydractl/{purpose}/{times}", notes), own, world)
 
 
+def follow_leader(purpose: str) -> None:
+    """Wait, in every process but the leader, until that has come here too, however long it takes."""
+    if world_size() == 1:
+        return
+    with signals_that_kill():
+        store, own, _ = meeting(purpose)
+        if own == 0:
+            store.set("here", "")
+        else:
+            store.wait(["here"], timedelta(seconds=PATIENCE_S))
+
+
 class Group(Protocol):
     """What is used of torch's group of processes, whose methods its types leave out."""
 

@@ -1,7 +1,8 @@
 """How an output reaches its place: whole or not at all.
 
 A regular file is written under a scratch name beside its target and renamed, so a reader never sees half of it
-and an interrupted command leaves nothing behind. Pipes, FIFOs and devices cannot be renamed into; they are
+and an interrupted command leaves nothing behind; what a killed one leaves, the next one that makes the same output removes.
+What is replaced keeps its mode and owner. Pipes, FIFOs and devices cannot be renamed into; they are
 written straight through. A symbolic link is followed: the file it points to is replaced, the link stays.
 """
 
@@ -9,14 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import filecmp
+import hashlib
 import os
-import secrets
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import override
+
+from hydractl.claims import Claim, keep, remove_dead_parts, scratch_beside
 from hydractl.errors import OutputError, OutputExists
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -38,6 +44,32 @@ class Sink(Protocol):
     def fileno(self) -> int:
         """Return the descriptor beneath."""
         ...
+
+
+class Digested(Sink):
+    """A sink that digests what it passes on."""
+
+    def __init__(self, file: Sink) -> None:
+        self._file = file
+        self._sha = hashlib.sha256()
+
+    @override
+    def write(self, data: bytes | memoryview, /) -> int:
+        self._sha.update(data)
+        return self._file.write(data)
+
+    @override
+    def flush(self) -> None:
+        self._file.flush()
+
+    @override
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    @property
+    def digest(self) -> str:
+        """`sha256:...` of what has been written."""
+        return f"sha256:{self._sha.hexdigest()}"
 
 
 def is_stream(path: Path) -> bool:
@@ -81,7 +113,7 @@ def check_output(
 
     Raises:
         OutputExists: If `path` is one of `inputs`, or a file in one of `folders`, or exists and `force` is off.
-        OutputError: If its folder is missing, or it is a folder itself, or no file can be made there.
+        OutputError: If its folder is missing, or it is a folder itself or read-only, or no file can be made there.
     """
     if is_stream(path):
         with _translated(path, ours=set()):
@@ -114,20 +146,17 @@ def check_output(
         raise OutputError(
             f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
         )
-    scratch = _scratch(target)
     # permissions do not tell: root may do all and still makes no file in /proc or on a read-only disk
-    with _translated(path, ours={str(scratch)}):
-        try:
-            scratch.open("xb").close()
-        finally:
-            scratch.unlink(missing_ok=True)
+    with _growing(path):
+        pass
 
 
 @contextlib.contextmanager
 def publish(path: Path) -> Iterator[Sink]:
     """Open `path` for writing bytes, and publish them only if the block ends well.
 
-    The file gets the mode that the umask allows. `check_output` is the caller's, before the work.
+    What is replaced hands down its mode and owner; a new file gets the mode that the umask allows. `check_output` is the
+    caller's, before the work.
 
     Args:
         path: Target; `-` is standard output.
@@ -138,20 +167,40 @@ def publish(path: Path) -> Iterator[Sink]:
     Raises:
         OutputError: If the operating system refuses (disk full, no permission).
     """
-    target = path.resolve()
-    scratch = _scratch(target)
-    with _translated(path, ours={str(path), str(target), str(scratch)}):
-        if is_stream(path):
-            with _stream(path) as file:
-                yield file
-            return
-        try:
-            with scratch.open("xb") as file:
-                yield file
-                file.flush()
-            scratch.replace(target)
-        finally:
-            scratch.unlink(missing_ok=True)
+    with _growing(path) as one:
+        yield one.file
+        one.publish()
+
+
+@contextlib.contextmanager
+def publish_together(claim: Claim) -> Iterator[Callable[[Path], Sink]]:
+    """Open several outputs for writing bytes, and publish all of them if the block ends well, or none.
+
+    A kill between two of them leaves some; the same command then finishes the others.
+
+    Args:
+        claim: To the first of them; knows what may be replaced, and remembers what is published.
+
+    Yields:
+        What opens one, as `publish` does.
+
+    Raises:
+        OutputExists: If another file has one's name, and may not be replaced.
+        OutputError: If the operating system refuses.
+    """
+    with contextlib.ExitStack() as stack:
+        grown: list[_Growing] = []
+
+        def begin(path: Path) -> Sink:
+            grown.append(stack.enter_context(_growing(path)))
+            return grown[-1].file
+
+        yield begin
+        left = [one for one in grown if claim.force or not one.is_there()]
+        claim.publishing({one.target: one.scratch for one in left if one.scratch})
+        for one in left:
+            one.publish()
+        claim.published()
 
 
 def publish_text(path: Path, text: str) -> None:
@@ -160,9 +209,78 @@ def publish_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def _scratch(target: Path) -> Path:
-    """Return where a file grows: a random name, short even where the target's is not, that is in nobody's way."""
-    return target.with_name(f".{target.name[:32]}.{secrets.token_hex(4)}.part")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Growing:
+    """An output that is being written, under a scratch name unless it is a stream."""
+
+    path: Path
+    target: Path
+    scratch: Path | None
+    file: Sink
+
+    def is_there(self) -> bool:
+        """Return whether the output is there already, byte by byte.
+
+        Raises:
+            OutputExists: If another file is.
+        """
+        self.file.flush()
+        if self.scratch is None or not self.target.exists():
+            return False
+        if not filecmp.cmp(self.scratch, self.target, shallow=False):
+            raise OutputExists(
+                f"{self.path}: already exists, and holds something else; nothing was written",
+                hint="add `--force` to replace it, or choose another name",
+            )
+        return True
+
+    def publish(self) -> None:
+        """Give it its name, while it is held: nobody then takes it for a dead one's."""
+        self.file.flush()
+        if self.scratch is not None:
+            self.scratch.replace(self.target)
+
+
+@contextlib.contextmanager
+def _growing(path: Path) -> Iterator[_Growing]:
+    """Open an output; what is not published by the end of the block goes."""
+    target = path.resolve()
+    if is_stream(path):
+        with _translated(path, ours={str(path), str(target)}), _stream(path) as file:
+            yield _Growing(path=path, target=target, scratch=None, file=file)
+        return
+    remove_dead_parts(target)
+    scratch = scratch_beside(target)
+    with _translated(path, ours={str(path), str(target), str(scratch)}):
+        try:
+            with scratch.open("xb") as file:
+                if not keep(file.fileno(), scratch):
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(scratch))
+                if target.is_file():
+                    _take_after(path, target, file.fileno())
+                yield _Growing(path=path, target=target, scratch=scratch, file=file)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def _take_after(path: Path, target: Path, descriptor: int) -> None:
+    """Give a new file the mode and owner of the one that it is to replace.
+
+    Raises:
+        OutputError: If that is read-only for its owner, or its owner cannot be kept.
+    """
+    old, new = target.stat(), os.fstat(descriptor)
+    if not old.st_mode & stat.S_IWUSR:
+        raise OutputError(f"{path}: is read-only", hint=f"`chmod u+w {path}`, or choose another name")
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        try:
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        except PermissionError as error:
+            raise OutputError(
+                f"{path}: belongs to another user or group, which a new file would not",
+                hint=f"`rm {path}`, or choose another name",
+            ) from error
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
 @contextlib.contextmanager

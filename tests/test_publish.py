@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hydractl.claims import scratch_beside
 from hydractl.errors import OutputError, OutputExists
 from hydractl.publish import check_output, is_stream, publish, publish_text
 
@@ -263,6 +264,80 @@ def test_checking_an_output_changes_nothing(tmp_path, exists):
 def test_a_place_that_holds_no_files_is_refused():
     with pytest.raises(OutputError, match="cannot be written"), publish(Path("/proc/hydractl.st")) as file:
         file.write(b"x")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o777])
+def test_what_is_replaced_hands_down_its_mode_from_the_first_byte(tmp_path, mode):
+    path = tmp_path / "a.st"
+    path.touch()
+    path.chmod(mode)
+    with publish(path) as file:
+        file.write(b"new")
+        grows = next(p for p in tmp_path.iterdir() if p != path)
+        assert stat.S_IMODE(grows.stat().st_mode) == mode
+    assert (stat.S_IMODE(path.stat().st_mode), path.read_bytes()) == (mode, b"new")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_what_is_replaced_hands_down_its_owner(tmp_path):
+    path = tmp_path / "a.st"
+    path.touch()
+    path.chmod(0o750)
+    os.chown(path, 1234, 4321)
+    publish_text(path, "new")
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 4321, 0o750)
+
+
+def test_an_owner_that_cannot_be_kept_is_said_before_the_work(tmp_path, monkeypatch):
+    path = tmp_path / "a.st"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fchown", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no")))
+    real = Path.stat
+    monkeypatch.setattr(
+        Path, "stat", lambda p, **given: os.stat_result((*real(p, **given)[:4], 77, *real(p, **given)[5:]))
+    )
+    with pytest.raises(OutputError, match="belongs to another user or group") as caught:
+        check_output(path, force=True)
+    assert "another name" in caught.value.hint
+    assert names(tmp_path) == ["a.st"]
+
+
+def test_a_read_only_file_is_not_replaced(tmp_path):
+    path = tmp_path / "a.st"
+    path.write_text("old")
+    path.chmod(0o444)
+    with pytest.raises(OutputError, match="is read-only") as caught:
+        check_output(path, force=True)
+    assert "chmod u+w" in caught.value.hint
+    with pytest.raises(OutputError, match="is read-only"), publish(path):
+        pass
+    assert names(tmp_path) == ["a.st"]
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("name", ["a.st", "n" * 240 + ".st"])
+@pytest.mark.parametrize("checked", [False, True])
+def test_what_the_dead_left_goes_and_nothing_else(tmp_path, name, checked):
+    path = tmp_path / name
+    dead = scratch_beside(path)
+    dead.write_text("half")
+    other = [
+        scratch_beside(tmp_path / f"{name[:-1]}u"),
+        tmp_path / f"{dead.name}.mine",
+        tmp_path / ".a.st.mine.part",
+    ]
+    for mine in other:
+        mine.write_text("mine")
+    with publish(path) as file:
+        file.write(b"alive")
+        (living,) = {*tmp_path.iterdir()} - {*other}
+        if checked:
+            check_output(path, force=True)
+        publish_text(path, "second")
+        assert living.exists()
+    assert {*tmp_path.iterdir()} == {path, *other}
+    assert path.read_text() == "alive"
 
 
 def test_two_that_write_one_file_at_once_do_not_mix(tmp_path):

@@ -1,13 +1,17 @@
 """What a run that was cut off needs to go on at the exact step: tensors in safetensors, the rest in JSON.
 
-The folder's `state.json` names the files that belong together. It is replaced last and whole, so a kill at any moment
-leaves either the state before or the state after.
+The folder's `state.json` names the files that belong together, with their digests and its own. It is replaced last and whole,
+so a kill at any moment leaves either the state before or the state after. It is what makes a folder ours: one without it, or
+with anything besides that is not ours, is never touched.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -15,15 +19,29 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hydractl.checkpoint import Checkpoint, write_tensors
-from hydractl.errors import CheckpointError, InputError, ManifestError, OutputError, UsageError
+from hydractl.claims import keep, remove_dead_parts, scratch_beside
+from hydractl.errors import (
+    CheckpointError,
+    InputError,
+    ManifestError,
+    OutputError,
+    OutputExists,
+    UsageError,
+)
+from hydractl.jsonfile import MAX_BYTES
 from hydractl.manifest.document import Digest, Document, Strict
-from hydractl.publish import publish, publish_text
+from hydractl.progress import Progress
+from hydractl.publish import Digested, publish, publish_text
 
 if TYPE_CHECKING:
     import torch
 
 NAME = "state.json"
 _ANEW = "add `--force` to start anew"
+_OURS = re.compile(
+    r"state\.json|(weights|average|optimizer|best|winner)-[\d-]+\.st|\..*\.[0-9a-f]{8}\.hydractl-part"
+)
+_MARK = b'"hydractl.training-state/'
 
 
 class Metrics(Strict):
@@ -84,6 +102,14 @@ class StateFile(Document):
     position: Position
     winner: Winner | None
     files: dict[str, str]
+    digests: dict[str, Digest] = Field(default={})
+    """Of each of the files, by its name."""
+    own_digest: str = ""
+    """Of this document without it."""
+
+    def sealed(self) -> StateFile:
+        """Return it with its digest."""
+        return self.model_copy(update={"own_digest": self.model_copy(update={"own_digest": ""}).digest()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,49 +160,93 @@ class StateFolder:
         """
         self.path = path
         self.fingerprint = fingerprint
+        self._digests: dict[str, str] | None = None  # None until the folder is this run's
 
-    def check(self, *, force: bool) -> bool:
-        """Return whether there is a state of this run.
+    def resumed(self, *, force: bool, progress: Progress) -> Snapshot:
+        """Return where to go on: at the beginning, unless there is a state of this run.
 
         Args:
-            force: Whether a state of another run counts as none, and may be removed.
+            force: Start anew. What is there is replaced by the first save, not before.
+            progress: Hears of it.
 
         Raises:
+            OutputExists: If something stands there that is not ours.
             UsageError: If there is a state of another run, or one that cannot be read.
-            OutputError: If something else stands there.
+            CheckpointError: If a file of it is missing or damaged.
         """
-        if not self.path.exists():
+        if not self.check(force=force):
+            if self.path.exists():
+                progress.warn(f"`--force` starts anew: what an unfinished run left in {self.path} is dropped")
+            return Snapshot()
+        start = self.load()
+        progress.step(f"Going on at step {start.position.step}, from {self.path}")
+        return start
+
+    def check(self, *, force: bool) -> bool:
+        """Return whether there is a state of this run to go on from.
+
+        Args:
+            force: Whether any state counts as none, and may be replaced.
+
+        Raises:
+            OutputExists: If something stands there that is not ours.
+            UsageError: If there is a state of another run, or one that cannot be read.
+        """
+        remove_dead_parts(self.path)
+        if not os.path.lexists(self.path):
             return False
-        if not self.path.is_dir():
-            raise OutputError(f"{self.path}: is where the state of the run goes, and is not a folder")
-        if not (self.path / NAME).is_file():
-            return False
+        if (strange := self._strange()) is not None:
+            raise OutputExists(
+                f"{self.path}: is where the state of the run goes, and {strange}",
+                hint="move it away, or choose another name with `-o`",
+            )
+        return not force and bool(self._found())
+
+    def _strange(self) -> str | None:
+        """Return why what stands there is not ours, None if it is."""
+        if self.path.is_symlink() or not self.path.is_dir():
+            return "is not a folder" if not self.path.is_symlink() else "is a symbolic link"
+        names = sorted(path.name for path in self.path.iterdir())
+        if others := [name for name in names if not _OURS.fullmatch(name)]:
+            return f"holds `{others[0]}`, which hydractl did not write"
+        told = self.path / NAME
+        try:
+            with told.open("rb") as file:
+                marked = _MARK in file.read(MAX_BYTES)
+        except OSError:
+            marked = False
+        return None if marked else f"has no `{NAME}` that hydractl wrote"
+
+    def _found(self) -> StateFile:
         try:
             found = StateFile.read(self.path / NAME)
         except ManifestError as error:
-            if force:
-                return False
             raise UsageError(error.message, hint=f"it is not a state of this version; {_ANEW}") from error
-        if found.fingerprint != self.fingerprint and not force:
+        if found != found.sealed() or set(found.files.values()) != found.digests.keys():
+            raise UsageError(f"{self.path / NAME}: is damaged: its digest is another", hint=_ANEW)
+        if found.fingerprint != self.fingerprint:
             raise UsageError(
                 f"{self.path}: holds the state of a run with other options, inputs or library versions",
                 hint=f"run that command again to finish it, or {_ANEW}",
             )
-        return found.fingerprint == self.fingerprint
+        return found
 
     def load(self) -> Snapshot:
         """Read the state.
 
         Raises:
-            CheckpointError: If a file of it is missing or malformed.
+            CheckpointError: If a file of it is missing or damaged.
         """
-        found = StateFile.read(self.path / NAME)
+        found = self._found()
         try:
-            groups = {key: Checkpoint.open(self.path / name).tensors() for key, name in found.files.items()}
-        except InputError as error:
-            raise CheckpointError(
-                error.message, hint=f"the state is damaged: `rm -r {self.path}` and start anew"
-            ) from error
+            files = {key: Checkpoint.open(self.path / name) for key, name in found.files.items()}
+            for key, file in files.items():
+                if file.digest != found.digests[found.files[key]]:
+                    raise CheckpointError(f"{file.name}: is damaged: its digest is another")
+            groups = {key: file.tensors() for key, file in files.items()}
+        except (InputError, OSError) as error:
+            raise CheckpointError(str(error), hint=f"the state is damaged; {_ANEW}") from error
+        self._digests = dict(found.digests)
         return Snapshot(position=found.position, winner=found.winner, **groups)
 
     def save(self, snapshot: Snapshot) -> None:
@@ -185,28 +255,68 @@ class StateFolder:
         Raises:
             OutputError: If it cannot be written.
         """
+        if self._digests is not None:
+            self._write(self.path, snapshot, self._digests)
+            return
+        self.clear()  # what another run left
+        grown = scratch_beside(self.path)
         try:
-            self.path.mkdir(exist_ok=True)
+            with _held(grown, make=True):
+                self._digests = self._write(grown, snapshot, {})
+                grown.rename(self.path)
         except OSError as error:
+            self._digests = None
             raise OutputError(f"{self.path}: cannot be made: {error.strerror}") from error
+        finally:
+            shutil.rmtree(grown, ignore_errors=True)
+
+    def _write(self, folder: Path, snapshot: Snapshot, known: dict[str, str]) -> dict[str, str]:
+        """Write a snapshot; `known` are the digests of files that are there, and then those of its own."""
         groups = snapshot.named()
         for name, tensors in groups.values():
-            if not (self.path / name).exists():
-                with publish(self.path / name) as file:
-                    write_tensors(file, tensors, header=None)
+            if name not in known:
+                with publish(folder / name) as file:
+                    digested = Digested(file)
+                    write_tensors(digested, tensors, header=None)
+                known[name] = digested.digest
+        kept = {name for name, _ in groups.values()}
         document = StateFile(
             fingerprint=self.fingerprint,
             position=snapshot.position,
             winner=snapshot.winner,
             files={key: name for key, (name, _) in groups.items()},
+            digests={name: known[name] for name in kept},
         )
-        publish_text(self.path / NAME, document.to_json())
-        kept = {NAME, *document.files.values()}
-        for other in self.path.iterdir():
-            if other.name not in kept:
+        publish_text(folder / NAME, document.sealed().to_json())
+        for other in [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]:
+            if other.name not in {NAME, *kept}:
+                known.pop(other.name, None)
                 other.unlink()
+        return known
 
     def clear(self) -> None:
-        """Remove the folder, if it is there."""
-        if self.path.is_dir():
-            shutil.rmtree(self.path)
+        """Remove the folder, if it is there, but nothing that is not ours."""
+        mine, self._digests = self._digests is not None, None
+        if not self.path.is_dir() or self.path.is_symlink():
+            return
+        if self._strange() is not None:  # somebody put something into it meanwhile
+            for path in [path for path in self.path.iterdir() if mine and _OURS.fullmatch(path.name)]:
+                path.unlink()
+            return
+        gone = scratch_beside(self.path)  # from one moment to the next, as it came
+        with _held(self.path):
+            self.path.rename(gone)
+            shutil.rmtree(gone)
+
+
+@contextlib.contextmanager
+def _held(folder: Path, *, make: bool = False) -> Iterator[None]:
+    """Hold a folder, so that nobody takes it for one that a killed command left."""
+    if make:
+        folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        keep(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
-from hydractl.errors import CheckpointError, OutputError, UsageError
+from hydractl.errors import CheckpointError, OutputExists, UsageError
 from hydractl.training import state as module
 from hydractl.training.state import Metrics, Position, Snapshot, StateFolder, Winner
+from support.heard import Heard
 
 ONE, OTHER = (f"sha256:{c * 64}" for c in "ab")
 
@@ -97,14 +100,35 @@ def test_another_run_is_refused_unless_forced(folder):
         other.check(force=False)
     assert "--force" in caught.value.hint
     assert other.check(force=True) is False
-    assert folder.check(force=True) is True
+
+
+def test_force_starts_anew_and_says_so(folder):
+    folder.save(snapshot())
+    heard = Heard()
+
+    start = folder.resumed(force=True, progress=heard)
+
+    assert start == Snapshot()
+    assert heard.warnings == [
+        f"`--force` starts anew: what an unfinished run left in {folder.path} is dropped"
+    ]
+    assert equal(folder.load(), snapshot())  # until there is something to replace it
+
+
+def test_what_another_run_left_is_never_taken_for_one_s_own(folder):
+    """Its files may have the names that this one gives."""
+    StateFolder(folder.path, OTHER).save(snapshot(weights={"a.weight": torch.full((2, 3), 8.0)}))
+    folder.resumed(force=True, progress=Heard())
+
+    folder.save(snapshot())
+
+    assert equal(folder.load(), snapshot())
 
 
 def test_no_state(folder):
     assert folder.check(force=False) is False
     folder.clear()
-    folder.path.mkdir()
-    assert folder.check(force=False) is False
+    assert folder.resumed(force=True, progress=Heard()) == Snapshot()
 
 
 def test_cleared_state_is_gone(folder):
@@ -114,21 +138,92 @@ def test_cleared_state_is_gone(folder):
     assert not folder.path.exists()
 
 
-def test_a_file_in_the_way(folder):
-    folder.path.write_text("mine")
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: path.write_text("mine"), "is not a folder"),
+        (lambda path: path.mkdir(), "has no `state.json`"),
+        (lambda path: (path.mkdir(), (path / "notes.txt").write_text("mine")), r"holds `notes\.txt`"),
+        (lambda path: (path.mkdir(), (path / "state.json").write_text("{}")), "has no `state.json` that"),
+        (lambda path: path.symlink_to(path.parent), "is a symbolic link"),
+        (lambda path: path.symlink_to("nowhere"), "is a symbolic link"),
+    ],
+    ids=["file", "empty", "notes", "json", "link", "dangling"],
+)  # fmt: skip
+def test_what_is_not_ours_is_never_touched(folder, make, why, force):
+    make(folder.path)
+    before = [(path, path.is_file() and path.read_bytes()) for path in sorted(folder.path.parent.rglob("*"))]
 
-    with pytest.raises(OutputError, match="not a folder"):
-        folder.check(force=True)
+    with pytest.raises(OutputExists, match=why) as caught:
+        folder.check(force=force)
+    folder.clear()
+
+    assert "-o" in caught.value.hint
+    assert [
+        (path, path.is_file() and path.read_bytes()) for path in sorted(folder.path.parent.rglob("*"))
+    ] == before
+
+
+def test_what_somebody_puts_into_it_meanwhile_stays(folder):
+    folder.save(snapshot(3))
+    (folder.path / "notes.txt").write_text("mine")
+
+    folder.save(snapshot(4))
+    folder.clear()
+
+    assert [path.name for path in folder.path.iterdir()] == ["notes.txt"]
+
+
+def test_what_killed_saves_left_goes(folder):
+    for name in (".out.st.state.0123abcd.hydractl-part", ".out.st.state.4567abcd.hydractl-part"):
+        (folder.path.parent / name).mkdir()
+        (folder.path.parent / name / "best-0-1.st").write_bytes(b"half")
+
+    folder.check(force=False)
+
+    assert not list(folder.path.parent.iterdir())
 
 
 def test_damaged_json(folder):
     folder.save(snapshot())
-    (folder.path / "state.json").write_text("{}")
+    path = folder.path / "state.json"
+    path.write_text(path.read_text()[:-9])
 
-    with pytest.raises(UsageError, match="schema is null") as caught:
+    with pytest.raises(UsageError, match="is not JSON") as caught:
         folder.check(force=False)
     assert "--force" in caught.value.hint
     assert folder.check(force=True) is False
+
+
+@pytest.mark.parametrize("change", [
+    {"position": {"step": 2}}, {"winner": {"step": 8}}, {"digests": {"best-1-0.st": ONE}}, {"own_digest": ""},
+])  # fmt: skip
+def test_a_state_that_says_something_else_is_refused(folder, change):
+    folder.save(snapshot())
+    path = folder.path / "state.json"
+    said = json.loads(path.read_text())
+    for key, value in change.items():
+        said[key] = said[key] | value if isinstance(value, dict) else value
+    path.write_text(json.dumps(said))
+
+    with pytest.raises(UsageError, match="its digest is another") as caught:
+        folder.check(force=False)
+    assert "--force" in caught.value.hint
+
+
+def test_a_flipped_bit_of_a_tensor_is_found(folder):
+    folder.save(snapshot())
+    path = next(folder.path.glob("optimizer-*"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(
+        CheckpointError, match=r"optimizer-1-3\.st: is damaged: its digest is another"
+    ) as caught:
+        folder.load()
+    assert "--force" in caught.value.hint
 
 
 def test_missing_tensors(folder):
@@ -137,7 +232,7 @@ def test_missing_tensors(folder):
 
     with pytest.raises(CheckpointError, match="weights-1-3") as caught:
         folder.load()
-    assert f"rm -r {folder.path}" in caught.value.hint
+    assert "--force" in caught.value.hint
 
 
 def test_better_is_more_accurate_or_as_accurate_and_likelier():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hydractl import __version__
+from hydractl.claims import Claim
 from hydractl.data.inputs import content_of
 from hydractl.errors import CheckFailed, InputError
 from hydractl.families.opening import OpenModel
@@ -26,7 +26,7 @@ from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import METRICS, needing
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import publish, publish_text
+from hydractl.publish import publish_together
 from hydractl.runtime import pick_device, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
@@ -34,7 +34,7 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.shared.classes import settle
-from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.predictions import PreparedData, Scaling, predict
 from hydractl.stages.shared.reading import open_reader
 
@@ -73,13 +73,18 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
     require_one_process("eval")
     device = pick_device(config.device)
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
+    with claim([config.out, config.save_predictions], progress, force=config.force) as own:
+        return _run(config, Machine(device, dtype), own, progress)
+
+
+def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -> EvalReport:
     opened = _open_rows(config)
-    _check_outputs(config, opened)
+    _check_outputs(config, opened, own)
     _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
     data = EvalData.open(config, opened, progress)
-    rows, predictions = _measure_rows(config, opened, data, Machine(device, dtype), progress)
-    document = _document(config, data, rows, device, opened)
-    _publish(config, document, predictions)
+    rows, predictions = _measure_rows(config, opened, data, machine, progress)
+    document = _document(config, data, rows, machine.device, opened)
+    _publish(config, document, predictions, own)
     paths = tuple(path for path in (config.save_predictions, config.out) if path is not None)
     return EvalReport(document=document, paths=paths)
 
@@ -101,11 +106,11 @@ def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
     ]
 
 
-def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
+def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], own: Claim) -> None:
     for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
         check_outputs(
             [] if path is None else [path],
-            force=config.force,
+            force=own.may_replace,
             models=[m for row in opened for m in row],
             data=[config.data, *(d.ref for d in config.ood), config.heldout],
             files=[config.naming.file],
@@ -279,10 +284,10 @@ def _definitions(scores: Sequence[str]) -> dict[str, str]:
     return {} if scores == (MSP,) else {f"@{name}": SCORES[name].definition for name in scores}
 
 
-def _publish(config: EvalConfig, document: Report, predictions: SavedPredictions) -> None:
+def _publish(config: EvalConfig, document: Report, predictions: SavedPredictions, own: Claim) -> None:
     """Write both files or neither."""
-    with ExitStack() as stack:
+    with publish_together(own) as begin:
         if config.save_predictions is not None:
-            predictions.write(stack.enter_context(publish(config.save_predictions)))
+            predictions.write(begin(config.save_predictions))
         if config.out is not None:
-            publish_text(config.out, document.to_json())
+            begin(config.out).write(document.to_json().encode())

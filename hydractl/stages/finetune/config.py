@@ -101,8 +101,8 @@ class FinetuneConfig:
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     device: str = by_default("auto", shared.DEVICE)
     arch: str | None = by_default(None, shared.ARCH)
-    force: bool = flag(shared.FORCE)
-    """Drops the state of another run, too."""
+    force: bool = flag(shared.FORCE_ANEW)
+    wait: bool = flag(shared.WAIT)
 
     def __post_init__(self) -> None:
         check(self)

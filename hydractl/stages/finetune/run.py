@@ -16,6 +16,7 @@ from hydractl.errors import CheckFailed, DataError
 from hydractl.families.probe import blank_inputs
 from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
+from hydractl.parallel import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -23,7 +24,7 @@ from hydractl.stages.finetune.subject import Subject, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import resumable
+from hydractl.stages.shared.outputs import claim, resumable
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Engine, start_engine
@@ -78,23 +79,25 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         InputError: If an input cannot be used; nothing is written then.
         UsageError: If the options do not fit the model, the data or the state of an earlier run.
         CheckFailed: If training diverged.
-        OutputExists: If the output is there already.
+        OutputExists: If the output is there already, or another command makes it.
     """
-    work = prepare(config, progress)
-    folder = None if config.state is None else StateFolder(config.state, fingerprint_of(work))
-    resumes = folder is not None and folder.check(force=config.force)
-    start = folder.load() if folder is not None and resumes else Snapshot()
-    if resumes:
-        progress.step(f"Going on at step {start.position.step}, from {config.state}")
-    try:
-        with resumable(config.out), start_engine(config.device, precision=config.recipe.precision) as engine:
-            report = _train(work, engine, folder, start, progress)
-    except (CheckFailed, DataError):
-        # the same would happen again, so there is nothing to go on with
-        if folder is not None:
-            folder.clear()
-        raise
-    return report
+    leads = rank() == 0
+    with (
+        resumable(config.out, force=config.force),
+        claim([config.out] * leads, progress, force=config.force, wait=config.wait),
+    ):
+        work = prepare(config, progress)
+        follow_leader("claim")
+        folder = None if config.state is None else StateFolder(config.state, fingerprint_of(work))
+        start = Snapshot() if folder is None else folder.resumed(force=config.force, progress=progress)
+        try:
+            with start_engine(config.device, precision=config.recipe.precision) as engine:
+                return _train(work, engine, folder, start, progress)
+        except (CheckFailed, DataError):
+            # the same would happen again, so there is nothing to go on with
+            if folder is not None and leads:
+                folder.clear()
+            raise
 
 
 def _train(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from hydractl.checkpoint import write_checkpoint
+from hydractl.claims import Claim
 from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
 from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
@@ -23,13 +23,13 @@ from hydractl.manifest.heads import HeadMask, Mask
 from hydractl.metrics.cost import count_macs
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import is_stream, publish
+from hydractl.publish import is_stream, publish_together
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.shared.lineage import make_step, warn_temperature
-from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
 
 
@@ -89,6 +89,11 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         OutputExists: If an output is there already.
     """
     require_one_process("prune")
+    with claim(config.outputs(), progress, force=config.force) as own:
+        return _run(config, own, progress)
+
+
+def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
@@ -100,7 +105,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
     asked = config.diverse
     check_outputs(
         [*outputs, *(m for m in map(mask_path, outputs) if m)],
-        force=config.force,
+        force=own.may_replace,
         models=[opened],
         data=[] if asked is None else [asked.data, asked.ood],
         files=[*config.scores, *config.masks, asked.naming.file if asked else None],
@@ -111,7 +116,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
     differences = _verify(opened, masks, progress) if config.verify else [None] * len(masks)
     members = []
     # what is written is published when all of it is written: all members, or none
-    with contextlib.ExitStack() as stack:
+    with publish_together(own) as begin:
         for i, (mask, path, sources, difference) in enumerate(
             zip(masks, outputs, chosen.sources, differences, strict=True)
         ):
@@ -123,13 +128,13 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
             members.append(_described(opened, mask, member_specs, path=path, difference=difference))
             header = _member_header(config, opened, mask, sources, member=i)
             write_checkpoint(
-                stack.enter_context(publish(path)),
+                begin(path),
                 member_specs,
                 partial(_data, opened, mask, specs),
                 header=header,
             )
             if beside := mask_path(path):
-                stack.enter_context(publish(beside)).write(mask.to_json().encode())
+                begin(beside).write(mask.to_json().encode())
     return PruneReport(
         model=config.model,
         heads=total_heads(opened.header.architecture.towers),

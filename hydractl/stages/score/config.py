@@ -87,8 +87,8 @@ class ScoreConfig:
     batch_size: int = by_default(64, shared.BATCH_SIZE)
     device: str = by_default("auto", shared.DEVICE)
     dtype: str | None = by_default(None, shared.DTYPE)
-    force: bool = flag(shared.FORCE)
-    """Drops another run's journal, too."""
+    force: bool = flag(shared.FORCE_ANEW)
+    wait: bool = flag(shared.WAIT)
 
     settings: Settings = field(init=False, compare=False)
 

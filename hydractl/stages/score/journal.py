@@ -1,7 +1,8 @@
 """A journal beside an output: what an interrupted greedy run has done so far, one JSON line a removal.
 
-The first line fingerprints the run. A removal's line also holds what the search remembers then; the last one's counts. A line that was cut off by a kill is dropped; everything before it counts.
-Of several processes one writes.
+The first line fingerprints the run. A removal's line also holds what the search remembers then; the last one's counts. Every
+line ends with a digest of itself and of the one before it. A line that was cut off by a kill is dropped; everything before it
+counts. Of several processes one writes. A file whose first line is not of this kind is not ours, and never touched.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from hydractl.errors import ManifestError
-from hydractl.jsonfile import parse
-from hydractl.manifest.heads import Removal
+from hydractl.errors import ManifestError, OutputExists
+from hydractl.jsonfile import NotJSONError, compact, parse, read_limited
+from hydractl.manifest.heads import HeadId, Removal, Shape
 from hydractl.parallel import Team
+from hydractl.progress import Progress
 from hydractl.publish import is_stream, publish_text
+from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
 
-MEMORY = "memory"
+SCHEMA = "hydractl.journal/1"
+MEMORY, CHAIN = "memory", "chain"
+_NUMBER: TypeAdapter[float | None] = TypeAdapter(float | None)
 _MEMORY: TypeAdapter[dict[str, tuple[float, ...]]] = TypeAdapter(dict[str, tuple[float, ...]])
 
 
@@ -42,33 +47,44 @@ class Journal:
     baseline: float | None = None
     done: tuple[Removal, ...] = ()
     memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
+    chain: str = ""
+    """The last line's digest."""
 
     @classmethod
     def parsed(cls, text: str, path: Path | None = None) -> Self:
         """Return what a journal says; a last line without its newline does not count.
 
         Raises:
-            ValueError: If it is none.
+            ValueError: If it is none, or a line does not follow from the one before it.
         """
-        first, *documents = [parse(line) for line in text.split("\n")[:-1]] or [{}]
-        if not all(isinstance(document, dict) for document in (first, *documents)):
-            raise ValueError("a line is no object")
+        first, *documents = _followed(text) or [{}]
         memories = [_MEMORY.validate_python(document.pop(MEMORY, {})) for document in documents]
         return cls(
             path=path,
             fingerprint=str(first.get("fingerprint")),
-            baseline=first.get("baseline"),
-            done=tuple(Removal.model_validate(document) for document in documents),
+            baseline=_NUMBER.validate_python(first.get("baseline")),
+            done=tuple(Removal.model_validate(document, strict=True) for document in documents),
             memory=memories[-1] if memories else NOTHING_LEARNT,
         )
 
     def text(self) -> str:
         """Return what the journal says, whole lines."""
-        first = json.dumps({"fingerprint": self.fingerprint, "baseline": self.baseline})
-        lines = [_line(r, NOTHING_LEARNT) for r in self.done[:-1]] + [
-            _line(r, self.memory) for r in self.done[-1:]
+        first: dict[str, object] = {
+            "schema": SCHEMA,
+            "fingerprint": self.fingerprint,
+            "baseline": self.baseline,
+        }
+        last = len(self.done) - 1
+        removals = [
+            _document(r, self.memory if i == last else NOTHING_LEARNT) for i, r in enumerate(self.done)
         ]
-        return "".join(f"{line}\n" for line in (first, *lines))
+        self.chain = ""
+        return "".join(map(self._line, (first, *removals)))
+
+    def _line(self, document: dict[str, object]) -> str:
+        """Return a document as the next line."""
+        self.chain = _link(self.chain, document)
+        return json.dumps({**document, CHAIN: self.chain}) + "\n"
 
     def begin(self, baseline: float) -> None:
         """Write the first line of a new journal, or cut an old one back to its whole lines."""
@@ -80,7 +96,7 @@ class Journal:
         """Add one removal, and what the search remembers after it."""
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line(removal, memory) + "\n")
+                file.write(self._line(_document(removal, memory)))
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -90,12 +106,37 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def _line(removal: Removal, memory: Memory) -> str:
-    document = removal.model_dump()
-    return json.dumps({**document, MEMORY: dict(memory)}) if memory else removal.model_dump_json()
+def _document(removal: Removal, memory: Memory) -> dict[str, object]:
+    return removal.model_dump() | ({MEMORY: dict(memory)} if memory else {})
 
 
-def open_journal(out: Path, fingerprint: str, *, anew: bool, team: Team) -> Journal:
+def _link(before: str, document: dict[str, object]) -> str:
+    """Return the digest that a line ends with."""
+    return digest_text(before + compact(document, sort_keys=True))
+
+
+def _followed(text: str) -> list[dict[str, object]]:
+    """Return the whole lines of a journal, each of which follows from the one before it.
+
+    Raises:
+        ValueError: If one is no object, or does not follow.
+    """
+    found, chain = [], ""
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        document = parse(line, keys_once=True)
+        if not isinstance(document, dict):
+            raise ValueError(f"line {number} is no object")  # noqa: TRY004 - translated by the caller
+        said = document.pop(CHAIN, None)
+        chain = _link(chain, document)
+        if said != chain:
+            raise ValueError(f"line {number} does not follow from what is before it")
+        found.append(document)
+    return found
+
+
+def open_journal(
+    out: Path, fingerprint: str, *, heads: Shape, anew: bool, team: Team, progress: Progress
+) -> Journal:
     """Open the journal of an output, `<out>.journal`; a stream has none.
 
     The process that leads opens it; the others are told what it holds, and write none.
@@ -103,34 +144,80 @@ def open_journal(out: Path, fingerprint: str, *, anew: bool, team: Team) -> Jour
     Args:
         out: The output that is being made.
         fingerprint: Of everything that shapes it.
-        anew: Drop what an earlier run left.
+        heads: Those that may be removed.
+        anew: Drop what an earlier run left, when this one begins.
         team: The processes.
+        progress: Hears of it.
 
     Raises:
+        OutputExists: If something stands there that is not ours.
         ManifestError: If another run's journal is there, or a damaged one.
     """
     if not team.leads:
         return Journal.parsed(team.told(""))
-    journal = _opened(out, fingerprint, anew=anew)
+    journal = _opened(out, fingerprint, heads=heads, anew=anew, progress=progress)
     team.told(journal.text())
     return journal
 
 
-def _opened(out: Path, fingerprint: str, *, anew: bool) -> Journal:
+def _opened(out: Path, fingerprint: str, *, heads: Shape, anew: bool, progress: Progress) -> Journal:
     if is_stream(out):
         return Journal(fingerprint=fingerprint)
     path = out.with_name(f"{out.name}.journal")
-    if anew:
-        path.unlink(missing_ok=True)
-    if not path.exists():
+    text = _text(path)
+    if anew and text:
+        progress.warn(f"`--force` starts anew: what an unfinished run left in {path} is dropped")
+    if anew or not text:
         return Journal(path=path, fingerprint=fingerprint)
     try:
-        found = Journal.parsed(path.read_text(encoding="utf-8"), path)
+        found = Journal.parsed(text, path)
+        if found.fingerprint == fingerprint:
+            _check_heads(found.done, heads)
     except ValueError as error:
-        raise ManifestError(f"{path}: is damaged", hint="add `--force` to drop it and start anew") from error
+        raise ManifestError(
+            f"{path}: is damaged: {str(error).splitlines()[0]}",
+            hint="add `--force` to drop it and start anew",
+        ) from error
     if found.fingerprint != fingerprint:
         raise ManifestError(
             f"{path}: belongs to a run with other inputs or options",
             hint="add `--force` to drop it and start anew, or choose another name with `-o`",
         )
     return found
+
+
+def _check_heads(done: tuple[Removal, ...], heads: Shape) -> None:
+    """Refuse removals of heads that are not there, or that are gone already.
+
+    Raises:
+        ValueError: If one is so.
+    """
+    gone: set[HeadId] = set()
+    for removal in done:
+        shape, head = heads.get(removal.tower), removal.id
+        if shape is None or removal.layer >= shape.layers or removal.head >= shape.num_heads or head in gone:
+            raise ValueError(f"{head} is not there to be removed")
+        gone.add(head)
+
+
+def _text(path: Path) -> str:
+    """Return what a journal says, nothing where there is none.
+
+    Raises:
+        OutputExists: If something stands there that is not ours.
+    """
+    if not os.path.lexists(path):
+        return ""
+    if path.is_file() and not path.is_symlink():
+        try:
+            with path.open("rb") as file:
+                text = read_limited(file).decode(errors="replace")
+            first = parse(text.split("\n")[0])
+            if isinstance(first, dict) and first.get("schema") == SCHEMA:
+                return text
+        except (OSError, NotJSONError):
+            pass
+    raise OutputExists(
+        f"{path}: is where the journal of the run goes, and hydractl did not write what is there",
+        hint="move it away, or choose another name with `-o`",
+    )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from hydractl.claims import Claim
 from hydractl.data.batches import Deal, epoch_order
 from hydractl.data.inputs import encoded
 from hydractl.data.items import Items
@@ -28,7 +29,7 @@ from hydractl.stages.score.training import State, check_training, offered, open_
 from hydractl.stages.shared.choosing import quota_of
 from hydractl.stages.shared.classes import Classes, ask
 from hydractl.stages.shared.lineage import TOOL
-from hydractl.stages.shared.outputs import check_outputs, resumable
+from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.reading import Again, digests, labels_of, open_reader, open_sets
 
 
@@ -49,14 +50,18 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
 
     Raises:
         InputError: If the model or the data cannot be used.
-        OutputExists: If the output is there already.
+        OutputExists: If the output is there already, or another command makes it.
         Interrupted: If another process of the run ended before its time.
     """
-    with resumable(config.out, force=config.force), start_team(own_device(config.device)) as team:
-        return _run(config, team, progress)
+    with (
+        resumable(config.out, force=config.force),
+        start_team(own_device(config.device)) as team,
+        claim([config.out] * team.leads, progress, force=config.force, wait=config.wait) as own,
+    ):
+        return _run(config, team, own, progress)
 
 
-def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
+def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> ScoreReport:
     opened = open_reader(
         config.model,
         arch=config.arch,
@@ -72,12 +77,12 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
     if team.leads:  # once: another process may come here when the first one has written
         check_outputs(
             [config.out],
-            force=config.force,
+            force=own.may_replace,
             models=[opened],
             data=[config.data if config.entry.needs_data else None, config.ood],
             files=[config.naming.file],
         )
-        check_training(config, opened)
+        check_training(config, opened, own)
     architecture = opened.header.architecture
     scored = _scored(config, architecture)
     heads = total_heads(scored)
@@ -96,7 +101,14 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
         if ref is not None
     }
     document = _document(config, opened, options, data)
-    journal = open_journal(config.out, digest_text(document.to_json()), anew=config.force, team=team)
+    journal = open_journal(
+        config.out,
+        digest_text(document.to_json()),
+        heads=scored,
+        anew=config.force,
+        team=team,
+        progress=progress,
+    )
     if journal.done:
         progress.step(f"Going on after {counted(len(journal.done), 'removal')} of an interrupted run")
     state = open_state(config, opened, document, progress)
@@ -121,7 +133,7 @@ def _run(config: ScoreConfig, team: Team, progress: Progress) -> ScoreReport:
     )
     inputs = tuple(InputFile(name=sets[role].name, sha256=found.sha256) for role, found in data.items())
     if team.leads:
-        scores = publish_scores(config, opened, scores, ranking, inputs=inputs)
+        scores = publish_scores(config, opened, scores, ranking, inputs=inputs, claim=own)
         journal.discard()
         state.clear()
     unasked = config.budget is None and config.settings.budget_means in {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import NamedTuple
 
 import torch
-from typing_extensions import override
 
 from hydractl.checkpoint import write_tensors
+from hydractl.claims import Claim
 from hydractl.data.items import Items
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel, open_model
@@ -17,7 +16,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.heads import HeadScores
 from hydractl.progress import Progress
-from hydractl.publish import Sink, is_stream, publish, publish_text
+from hydractl.publish import Digested, is_stream, publish_text, publish_together
 from hydractl.runtime import digest_text, versions
 from hydractl.scoring.job import Ranking, Training
 from hydractl.stages.score.config import ScoreConfig
@@ -28,7 +27,7 @@ from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.state import Snapshot, StateFolder
 
 
-def check_training(config: ScoreConfig, opened: OpenModel) -> None:
+def check_training(config: ScoreConfig, opened: OpenModel, claim: Claim) -> None:
     """Refuse what cannot train, and weights that cannot be written, before any work.
 
     Raises:
@@ -50,7 +49,7 @@ def check_training(config: ScoreConfig, opened: OpenModel) -> None:
         )
     check_outputs(
         [config.trained],
-        force=config.force,
+        force=claim.may_replace,
         models=[opened],
         data=[config.data, config.ood],
         option="--trained",
@@ -86,11 +85,7 @@ def open_state(config: ScoreConfig, opened: OpenModel, document: HeadScores, pro
         return State()
     told = [document.to_json(), versions("torch", opened.family.library)]
     folder = StateFolder(config.out.with_name(f"{config.out.name}.state"), digest_text(json.dumps(told)))
-    if not folder.check(force=config.force):
-        return State(folder)
-    start = folder.load()
-    progress.step(f"Going on at step {start.position.step}, from {folder.path}")
-    return State(folder, start)
+    return State(folder, folder.resumed(force=config.force, progress=progress))
 
 
 def offered(
@@ -136,6 +131,7 @@ def publish_scores(
     ranking: Ranking,
     *,
     inputs: tuple[InputFile, ...],
+    claim: Claim,
 ) -> HeadScores:
     """Write the scores, and the trained weights if they are wanted: the scores then are of these.
 
@@ -145,6 +141,7 @@ def publish_scores(
         scores: To be written.
         ranking: May hold weights.
         inputs: Lineage entries of the data.
+        claim: To the outputs.
 
     Returns:
         What was written.
@@ -162,34 +159,13 @@ def publish_scores(
         trained=ranking.weights.keys(),
         hint="lower `--weights-lr`",
     )
-    with publish(config.trained) as file:
-        digested = _Digested(file)
+    with publish_together(claim) as begin:
+        digested = Digested(begin(config.trained))
         write_tensors(digested, tensors, header=_header(config, opened, scores, inputs))
-        of = Fingerprint(reference=config.trained.name, sha256=f"sha256:{digested.sha.hexdigest()}")
+        of = Fingerprint(reference=config.trained.name, sha256=digested.digest)
         scores = scores.model_copy(update={"model": of})
-        publish_text(config.out, scores.to_json())
+        begin(config.out).write(scores.to_json().encode())
     return scores
-
-
-class _Digested(Sink):
-    """A sink that digests what it passes on."""
-
-    def __init__(self, file: Sink) -> None:
-        self._file = file
-        self.sha = hashlib.sha256()
-
-    @override
-    def write(self, data: bytes | memoryview, /) -> int:
-        self.sha.update(data)
-        return self._file.write(data)
-
-    @override
-    def flush(self) -> None:
-        self._file.flush()
-
-    @override
-    def fileno(self) -> int:
-        return self._file.fileno()
 
 
 def _header(

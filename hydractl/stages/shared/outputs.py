@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydractl.claims import Claim, claimed
 from hydractl.data.reference import DataRef, SourceKind
+from hydractl.progress import Progress
 from hydractl.publish import check_output, is_stream
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ KEPT = (".journal", ".state")
 def check_outputs(
     outputs: Iterable[Path],
     *,
-    force: bool,
+    force: bool | Callable[[Path], bool],
     models: Iterable[OpenModel] = (),
     data: Iterable[DataRef | str | None] = (),
     files: Iterable[Path | None] = (),
@@ -29,7 +31,7 @@ def check_outputs(
 
     Args:
         outputs: Where they will go; `-` is standard output.
-        force: Whether an existing file may be replaced. What the command reads never may.
+        force: Whether an existing file may be replaced, or which. What the command reads never may.
         models: Those that are read, with whatever lies beside their weights.
         data: The data that are read: a file, or whatever lies in a folder. Images that a table only names are not looked for.
         files: Other files that are read: scores, masks, lists of names.
@@ -48,7 +50,18 @@ def check_outputs(
     ]
     folders = [Path(ref.source) for ref in refs if ref.kind is SourceKind.FOLDER]
     for path in outputs:
-        check_output(path, force=force, inputs=inputs, folders=folders, option=option)
+        may = force(path) if callable(force) else force
+        check_output(path, force=may, inputs=inputs, folders=folders, option=option)
+
+
+@contextmanager
+def claim(
+    outputs: Iterable[Path | None], progress: Progress, *, force: bool, wait: bool | None = None
+) -> Iterator[Claim]:
+    """Have the outputs of a command to oneself as long as the block runs; see `claimed`."""
+    first = next((path for path in outputs if path is not None and not is_stream(path)), None)
+    with claimed(first, force=force, wait=wait, progress=progress) as own:
+        yield own
 
 
 @contextmanager
@@ -68,6 +81,9 @@ def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
         kept = [] if is_stream(out) else [out.with_name(out.name + suffix) for suffix in KEPT]
         left = [str(path) for path in kept if path.exists()]
         if left:
+            moved = f"move {out} away, and " if force and out.exists() else ""
             again = "the same command without `--force`" if force else "the same command"
-            error.add_note(f"what was done is kept in {' and '.join(left)}; {again} goes on from there")
+            error.add_note(
+                f"what was done is kept in {' and '.join(left)}; {moved}{again} goes on from there"
+            )
         raise

@@ -32,6 +32,10 @@ MODEL = Setting(
 ARCH = Setting("Architecture of a bare .safetensors file.", metavar="NAME[::K=V,...]", panel=MODEL_PANEL)
 OUT = Setting("Output file; `-` is standard output.", spelled=("-o", "--out"), metavar="PATH", shows=False)
 FORCE = Setting("Replace an existing output.")
+FORCE_ANEW = Setting(
+    "Replace an existing output, and start anew where an unfinished run could be gone on with."
+)
+WAIT = Setting("Wait while another command makes the same output, rather than exit 6.")
 SEED = Setting("Seed of everything random.", low=0, metavar="N")
 DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACHINE)
 DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", panel=MACHINE)

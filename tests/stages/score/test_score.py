@@ -7,11 +7,14 @@ import torch
 
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
 from hydractl.heads.budget import Budget
+from hydractl.jsonfile import compact
 from hydractl.manifest.heads import HeadScores
 from hydractl.progress import Silent
+from hydractl.runtime import digest_text
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import base
+from support.heard import Heard
 from support.variants import variant
 
 DIGITS = "digits::classes=0-6,limit=40"
@@ -144,21 +147,72 @@ def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
 
     with pytest.raises(ManifestError, match="other inputs or options"):
         run_score(circuit(model, out, budget=Budget(remove=4)))
-    report = run_score(circuit(model, out, budget=Budget(remove=4), force=True))
+    heard = Heard()
+    report = run_score(circuit(model, out, budget=Budget(remove=4), force=True), heard)
 
+    assert heard.warnings == [
+        f"`--force` starts anew: what an unfinished run left in {out}.journal is dropped"
+    ]
     assert report.resumed_from == 0
     assert len(report.scores.removals) == 4
 
 
-@pytest.mark.parametrize(
-    "text", ["[1\n2\n", "3\n", "{}\n[1]\n", '{}\n{"tower": 3}\n', '{}\n{"memory": [1]}\n', "[" * 200_000 + "\n"],
-    ids=["no JSON", "a number", "a list", "no removal", "no memory", "deep"],
-)  # fmt: skip
-def test_a_damaged_journal_is_refused(model, tmp_path, text):
-    (tmp_path / "s.json.journal").write_text(text)
+@pytest.fixture(scope="module")
+def written(model, tmp_path_factory):
+    """The lines of a journal with three removals."""
+    out = tmp_path_factory.mktemp("journal") / "s.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_score(circuit(model, out), Stopped(3))
+    return out.with_name("s.json.journal").read_text().splitlines(keepends=True)
 
-    with pytest.raises(ManifestError, match="damaged"):
+
+def chained(before, document):
+    """Return a line as the journal would write it."""
+    link = digest_text(json.loads(before)["chain"] + compact(document, sort_keys=True))
+    return json.dumps({**document, "chain": link}) + "\n"
+
+
+@pytest.mark.parametrize(
+    "change", [
+        lambda lines: [*lines, "[1\n"],
+        lambda lines: [*lines, "3\n"],
+        lambda lines: [*lines, "[" * 200_000 + "\n"],
+        lambda lines: [*lines, lines[-1]],
+        lambda lines: [*lines[:2], lines[3]],
+        lambda lines: [*lines[:3], lines[3].replace('"objective": ', '"objective": 1')],
+        lambda lines: [lines[0].replace('"baseline": ', '"baseline": 1'), *lines[1:]],
+        lambda lines: [*lines, chained(lines[-1], {"tower": 3})],
+        lambda lines: [*lines, chained(lines[-1], {"memory": [1]})],
+        lambda lines: [*lines, chained(lines[-1], {"tower": "text", "layer": 0, "head": 0, "objective": 0.5})],
+        lambda lines: [*lines, chained(lines[-1], {"tower": "vision", "layer": 9, "head": 0, "objective": 0.5})],
+        lambda lines: [*lines, chained(lines[-1], {k: v for k, v in json.loads(lines[1]).items() if k != "chain"})],
+    ],
+    ids=["no JSON", "a number", "deep", "repeated", "left out", "objective", "baseline", "no removal", "no memory", "tower",
+         "layer", "twice"],
+)  # fmt: skip
+def test_a_damaged_journal_is_refused(model, tmp_path, written, change):
+    path = tmp_path / "s.json.journal"
+    path.write_text("".join(change(written)))
+
+    with pytest.raises(ManifestError, match="damaged") as caught:
         run_score(circuit(model, tmp_path / "s.json"))
+    assert "--force" in caught.value.hint
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("make", [
+    lambda path: path.mkdir(), lambda path: path.write_text(""), lambda path: path.write_text("mine\n"),
+    lambda path: path.write_text('{"schema": "hydractl.scores/1"}\n'), lambda path: path.symlink_to("nowhere"),
+], ids=["folder", "empty", "notes", "JSON", "link"])  # fmt: skip
+def test_what_is_no_journal_is_never_touched(model, tmp_path, make, force):
+    path = tmp_path / "s.json.journal"
+    make(path)
+    before = [path.lstat()[i] for i in (0, 1, 6, 8)]
+
+    with pytest.raises(OutputExists, match="hydractl did not write what is there"):
+        run_score(circuit(model, tmp_path / "s.json", force=force))
+    assert [path.lstat()[i] for i in (0, 1, 6, 8)] == before
 
 
 @pytest.mark.parametrize("method", ["taylor", "magnitude", "random"])
