@@ -95,7 +95,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --json -q --quiet -h --help'
+                _hydractl_words '-o --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -173,7 +173,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --arch --force --json -q --quiet -h --help'
+                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --arch --force --wait --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
