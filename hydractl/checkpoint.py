@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 METADATA_KEY = "hydractl"
 MOST_TENSORS = 50_000
 """In one file: that of a large model of experts has some ten thousand."""
-_SCRATCH = re.compile("hydractl-[0-9a-f]{16}")
+_SCRATCH = re.compile("hydractl-held-[0-9a-f]{16}")
+"""Earlier versions held no lock on theirs: those have other names, and are left alone."""
 
 
 class ScratchFolder:
@@ -60,10 +61,10 @@ class ScratchFolder:
         with contextlib.suppress(OSError):
             remove_dead(
                 path
-                for path in place.glob("hydractl-*")
+                for path in place.glob("hydractl-held-*")
                 if _SCRATCH.fullmatch(path.name) and path.lstat().st_uid == os.geteuid()
             )
-        self.path = place / f"hydractl-{secrets.token_hex(8)}"
+        self.path = place / f"hydractl-held-{secrets.token_hex(8)}"
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         with self._translated():
             self.path.mkdir(
