@@ -92,7 +92,8 @@ class Block(nn.Module):
         """Return the attention output (N, T', D) of head outputs z (B, T', H, K)."""
         return self.attn.project(z)
 
-    def run(self, stream: Stream, queries: slice | None = None) -> Stream:
+    @override
+    def forward(self, stream: Stream, queries: slice | None = None) -> Stream:
         """Return the stream after this block, of the tokens `queries` only where given."""
         y = self.project(self.heads(stream, queries))
         return self.join(stream if queries is None else stream.with_tokens(stream.tokens[:, queries]), y)
@@ -192,7 +193,7 @@ class Tower(nn.Module):
         if self.fork == 1:
             stream = stream.for_each(self.members)
         for i, block in enumerate(self.layers()):
-            stream = block.run(stream, self.queries(i))
+            stream = block(stream, self.queries(i))
         logits: torch.Tensor = self.readout(stream)
         return logits
 
@@ -201,7 +202,7 @@ class Tower(nn.Module):
         blocks = self.layers()
         for i in range(layer, len(blocks)):
             stream = self.forked(stream, i + 1)
-            stream = blocks[i].run(stream, self.queries(i))
+            stream = blocks[i](stream, self.queries(i))
         return self.finish(stream)
 
     def finish(self, stream: Stream) -> torch.Tensor:

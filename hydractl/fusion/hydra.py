@@ -165,6 +165,12 @@ def members_from_state(
         raise CheckpointError(
             f"{where}: {error}", hint="was the file edited? fuse the members again"
         ) from error
+    return members_of(header, states, where=where)
+
+
+def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, where: str) -> list[Model]:
+    """Build a hydra's members, each from its own tensors; one that several hold is the same parameter in each."""
+    family = family_of(header.architecture)
     held: dict[int, torch.Tensor] = {}
     members = []
     for alone, own in zip(member_headers(header), states, strict=True):

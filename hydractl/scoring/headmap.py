@@ -151,5 +151,5 @@ def _advanced(tower: Tower, layer: int, streams: Sequence[Stream | None]) -> lis
     block, done = tower.layers()[layer], {}
     for stream in streams:
         if stream is not None and id(stream) not in done:
-            done[id(stream)] = block.run(stream, tower.queries(layer))
+            done[id(stream)] = block(stream, tower.queries(layer))
     return [None if stream is None else done[id(stream)] for stream in streams]

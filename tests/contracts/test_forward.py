@@ -96,7 +96,7 @@ def test_resuming_from_any_layer_is_the_forward_pass(variant):
         stream, expected = tower.embed(asked), tower(asked)
         for layer, block in enumerate(tower.layers()):
             assert torch.equal(tower.resume(stream, layer), expected)
-            stream = block.run(stream, tower.queries(layer))
+            stream = block(stream, tower.queries(layer))
         assert torch.equal(tower.finish(stream), expected)
 
 

@@ -89,7 +89,8 @@ class FuseReport:
 def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     """Fuse members into one hydra.
 
-    Memory holds one tensor of every member at a time, unless the result is verified or measured.
+    Memory holds one tensor of every member at a time; where the result is verified, one block of every member; where it is
+    measured, a hydra.
 
     Raises:
         CheckpointError: If the members do not belong together; said before their tensors are read.
@@ -280,21 +281,17 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
     """Run hydra and members on one batch in fp32; without averaged tensors they must agree."""
     import torch  # noqa: PLC0415 - fusing without averages does not need torch
 
-    from hydractl.families.opening import load_model  # noqa: PLC0415 - builds models: not needed to fuse
-    from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs  # noqa: PLC0415 - as above
-    from hydractl.fusion.hydra import hydra_from_state  # noqa: PLC0415 - as above
+    from hydractl.families.probe import TOLERANCE, largest_difference, probe_inputs  # noqa: PLC0415 - builds models: not needed to fuse
+    from hydractl.fusion.streaming import hydra_logits, member_logits  # noqa: PLC0415 - as above
     from hydractl.metrics.samples import ensemble_log_probs  # noqa: PLC0415 - as above
 
     inputs = probe_inputs(header, seed=config.seed)
-    state = {name: fusion.tensor(name) for name in fusion.specs}
-    with torch.inference_mode():
-        # first, as these say which member is not what its header says
-        expected = torch.cat([load_model(m, dtype=torch.float32).member_logits(inputs) for m in members])
-        hydra = hydra_from_state(header, state, where=str(config.out), dtype=torch.float32)
-        found = hydra.member_logits(inputs)
-        difference = largest_difference(found, expected)
-        together, apart = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (found, expected))
-        probabilities = (together - apart).abs().max().item()
+    # first, as these say which member is not what its header says
+    expected = torch.cat([member_logits(m, inputs) for m in members])
+    found = hydra_logits(fusion, header, inputs, where=str(config.out))
+    difference = largest_difference(found, expected)
+    together, apart = (ensemble_log_probs(z.log_softmax(-1)).exp() for z in (found, expected))
+    probabilities = (together - apart).abs().max().item()
     exact = Fate.MERGED not in fusion.fates.values()
     if not difference <= TOLERANCE and (exact or difference == float("inf")):
         raise CheckFailed(

@@ -16,6 +16,7 @@ from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
 from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
+from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.manifest.header import Header, InputFile, Kind
@@ -82,6 +83,8 @@ class PruneReport:
 
 def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
     """Prune a base into one or several members.
+
+    Memory holds one tensor at a time; while members are verified, the weights of one step.
 
     Raises:
         InputError: If an input cannot be used; nothing is written then.
@@ -169,18 +172,25 @@ def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) ->
     progress.step(
         f"Checking that {len(masks)} pruned {'member equals' if len(masks) == 1 else 'members equal'} the masked base"
     )
-    header, family = opened.header, opened.family
-    state = {k: v.float() if v.is_floating_point() else v for k, v in opened.checkpoint.tensors().items()}
+    header, family, architecture = opened.header, opened.family, opened.header.architecture
+    read, specs = opened.checkpoint.tensor, opened.checkpoint.specs
+    whole = build_checked(family, header, hollow(specs), where=opened.reference)
     inputs = probe_inputs(header)
     found: list[float | None] = []
     for i, mask in enumerate(masks):
-        sliced = {n: prune_tensor(family, header.architecture, mask.towers, n, t) for n, t in state.items()}
+
+        def sliced(name: str, towers: Mask = mask.towers) -> list[torch.Tensor]:
+            return [prune_tensor(family, architecture, towers, name, read(name))]
+
+        def zeroed(name: str, towers: Mask = mask.towers) -> list[torch.Tensor]:
+            return [zero_dropped(family, architecture, towers, {name: read(name)})[name]]
+
+        left = {n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()}
         pruned_header = header.model_copy(update={"kind": Kind.MEMBER, "masks": (mask.towers,)})
-        with torch.inference_mode():
-            pruned = build_checked(family, pruned_header, sliced, where=f"member {i}")(inputs)
-            zeroed = zero_dropped(family, header.architecture, mask.towers, state)
-            masked = build_checked(family, header, zeroed, where=opened.reference)(inputs)
-        difference = largest_difference(pruned, masked)
+        pruned = build_checked(family, pruned_header, hollow(left), where=f"member {i}")
+        difference = largest_difference(
+            streamed_logits(pruned, sliced, inputs), streamed_logits(whole, zeroed, inputs)
+        )
         if not difference <= TOLERANCE:
             raise CheckFailed(
                 f"member {i} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",

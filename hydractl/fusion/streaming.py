@@ -1,0 +1,116 @@
+"""Models that are run without being held: each step is filled from the files while it runs, and emptied again.
+
+A step is what a tower runs in turn, its embedding, a block, its readout; or the answer after the towers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TypeAlias, cast
+
+import torch
+from torch import nn
+
+from hydractl.families.opening import OpenModel, build_checked
+from hydractl.families.tower import Model, Tower, Towers
+from hydractl.fusion.hydra import Hydra, members_of
+from hydractl.fusion.plan import Fusion, split_members
+from hydractl.inputs import Inputs
+from hydractl.manifest.header import Fate, Header
+from hydractl.tensors import TensorSpec
+
+Read: TypeAlias = "Callable[[str], Sequence[torch.Tensor]]"
+"""Returns each member's tensor of a name."""
+
+
+def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
+    """Return tensors of these shapes that take no memory, floating-point ones in fp32.
+
+    Each is one number, repeated: whoever computes with one that was not filled gets no number at all.
+    """
+    nothing = {True: torch.tensor(float("nan")), False: torch.tensor(0)}
+    return {n: nothing[s.is_floating].expand(s.shape) for n, s in specs.items()}
+
+
+def member_logits(opened: OpenModel, inputs: Inputs) -> torch.Tensor:
+    """Return the logits (1, B, C) of an open base or member."""
+    made = hollow(opened.checkpoint.specs)
+    model = build_checked(opened.family, opened.header, made, where=opened.reference)
+    return streamed_logits(model, lambda name: [opened.checkpoint.tensor(name)], inputs)
+
+
+def hydra_logits(fusion: Fusion, header: Header, inputs: Inputs, *, where: str) -> torch.Tensor:
+    """Return the logits (M, B, C) of what a fusion would be written as, under that header; `where` is for errors."""
+    states = [hollow(checkpoint.specs) for checkpoint in fusion.checkpoints]
+    shared = {name: states[0][name] for name, fate in fusion.fates.items() if fate != Fate.GROUPED}
+    members = members_of(header, [own | shared for own in states], where=where)
+
+    def read(name: str) -> list[torch.Tensor]:
+        return [own[name] for own in split_members(fusion.family, header, {name: fusion.tensor(name)})]
+
+    return streamed_logits(Hydra(members).eval(), read, inputs, members=members)
+
+
+def streamed_logits(
+    model: Towers, read: Read, inputs: Inputs, *, members: Sequence[Model] = ()
+) -> torch.Tensor:
+    """Return the members' logits (M, B, C) of a model in fp32; memory holds the weights of one step at a time.
+
+    Args:
+        model: Made of `hollow` tensors.
+        read: Where its tensors are.
+        inputs: As it takes them.
+        members: What it was made of, where it is a hydra.
+    """
+    held = [m.library_state() for m in members or [cast("Model", model)]]
+    places = {id(t): (name, m) for m, own in reversed([*enumerate(held)]) for name, t in own.items()}
+    with torch.inference_mode(), ExitStack() as hooks:
+        for step in _steps(model):
+            filled = _Filled(step, places, read)
+            hooks.enter_context(step.register_forward_pre_hook(filled.fill))
+            hooks.enter_context(step.register_forward_hook(filled.empty))
+        return model.member_logits(inputs)
+
+
+def _steps(model: Towers) -> Iterator[nn.Module]:
+    for tower in cast("list[Tower]", list(model.towers.values())):
+        yield from (tower.embed, *tower.layers(), tower.readout)
+    yield from model.answers
+
+
+class _Filled:
+    """A step that has its tensors while it runs."""
+
+    def __init__(self, step: nn.Module, places: Mapping[int, tuple[str, int]], read: Read) -> None:
+        """Find where the step holds which tensors.
+
+        Args:
+            step: Of a model of `hollow` tensors.
+            places: The name of each, and the first member that has it.
+            read: Returns all members' tensors of a name.
+        """
+        self.read = read
+        self.slots = [
+            (table, key, tensor, *places[id(tensor)])
+            for module in step.modules()
+            for table in (module._parameters, module._buffers)
+            for key, tensor in table.items()
+            if id(tensor) in places
+        ]
+
+    def fill(self, *_: object) -> None:
+        """Read the step's tensors, each name once."""
+        found = {name: self.read(name) for name in dict.fromkeys(slot[3] for slot in self.slots)}
+        wide = {
+            (name, m): t.float() if t.is_floating_point() else t
+            for name, tensors in found.items()
+            for m, t in enumerate(tensors)
+        }
+        for table, key, _tensor, name, m in self.slots:
+            cast("dict[str, torch.Tensor]", table)[key] = wide[name, m]
+
+    def empty(self, *_: object) -> None:
+        """Put back what takes no memory."""
+        for table, key, tensor, _name, _m in self.slots:
+            cast("dict[str, torch.Tensor | None]", table)[key] = tensor
