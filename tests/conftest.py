@@ -27,6 +27,7 @@ def pytest_addoption(parser):
         action="store_true",
         help="laws marked `spread` over all variants, not a few a family",
     )
+    parser.addoption("--torture", action="store_true", help="all that `tests/torture` can try, not a share")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -74,6 +75,19 @@ def pytest_collection_finish(session):
     """Leave what the libraries are made of out of garbage collections: each training run asks for one of everything."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Show the tries and failures of `tests/torture` by kind, where there are some."""
+    counts = defaultdict(lambda: (0, 0))
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        for kind, tries, failed in (v for k, v in getattr(report, "user_properties", ()) if k == "torture"):
+            if report.when == "call":
+                counts[kind] = (counts[kind][0] + tries, counts[kind][1] + failed)
+    if counts and terminalreporter.config.getoption("torture"):
+        terminalreporter.write_sep("=", "tries and failures")
+        for kind, (tries, failed) in sorted(counts.items()):
+            terminalreporter.write_line(f"{kind:12}{tries:8}{failed:8}")
 
 
 def pytest_sessionfinish(session):

@@ -127,7 +127,7 @@ def _attend(connection: socket.socket) -> None:
     child = os.fork()
     if child == 0:
         connection.close()
-        _end(_become(asked, streams))
+        end(become(asked, streams))
     for stream in streams:
         os.close(stream)
     connection.send(str(child).encode())
@@ -141,7 +141,7 @@ def _attend(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _end(code: int) -> NoReturn:
+def end(code: int) -> NoReturn:
     """End without taking apart all that the libraries are made of, which a fork would have to copy for it."""
     threading._shutdown()
     atexit._run_exitfuncs()
@@ -149,7 +149,7 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _become(asked: dict[str, Any], streams: list[int]) -> int:
+def become(asked: dict[str, Any], streams: list[int]) -> int:
     """Run what is asked for as the interpreter would; return how it ended."""
     import random
 

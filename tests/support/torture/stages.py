@@ -1,0 +1,127 @@
+"""The command lines that are tried, in an order in which each finds what it reads; all tiny."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from support.torture.tries import Worker
+
+ARCH = (
+    "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=16,depth=2,num_heads=2,num_classes=7"
+)
+TRAIN, VAL = "digits::split=train,classes=0-6,limit=8", "digits::split=val,classes=0-6,limit=8"
+STEPS = ("--steps", "2", "--batch-size", "4", "--save-every", "1", "--seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A command line, and what it reads and writes.
+
+    Attributes:
+        resumes: Whether it leaves beside its output what a run that was cut off goes on from.
+    """
+
+    words: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...]
+    resumes: bool = False
+
+
+STAGES = {
+    "finetune": Stage(
+        words=("finetune", f"arch:{ARCH}", "--data", TRAIN, "--val", VAL, *STEPS, "0", "-q", "-o", "base.st"),
+        writes=("base.st",),
+        resumes=True,
+    ),
+    "score": Stage(
+        words=("score", "base.st", "--data", VAL, "--objective", "acc", "--remove", "3", "-q", "-o", "s.json"),
+        reads=("base.st",),
+        writes=("s.json",),
+        resumes=True,
+    ),
+    "score-trained": Stage(
+        words=("score", "base.st", "--data", TRAIN, "--method", "l0", "--training", "joint", "--epochs", "2",
+               "--batch-size", "4", "--trained", "t.st", "-q", "-o", "l0.json"),
+        reads=("base.st",),
+        writes=("l0.json", "t.st"),
+        resumes=True,
+    ),
+    "prune": Stage(
+        words=("prune", "base.st", "--scores", "s.json", "--remove", "1", "--members", "2", "--pool", "3", "-q",
+               "-o", "m-{i}.st"),
+        reads=("base.st", "s.json"),
+        writes=("m-0.st", "m-0.mask.json", "m-1.st", "m-1.mask.json"),
+    ),
+    "prune-mask": Stage(
+        words=("prune", "base.st", "--mask", "m-0.mask.json", "-q", "-o", "p.st"),
+        reads=("base.st", "m-0.mask.json"),
+        writes=("p.st", "p.mask.json"),
+    ),
+    "fuse": Stage(
+        words=("fuse", "m-0.st", "m-1.st", "-q", "-o", "h.st"), reads=("m-0.st", "m-1.st"), writes=("h.st",)
+    ),
+    "eval": Stage(
+        words=("eval", "h.st", "--data", VAL, "--no-latency", "--bootstrap", "0", "-q", "-o", "r.json",
+               "--save-predictions", "y.safetensors"),
+        reads=("h.st",),
+        writes=("r.json", "y.safetensors"),
+    ),
+    "import": Stage(
+        words=("import", "w.safetensors", "--arch", ARCH, "--labels", "labels.txt", "-q", "-o", "i.st"),
+        reads=("w.safetensors", "labels.txt"),
+        writes=("i.st",),
+    ),
+    "plot": Stage(
+        words=("inspect", "s.json", "--remove", "1", "--plot", "s.svg", "-q"), reads=("s.json",), writes=("s.svg",)
+    ),
+}  # fmt: skip
+"""Each is tried with what those before it write."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What undisturbed runs give.
+
+    Attributes:
+        files: All that they read and write, by name.
+        points: Each one's calls that concern its folder.
+        seconds: How long each took.
+    """
+
+    files: Mapping[str, bytes]
+    points: Mapping[str, tuple[str, ...]]
+    seconds: Mapping[str, float]
+
+    def read_by(self, name: str) -> dict[str, bytes]:
+        """Return the files that a stage begins with."""
+        return {file: self.files[file] for file in STAGES[name].reads}
+
+
+def undisturbed(worker: Worker) -> Whole:
+    """Run all stages once, one after the other."""
+    files = {"labels.txt": "".join(f"digit {i}\n" for i in range(7)).encode()}
+    points, seconds = {}, {}
+    place = worker.place(files)
+    for name, stage in STAGES.items():
+        ended = place.run(*stage.words)
+        assert not [*ended.faults({0})], (name, ended)
+        assert not ended.temporary
+        points[name], seconds[name] = tuple(ended.points), ended.wall
+        if name == "finetune":
+            weights = ended.files["base.st"]
+            assert weights is not None
+            (place.work / "w.safetensors").write_bytes(bare(weights))
+    found = {name: data for name, data in ended.files.items() if data}
+    worker.leave(place)
+    return Whole(found, points, seconds)
+
+
+def bare(checkpoint: bytes) -> bytes:
+    """Return a checkpoint's weights without what it says of itself."""
+    from safetensors.torch import load, save
+
+    return save(load(checkpoint))
