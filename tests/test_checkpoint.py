@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hydractl.checkpoint import Checkpoint, digest_together, write_checkpoint, write_tensors
+from hydractl.checkpoint import Checkpoint, ScratchFolder, digest_together, write_checkpoint, write_tensors
 from hydractl.errors import CheckpointError
 from hydractl.jsonfile import MAX_BYTES
 from hydractl.runtime import CHUNK_BYTES
@@ -394,3 +395,20 @@ def test_golden_header_still_reads():
     assert set(header.plan.fates.values()) == set(Fate)
     assert header.made_by is not None
     assert header.made_by.inputs[0].made_by is not None
+
+
+def test_temporary_folders_of_killed_processes_go_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    living = ScratchFolder()
+    others = ["hydractl-demo", "hydractl-0123456789abcdef.mine", "mine-0123456789abcdef"]
+    for name in (*others, "hydractl-0123456789abcdef"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tensors.st").write_text("half")
+    (tmp_path / "hydractl-fedcba9876543210").symlink_to(tmp_path / "mine-0123456789abcdef")
+
+    later = ScratchFolder()
+
+    assert {p.name for p in tmp_path.iterdir()} == {
+        *others, living.path.name, later.path.name, "hydractl-fedcba9876543210",
+    }  # fmt: skip
+    assert all((tmp_path / name / "tensors.st").exists() for name in others)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hydractl.progress import Silent
 
 
@@ -28,3 +30,21 @@ class Cut(Silent):
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt
+
+
+def cut_between_names(monkeypatch, work, after):
+    """Do some work, which is interrupted when it has given `after` outputs their names; return with what."""
+    real, times = Path.replace, iter(range(99))
+
+    def replace(path, target):
+        if Path(target).suffix in {".st", ".json"} and next(times) == after:
+            raise KeyboardInterrupt
+        return real(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", replace)
+        try:
+            work()
+        except KeyboardInterrupt as error:
+            return error
+    raise AssertionError("nothing interrupted it")

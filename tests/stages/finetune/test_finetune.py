@@ -15,6 +15,7 @@ import torch
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
+from hydractl.claims import claimed
 from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
@@ -27,7 +28,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from support.builders import base
-from support.heard import Cut
+from support.heard import Cut, Heard
 from support.variants import TIMM_VIT, TINY, Variant
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
@@ -195,7 +196,7 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path, python):
 
     assert process.wait() == -signal.SIGKILL
     assert not out.exists()
-    report = run_finetune(config(out))
+    report = run_finetune(config(out, wait=True))  # until the kill has reached the process itself
     assert 0 < report.resumed_from < 12
     assert out.read_bytes() == whole
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.st", "whole.st"]
@@ -441,6 +442,39 @@ def test_a_state_of_another_run_is_refused(tmp_path, changes):
     forced = tuned(out, force=True, **changes).read_bytes()
     assert forced == tuned(tmp_path / "fresh.st", **changes).read_bytes()
     assert not config(out).state.exists()
+
+
+def test_force_starts_anew_and_says_so(tmp_path):
+    out, heard = tmp_path / "out.st", Heard()
+    cut(out)
+
+    assert run_finetune(config(out, force=True), heard).resumed_from is None
+    assert heard.warnings == [f"`--force` starts anew: what an unfinished run left in {out}.state is dropped"]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_finetune(config(out, force=True), Cut(2))
+    assert caught.value.__notes__ == [
+        f"what was done is kept in {out}.state; move {out} away, and the same command without `--force` goes on from there"
+    ]
+
+
+def test_a_folder_of_the_user_s_own_is_never_taken_for_a_state(tmp_path):
+    out = tmp_path / "out.st"
+    (tmp_path / "out.st.state").mkdir()
+    (tmp_path / "out.st.state" / "notes.txt").write_text("mine")
+
+    with pytest.raises(OutputExists, match=r"out\.st\.state: is where .* holds `notes\.txt`"):
+        run_finetune(config(out, force=True))
+
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["notes.txt", "out.st.state"]
+
+
+def test_two_do_not_train_one_output(tmp_path):
+    with (
+        claimed(tmp_path / "out.st", force=False),
+        pytest.raises(OutputExists, match="is making it now") as caught,
+    ):
+        run_finetune(config(tmp_path / "out.st"))
+    assert "--wait" in caught.value.hint
 
 
 def test_going_on_is_reported(tmp_path):

@@ -22,7 +22,7 @@ from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import mask_path, run_prune
 from support.builders import DTYPES, base, mask_file, scores_file, sha
-from support.heard import Heard
+from support.heard import Heard, cut_between_names
 from support.variants import PLAIN, variant
 
 TABLE = ((0.9, 0.1, 0.8, 0.7), (0.2, 0.3, 0.6, 0.5), (0.95, 0.4, 0.05, 0.85))
@@ -110,6 +110,29 @@ def test_equally_many_in_every_layer(tmp_path, model):
 def test_budgets(tmp_path, model, budget, kept):
     report = prune(model, tmp_path / "m.st", scores=(scores_file(tmp_path / "s.json", TABLE),), budget=budget)
     assert report.members[0].heads_kept == kept
+
+
+def test_members_cut_off_between_two_names_are_finished(tmp_path, model, monkeypatch):
+    scores_file(tmp_path / "s.json", [[0.1, 0.2, 0.3, 0.4]] * 3)
+    for folder in ("whole", "cut"):
+        (tmp_path / folder).mkdir()
+    told = {
+        "scores": (tmp_path / "s.json",),
+        "budget": Budget(remove=4),
+        "members": 3,
+        "pool": 6,
+        "verify": False,
+    }
+    prune(model, tmp_path / "whole" / "m-{i}.st", **told)
+    out = tmp_path / "cut" / "m-{i}.st"
+    cut_between_names(monkeypatch, lambda: prune(model, out, **told), 2)
+    assert len([name for name in names(tmp_path / "cut") if name.startswith("m-")]) == 2
+
+    prune(model, out, **told)
+
+    assert names(tmp_path / "cut") == names(tmp_path / "whole")
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "cut" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_several_members_differ_and_agree_before_the_layer_they_diverge_from(tmp_path, model):

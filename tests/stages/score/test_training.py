@@ -17,6 +17,7 @@ from hydractl.progress import Silent
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import base
+from support.heard import cut_between_names
 from support.pairs import pair
 from support.variants import variant
 
@@ -109,6 +110,22 @@ def test_joint_training_writes_a_base_that_the_scores_are_of(model, tmp_path):
     assert changed
     assert load_model(opened)(torch.zeros(1, 1, 8, 8)).isfinite().all()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.json", "trained.st"]
+
+
+def test_scores_and_weights_cut_off_between_two_names_are_finished(model, tmp_path, monkeypatch):
+    whole, told = tmp_path / "whole", {"given": JOINT | {"epochs": 1}}
+    for folder in (whole, tmp_path / "cut"):
+        folder.mkdir()
+    out, trained = tmp_path / "cut" / "s.json", tmp_path / "cut" / "t.st"
+    run_score(config(model, whole / "s.json", trained=whole / "t.st", **told))
+    cut_between_names(monkeypatch, lambda: run_score(config(model, out, trained=trained, **told)), 1)
+    assert [out.exists(), trained.exists()] == [False, True]
+
+    run_score(config(model, out, trained=trained, **told))
+
+    assert sorted(p.name for p in out.parent.iterdir()) == ["s.json", "t.st"]
+    assert out.read_bytes() == (whole / "s.json").read_bytes()
+    assert trained.read_bytes() == (whole / "t.st").read_bytes()
 
 
 def test_the_same_seed_trains_the_same_base(model, tmp_path):
