@@ -34,11 +34,15 @@ def shortened(text: str, letters: int) -> str:
     return f"{text[:head]}…{text[len(text) - (letters - 1 - head) :]}"
 
 
+def harmless(text: str) -> str:
+    """Return a text of somebody else's without what steers a terminal; line breaks stay."""
+    return re.sub(r"[^\n -~\xa1-\U0010ffff]", lambda found: repr(found[0])[1:-1], text)
+
+
 def in_one_line(text: str) -> str:
     """Return a message without line breaks and what steers a terminal, its values and itself not too long to read."""
     line = re.sub(r"\s*\n\s*", " ", shortened(text.strip(), 10 * MESSAGE))
-    line = re.sub(r"[^ -~\xa1-\U0010ffff]", lambda found: repr(found[0])[1:-1], line)
-    values = re.sub(r"`[^`]*`|\S+", lambda found: shortened(found[0], VALUE), line)
+    values = re.sub(r"`[^`]*`|\S+", lambda found: shortened(found[0], VALUE), harmless(line))
     return shortened(values, MESSAGE)
 
 

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hydractl.errors import HydraError, OutputError, UsageError, in_one_line
+from hydractl.errors import HydraError, OutputError, UsageError, harmless, in_one_line
 from hydractl.parallel import LINGER_S
 from hydractl.signals import heed_no_more_signals
 
@@ -236,7 +236,7 @@ def line(out: Console, message: str) -> None:
     """Print one literal line of a result, unwrapped."""
     from rich.text import Text
 
-    out.print(Text(message), soft_wrap=True)
+    out.print(Text(harmless(message)), soft_wrap=True)
 
 
 def table(
@@ -245,7 +245,12 @@ def table(
     """Return a table of literal texts, its first `left` columns left-aligned; a narrow terminal folds, never cuts it."""
     from hydractl.cli.tables import Grid
 
-    return Grid(columns=tuple(columns), rows=tuple(tuple(row) for row in rows), title=title, left=left)
+    return Grid(
+        columns=tuple(map(harmless, columns)),
+        rows=tuple(tuple(map(harmless, row)) for row in rows),
+        title=title and harmless(title),
+        left=left,
+    )
 
 
 def model_cell(reference: str) -> str:

@@ -13,6 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from hydractl.errors import harmless
+
 NARROWEST_FIRST_COLUMN = 14
 KEPT_DROPPED = (("■", "·"), ("#", "."))
 SHADES = ("░▒▓█", ":+*#")
@@ -111,7 +113,7 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(Text(name), Text(value))
+        grid.add_row(Text(harmless(name)), Text(harmless(value)))
     return grid
 
 

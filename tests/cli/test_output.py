@@ -10,6 +10,7 @@ import pytest
 
 from hydractl.cli import output
 from hydractl.cli.output import Terminal, as_json, count, line, size
+from hydractl.cli.tables import facts
 from hydractl.errors import OutputError, UsageError
 
 
@@ -70,6 +71,21 @@ def test_quiet_leaves_standard_output_to_the_output(capsys):
 def test_two_results_cannot_share_standard_output(settings):
     with pytest.raises(UsageError):
         Terminal(**settings)
+
+
+def test_what_steers_a_terminal_is_shown_and_not_obeyed(capsys):
+    out = output.console()
+    line(out, "\x1b[31mred\x9b")
+    out.print(output.table(["\x1b]0;a"], [["\x1b[2Jb\x08"]], title="\x07c"))
+
+    out.print(facts([("\x1b]1;d", "\x1be")]))
+
+    shown = capsys.readouterr().out
+    assert not set(shown) & set("\x1b\x9b\x08\x07")
+    assert all(
+        text in shown
+        for text in (r"\x1b[31mred\x9b", r"\x1b]0;a", r"\x1b[2Jb\x08", r"\x07c", r"\x1b]1;d", r"\x1be")
+    )
 
 
 def test_json_is_plain():

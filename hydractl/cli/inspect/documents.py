@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydractl.cli.output import line, model_cell, table
+from hydractl.errors import harmless
 from hydractl.progress import counted
 from hydractl.reporting.heads_figure import told_apart
 
@@ -135,10 +136,10 @@ def lineage_tree(file: str, step: Step) -> Tree:
             again = source.sha256 in seen
             seen.add(source.sha256)
             made = "" if step is None else "  (as above)" if again else f"  {_step(step)}"
-            branch = tree.add(Text(f"{source.name}  {short(source.sha256)}{made}", overflow="fold"))
+            branch = tree.add(Text(harmless(f"{source.name}  {short(source.sha256)}{made}"), overflow="fold"))
             grow(branch, () if step is None or again else step.inputs)
 
-    root = Tree(Text(f"{file}  {_step(step)}", overflow="fold"))
+    root = Tree(Text(harmless(f"{file}  {_step(step)}"), overflow="fold"))
     grow(root, step.inputs)
     return root
 
