@@ -400,15 +400,20 @@ def test_golden_header_still_reads():
 def test_temporary_folders_of_killed_processes_go_and_no_others(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     living = ScratchFolder()
-    others = ["hydractl-demo", "hydractl-0123456789abcdef.mine", "mine-0123456789abcdef"]
-    for name in (*others, "hydractl-0123456789abcdef"):
+    others = [
+        "hydractl-demo",
+        "hydractl-0123456789abcdef",
+        "hydractl-held-0123456789abcdef.mine",
+        "mine-0123456789abcdef",
+    ]
+    for name in (*others, "hydractl-held-0123456789abcdef"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tensors.st").write_text("half")
-    (tmp_path / "hydractl-fedcba9876543210").symlink_to(tmp_path / "mine-0123456789abcdef")
+    (tmp_path / "hydractl-held-fedcba9876543210").symlink_to(tmp_path / "mine-0123456789abcdef")
 
     later = ScratchFolder()
 
     assert {p.name for p in tmp_path.iterdir()} == {
-        *others, living.path.name, later.path.name, "hydractl-fedcba9876543210",
+        *others, living.path.name, later.path.name, "hydractl-held-fedcba9876543210",
     }  # fmt: skip
     assert all((tmp_path / name / "tensors.st").exists() for name in others)
