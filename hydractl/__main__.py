@@ -10,7 +10,7 @@ try:
     import signal
     from typing import TYPE_CHECKING, TextIO
 
-    from hydractl.signals import heed_no_more_signals, heed_signals, told_to_end
+    from hydractl.signals import ENDING, heed_no_more_signals, heed_signals, told_to_end
 except KeyboardInterrupt:  # nothing has begun
     sys.stderr.write("interrupted\n")
     raise SystemExit(130) from None
@@ -45,7 +45,8 @@ def main() -> None:
             sys.stderr.write("interrupted\n")
     heed_no_more_signals()
     if not launched:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left to do is not worth a traceback
+        for number in filter(lambda number: callable(signal.getsignal(number)), ENDING):
+            signal.signal(number, signal.SIG_DFL)  # what is left to do is not worth a traceback
     sys.exit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from hydractl.errors import HydraError, InputError, UsageError
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
+BROKEN_DISK = {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
+"""What may come of reading or writing an open file, and then without its name."""
 
 app = typer.Typer(
     name="hydractl",
@@ -153,8 +156,9 @@ def _usage_or_bug(error: Exception) -> int:
         from hydractl.cli.output import fail, refusal
 
         refused = refusal()  # of what typer prints itself: help, the version
-        if refused is None and error.filename is not None:
-            refused = InputError(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        if refused is None and (error.filename is not None or error.errno in BROKEN_DISK):
+            name = "a file of this command" if error.filename is None else os.fsdecode(error.filename)
+            refused = InputError(f"{name}: {error.strerror}")
         if refused is not None:
             fail(refused)
             return refused.exit_code

@@ -27,6 +27,8 @@ from support.torture.points import Plan, Points
 
 CPU_S, WALL_S, MEMORY = 20, 120, 1 << 30
 """What a try may take; the wall is far, since other work may share the machine."""
+PROGRAM = "import sys; del sys.path[0]; from hydractl.__main__ import main; main()"
+"""As the script does it, which looks for nothing in the current folder."""
 MUCH = 3 * MEMORY
 """How much address space it gets beyond what it begins with: what asks for more ends with a MemoryError, not the machine."""
 
@@ -94,7 +96,7 @@ def _try(asked: dict[str, Any]) -> NoReturn:
         folder = Path(asked["folder"])
         streams = [os.open(asked.get("stdin", os.devnull), os.O_RDONLY), *_said(folder)]
         _armed(asked, _record(folder))
-        warm.end(warm.become(_how(asked, folder, ["-m", "hydractl", *asked["words"]]), streams))
+        warm.end(warm.become(_how(asked, folder, ["-c", PROGRAM, *asked["words"]]), streams))
     os._exit(1)
 
 

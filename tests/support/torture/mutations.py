@@ -1,0 +1,258 @@
+"""Changes of files by what they are: JSON by its values, checkpoints by header and tensors, the rest by bytes.
+
+A change is data, one line of JSON in the corpus, so that what it found once is tried for ever.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+import zipfile
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from support.torture.points import CANARY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from random import Random
+
+DEEP = 100_000
+
+
+class Text(str):
+    """JSON as it is written."""
+
+    __slots__ = ()
+
+
+HOSTILE: dict[str, Any] = {
+    "null": None, "true": True, "zero": 0, "minus": -1, "two": 2, "many": 10**12, "huge": Text("9" * 5000), "half": 0.5,
+    "large": 1e308, "nan": math.nan, "infinite": math.inf, "empty": "", "word": "x", "long": "x" * 100_000,
+    "control": "\x1b[31m\x00\r\n", "surrogate": Text('"\\ud800"'), "braces": "{i}%s{}", "traversal": "../../../etc/passwd",
+    "canary": CANARY, "device": "/dev/zero", "url": "https://evil.invalid/x", "hub": "hf-hub:org/evil", "id": "org/evil",
+    "code": "__import__('os').system('touch owned')", "list": [], "object": {}, "nested": [[[]]],
+    "numbers": list(range(1000)), "deep": Text("[" * DEEP + "]" * DEEP), "unclosed": Text('{"a":' * DEEP), "bare": Text("nothing"),
+}  # fmt: skip
+DO = ("set", "set", "set", "delete", "rename", "twice", "graft", "again", "add")
+BYTES = ("cut", "flip", "insert", "remove", "empty", "append", "double", "mark", "zero")
+DTYPES = ("F32", "F16", "BF16", "F64", "I64", "I32", "U8", "BOOL", "F8_E4M3", "X9")
+TENSORS = ("dtype", "reshape", "flat", "rename", "drop", "more", "nan", "infinite", "scalar", "none")
+KINDS = {"st": ("meta", "meta", "meta", "header", "tensor", "bytes"), "json": ("json", "json", "json", "bytes"),
+         "lines": ("line", "line", "bytes"), "zip": ("zip", "bytes"), "text": ("cell", "bytes"), "bytes": ("bytes",)}  # fmt: skip
+FORMS = {".st": "st", ".safetensors": "st", ".json": "json", ".jsonl": "lines", ".journal": "lines", ".pth": "zip",
+         ".csv": "text", ".txt": "text"}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change of one file; `where` and `what` are places, drawn as shares of what there is."""
+
+    file: str
+    kind: str
+    do: str
+    where: float = 0.0
+    what: str | float = 0.0
+
+    def data(self) -> dict[str, str | float]:
+        """Return what makes it again."""
+        return asdict(self)
+
+    def of(self, data: bytes) -> bytes:
+        """Return the file's bytes with the change."""
+        return CHANGE[self.kind](self, data)
+
+
+def drawn(file: str, draw: Random) -> Change:
+    """Draw a change of a file."""
+    kind = draw.choice(KINDS[FORMS.get(file[file.rindex(".") :], "bytes")])
+    where = round(draw.random(), 4)
+    if kind in {"meta", "header", "json", "line"}:
+        do = draw.choice(DO)
+        what: str | float = draw.choice(list(HOSTILE)) if do in {"set", "add"} else round(draw.random(), 4)
+        return Change(file=file, kind=kind, do=do, where=where, what=what)
+    if kind == "tensor":
+        do = draw.choice(TENSORS)
+        return Change(
+            file=file, kind=kind, do=do, where=where, what=draw.choice(DTYPES) if do == "dtype" else 0.0
+        )
+    if kind == "cell":
+        return Change(file=file, kind=kind, do="set", where=where, what=draw.choice(list(HOSTILE)))
+    return Change(file=file, kind=kind, do=draw.choice(BYTES), where=where, what=round(draw.random(), 4))
+
+
+def dumps(value: Any) -> str:
+    """Return JSON, with what `Text` says as it is, and keys that stand twice: an object may be a `Pairs`."""
+    if isinstance(value, Text):
+        return str(value)
+    if isinstance(value, dict | Pairs):
+        pairs = value if isinstance(value, Pairs) else value.items()
+        return "{" + ",".join(f"{json.dumps(key)}:{dumps(x)}" for key, x in pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(dumps, value)) + "]"
+    return json.dumps(value)
+
+
+class Pairs(list[tuple[str, Any]]):
+    """An object whose keys need not differ."""
+
+
+def _places(value: Any, parent: Any = None, key: Any = None) -> Iterator[tuple[Any, Any]]:
+    """Go through all values: what holds each, and under which key; of long lists, the first and last few."""
+    if parent is not None:
+        yield parent, key
+    if isinstance(value, dict):
+        for name, held in value.items():
+            yield from _places(held, value, name)
+    elif isinstance(value, list):
+        for i in range(len(value)):
+            if i < 3 or i == len(value) - 1:
+                yield from _places(value[i], value, i)
+
+
+def _json(change: Change, text: str) -> str:
+    """Change one value of a JSON text."""
+    top = {"": json.loads(text)}
+    places = list(_places(top[""], top, ""))
+    parent, key = places[int(change.where * len(places))]
+    value = parent[key]
+    other = places[int(change.what * len(places))] if isinstance(change.what, float) else None
+    if change.do == "set":
+        parent[key] = HOSTILE[str(change.what)]
+    elif change.do == "graft" and other:
+        parent[key] = Text(dumps(other[0][other[1]]))
+    elif change.do == "delete" and parent is not top:
+        del parent[key]
+    elif change.do == "add":
+        held = value if isinstance(value, dict | list) else parent
+        held.append(HOSTILE[str(change.what)]) if isinstance(held, list) else held.update(
+            wings=HOSTILE[str(change.what)]
+        )
+    elif change.do == "again" and isinstance(value, list):
+        parent[key] = value * 2
+    elif isinstance(parent, dict) and parent is not top:
+        named = f"{key}x" if change.do == "rename" else key
+        pairs = Pairs(parent.items())
+        pairs.insert(0, (named, value))
+        whole = Text(dumps(Pairs(pair for pair in pairs if change.do != "rename" or pair[0] != key)))
+        _replace(top, parent, whole)
+    return dumps(top[""])
+
+
+def _replace(top: dict[str, Any], old: Any, new: Any) -> None:
+    for parent, key in list(_places(top[""], top, "")):
+        if parent[key] is old:
+            parent[key] = new
+            return
+
+
+def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
+    (size,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def _closed(header: str, body: bytes) -> bytes:
+    raw = header.encode(errors="surrogatepass")
+    raw += b" " * (-len(raw) % 8)
+    return struct.pack("<Q", len(raw)) + raw + body
+
+
+def _meta(change: Change, data: bytes) -> bytes:
+    """Change what a checkpoint says of itself."""
+    header, body = _opened(data)
+    told = header.get("__metadata__") or {}
+    name = next((name for name, text in told.items() if text.startswith("{")), None)
+    if name is None:
+        return _header(change, data)
+    told[name] = _json(change, told[name])
+    return _closed(json.dumps(header, ensure_ascii=False), body)
+
+
+def _header(change: Change, data: bytes) -> bytes:
+    header, body = _opened(data)
+    return _closed(_json(change, json.dumps(header)), body)
+
+
+def _tensor(change: Change, data: bytes) -> bytes:
+    """Change one tensor so that the file stays well-formed."""
+    header, body = _opened(data)
+    told = header.pop("__metadata__", None)
+    tensors = {n: (x["dtype"], x["shape"], body[slice(*x["data_offsets"])]) for n, x in header.items()}
+    name = list(tensors)[int(change.where * len(tensors))]
+    dtype, shape, held = tensors.pop(name)
+    instead: dict[str, tuple[str, list[int], bytes]] = {
+        "dtype": (str(change.what), shape, held),
+        "reshape": (dtype, shape[::-1], held),
+        "flat": (dtype, [math.prod(shape)], held),
+        "nan": (dtype, shape, struct.pack("<f", math.nan) * (len(held) // 4)),
+        "infinite": (dtype, shape, struct.pack("<f", math.inf) * (len(held) // 4)),
+        "scalar": (dtype, [], held[:4]),
+        "none": (dtype, [0, *shape[1:]], b""),
+    }
+    if change.do in {"rename", "more"}:
+        tensors[f"{name}x" if change.do == "rename" else "blocks.9.wings"] = (dtype, shape, held)
+    if change.do not in {"rename", "drop"}:
+        tensors[name] = instead.get(change.do, (dtype, shape, held))
+    made: dict[str, Any] = {} if told is None else {"__metadata__": told}
+    rest = b""
+    for key, (kind, size, held) in tensors.items():
+        made[key] = {"dtype": kind, "shape": size, "data_offsets": [len(rest), len(rest) + len(held)]}
+        rest += held
+    return _closed(json.dumps(made, ensure_ascii=False), rest)
+
+
+def _bytes(change: Change, data: bytes) -> bytes:
+    at, much = int(change.where * len(data)), 1 + int(float(change.what) * 40)
+    match change.do:
+        case "cut":
+            return data[:at]
+        case "flip":
+            return data[:at] + bytes([data[at] ^ (1 << much % 8)]) + data[at + 1 :] if data else b"?"
+        case "insert":
+            return data[:at] + b"\xff\x00" * much + data[at:]
+        case "remove":
+            return data[:at] + data[at + much :]
+        case "empty":
+            return b""
+        case "append":
+            return data + b"\x00" * much
+        case "double":
+            return data + data
+        case "mark":
+            return b"\xef\xbb\xbf" + data
+    return data[:at] + b"\x00" * much + data[at + much :]
+
+
+def _line(change: Change, data: bytes) -> bytes:
+    lines = data.decode().splitlines()
+    at = int(change.where * len(lines))
+    within = Change(
+        file=change.file, kind="json", do=change.do, where=change.where * len(lines) % 1, what=change.what
+    )
+    lines[at] = _json(within, lines[at])
+    return "".join(f"{line}\n" for line in lines).encode(errors="surrogatepass")
+
+
+def _cell(change: Change, data: bytes) -> bytes:
+    cells = data.decode().split(",") if b"," in data else data.decode().split("\n")
+    value = HOSTILE[str(change.what)]
+    cells[int(change.where * len(cells))] = value if isinstance(value, str) else dumps(value)
+    return (b"," if b"," in data else b"\n").join(cell.encode(errors="surrogatepass") for cell in cells)
+
+
+def _zip(change: Change, data: bytes) -> bytes:
+    """Change the bytes of one file of an archive: of what torch saves, that is its pickle or a tensor."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(found, "w") as new:
+        for name in old.namelist():
+            held = old.read(name)
+            new.writestr(name, _bytes(change, held) if name.endswith("data.pkl") else held)
+    return found.getvalue()
+
+
+CHANGE: dict[str, Callable[[Change, bytes], bytes]] = {
+    "json": lambda change, data: _json(change, data.decode()).encode(errors="surrogatepass"),
+    "meta": _meta, "header": _header, "tensor": _tensor, "bytes": _bytes, "line": _line, "cell": _cell, "zip": _zip,
+}  # fmt: skip
