@@ -64,15 +64,21 @@ class ScratchFolder:
                 for path in place.glob("hydractl-held-*")
                 if _SCRATCH.fullmatch(path.name) and path.lstat().st_uid == os.geteuid()
             )
-        self.path = place / f"hydractl-held-{secrets.token_hex(8)}"
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        while not self._made(place / f"hydractl-held-{secrets.token_hex(8)}"):
+            pass  # another process came before the lock, and took it for a dead one's
+
+    def _made(self, path: Path) -> bool:
+        """Make the folder and lock it; return False if it is gone again."""
+        self.path = path
+        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
         with self._translated():
-            self.path.mkdir(
-                mode=0o700
-            )  # after the line before: a signal at any instant leaves nothing behind
-            held = os.open(self.path, os.O_RDONLY)
+            path.mkdir(mode=0o700)  # after the line before: a signal at any instant leaves nothing behind
+            try:
+                held = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                return False
         weakref.finalize(self, os.close, held)
-        keep(held, self.path)
+        return keep(held, path)
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:

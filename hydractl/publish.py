@@ -250,17 +250,20 @@ def _growing(path: Path) -> Iterator[_Growing]:
             yield _Growing(path=path, target=target, scratch=None, file=file)
         return
     remove_dead_parts(target)
-    scratch = scratch_beside(target)
-    with _translated(path, ours={str(path), str(target), str(scratch)}):
-        try:
-            with scratch.open("xb") as file:
-                if not keep(file.fileno(), scratch):
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(scratch))
-                if target.is_file():
-                    _take_after(path, target, file.fileno())
-                yield _Growing(path=path, target=target, scratch=scratch, file=file)
-        finally:
-            scratch.unlink(missing_ok=True)
+    kept = False
+    while not kept:
+        scratch = scratch_beside(target)
+        with _translated(path, ours={str(path), str(target), str(scratch)}):
+            try:
+                with scratch.open("xb") as file:
+                    kept = keep(file.fileno(), scratch)
+                    if not kept:
+                        continue  # another command came before the lock, and took it for a dead one's
+                    if target.is_file():
+                        _take_after(path, target, file.fileno())
+                    yield _Growing(path=path, target=target, scratch=scratch, file=file)
+            finally:
+                scratch.unlink(missing_ok=True)
 
 
 def _take_after(path: Path, target: Path, descriptor: int) -> None:

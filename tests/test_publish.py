@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hydractl.checkpoint import ScratchFolder
 from hydractl.claims import scratch_beside
 from hydractl.errors import OutputError, OutputExists
 from hydractl.publish import check_output, is_stream, publish, publish_text
@@ -28,6 +29,27 @@ def test_what_is_published_is_what_was_written(tmp_path):
         assert not (tmp_path / "a.st").exists()
     assert (tmp_path / "a.st").read_bytes() == b"onetwo"
     assert names(tmp_path) == ["a.st"]
+
+
+def test_a_scratch_that_another_command_took_for_a_dead_ones_is_begun_anew(tmp_path, monkeypatch):
+    """Between its making and its lock, whoever makes the same output may remove it."""
+    taken = []
+
+    def keep(_descriptor, path):
+        if len(taken) < 2:
+            taken.append(path)
+            path.unlink() if path.is_file() else path.rmdir()
+            return False
+        return True
+
+    monkeypatch.setattr("hydractl.publish.keep", keep)
+    monkeypatch.setattr("hydractl.checkpoint.keep", keep)
+    publish_text(tmp_path / "a.json", "{}")
+    assert (names(tmp_path), len({*taken})) == (["a.json"], 2)
+
+    taken.clear()
+    assert ScratchFolder().path.is_dir()
+    assert not any(path.exists() for path in taken)
 
 
 @pytest.mark.parametrize("name", ["loop", "loop/a.st", "x" * 300])
