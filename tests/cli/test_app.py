@@ -84,10 +84,18 @@ def test_a_file_that_the_system_refuses_is_one_message(call, raising):
     assert len(seen.err) < 250
 
 
-def test_an_error_of_the_system_about_nothing_keeps_its_traceback(raising):
+def test_a_disk_that_fails_while_a_file_is_read_is_one_message(call, raising):
     raising(OSError(5, "Input/output error"))
 
-    with pytest.raises(OSError, match="Input/output error"):
+    seen = call("schema")
+
+    assert (seen.code, seen.err) == (3, "error: a file of this command: Input/output error\n")
+
+
+def test_an_error_of_the_system_about_nothing_keeps_its_traceback(raising):
+    raising(OSError(22, "Invalid argument"))
+
+    with pytest.raises(OSError, match="Invalid argument"):
         main(["schema"])
 
 

@@ -74,14 +74,14 @@ def test_a_merged_hydra_is_its_members_with_the_mean_trunk(tmp_path, monkeypatch
     with torch.inference_mode():
         expected = torch.cat([s.model().member_logits(inputs) for s in samples])
         ran = []
-        monkeypatch.setattr(Block, "run", counting(ran, Block.run))
+        monkeypatch.setattr(Block, "forward", counting(ran, Block.forward))
         found = load(tmp_path / "hydra.st").member_logits(inputs)
     assert largest_difference(found, expected) <= 1e-5
     assert ran == ([2] * merge_trunk + [6] * (3 - merge_trunk)) * towers
 
 
 def counting(ran, run):
-    """Return `Block.run` that notes how many samples it is given."""
+    """Return `Block.forward` that notes how many samples it is given."""
 
     def counted(block, stream, queries=None):
         ran.append(stream.tokens.shape[0])
