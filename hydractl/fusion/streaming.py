@@ -29,8 +29,11 @@ def hollow(specs: Mapping[str, TensorSpec]) -> dict[str, torch.Tensor]:
 
     Each is one number, repeated: whoever computes with one that was not filled gets no number at all.
     """
-    nothing = {True: torch.tensor(float("nan")), False: torch.tensor(0)}
-    return {n: nothing[s.is_floating].expand(s.shape) for n, s in specs.items()}
+    number = torch.tensor(float("nan"))
+    return {
+        n: (number if s.is_floating else torch.zeros((), dtype=s.torch_dtype)).expand(s.shape)
+        for n, s in specs.items()
+    }
 
 
 def member_logits(opened: OpenModel, inputs: Inputs) -> torch.Tensor:

@@ -408,7 +408,7 @@ def test_either_both_outputs_appear_or_none(models, tmp_path, monkeypatch):
     def full_disk(*_):
         raise InputError("no space left")
 
-    monkeypatch.setattr("hydractl.stages.evaluate.run.publish_text", full_disk)
+    monkeypatch.setattr(Report, "to_json", full_disk)
 
     with pytest.raises(InputError, match="no space"):
         run_eval(config(models / "base.st", out=tmp_path / "r.json", save_predictions=tmp_path / "p.st"))

@@ -230,7 +230,7 @@ def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
     sample = base()
     state = sample.state | {
         "head.weight": torch.zeros_like(sample.state["head.weight"]),
-        "head.bias": torch.tensor([9.0, 0, 0, 0, 0, 0, 0]),
+        "head.bias": torch.tensor([0, 9.0, 0, 0, 0, 0, 0]),
     }
     path = type(sample)(sample.header, state).save(tmp_path / "stubborn.st")
     ear = Heard()
@@ -239,9 +239,9 @@ def test_a_bound_is_warned_of_and_the_result_is_said(models, tmp_path):
         config(path, temperature=DataRef.parse("digits::classes=0,limit=9"), metrics=("nll",)), ear
     ).document.rows[0]
 
-    assert row.values["temperature"].value == 0.05
-    assert "stubborn: temperature 0.0500, fitted on 9 samples" in ear.steps
-    assert any("stubborn: the temperature ended at 0.05, a bound" in w for w in ear.warnings)
+    assert row.values["temperature"].value == 20
+    assert "stubborn: temperature 20.0000, fitted on 9 samples" in ear.steps
+    assert any("stubborn: the temperature ended at 20, a bound" in w for w in ear.warnings)
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
