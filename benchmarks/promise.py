@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -206,26 +207,32 @@ def draw(means: Mapping[str, Numbers], path: Path) -> None:
     """Plot what rows are judged by over what they compute."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.4 * len(JUDGED), 5.2), layout="constrained")
-    for place, (column, axes) in enumerate(zip(JUDGED, figure.subplots(1, len(JUDGED)), strict=True)):
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    *panels, legend = figure.subplots(2, 4).flat
+    for column, axes in zip(JUDGED, panels, strict=True):
         curve(axes, means, column)
-        if not place:
-            figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=110)
+    legend.axis("off")
+    legend.legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=8)
+    figure.savefig(path, dpi=100)
 
 
 def curve(axes: Axes, means: Mapping[str, Numbers], column: str) -> None:
-    """Plot one quality over compute: rows that differ in K alone are one line."""
+    """Plot one quality over compute: ensembles of other sizes, and rows that differ in K alone, are one line."""
+    from matplotlib import colormaps
+
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, row in means.items():
-        kind = "deep ensemble" if name.startswith("deep ensemble") else name.rsplit(" K ", 1)[0]
+        kind = re.sub(r"( of)? \d$", "", name) if name.startswith("deep") else name.rsplit(" K ", 1)[0]
         lines.setdefault(kind, []).append((row["macs"], row[column]))
-    marks = "os^vDP*X<>hp"
+    marks = "os^vDP*X<>hpd8"
     for i, (kind, points) in enumerate(lines.items()):
-        axes.plot(*zip(*sorted(points), strict=True), marker=marks[i % len(marks)], label=kind, linewidth=1)
+        x, y = zip(*sorted(points), strict=True)
+        axes.plot(
+            x, y, label=kind, linewidth=1, marker=marks[i % len(marks)], color=colormaps["tab20"](i % 20)
+        )
     axes.set(title=column if JUDGED[column] else f"{column} (less is better)", xlabel="MACs over single")
     axes.set_xscale("log")
-    axes.set_xticks([0.9, 1, 1.33, 1.67, 2, 3, 5], ["0.9", "1", "1.33", "1.67", "2", "3", "5"])
+    axes.set_xticks([1, 1.5, 2, 3, 5], ["1", "1.5", "2", "3", "5"])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
 

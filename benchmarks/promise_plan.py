@@ -7,6 +7,7 @@ What several checkpoints of a row hang on counts once. Scoring heads and fusing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,7 +152,7 @@ class Plan:
             if name not in found:
                 found.add(name)
                 left += self.files[name].needs
-        return sum(self.files[name].cost for name in found)
+        return math.fsum(self.files[name].cost for name in found)  # whatever the order of a set
 
     def report(self, name: str, *options: str, ood: bool = True) -> tuple[str, ...]:
         """Return the command that measures all rows."""
