@@ -66,6 +66,9 @@ def main() -> None:
     parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
     parser.add_argument("--work", type=Path, required=True, help="where checkpoints and reports lie")
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
+    parser.add_argument(
+        "--no-time", action="store_true", help="measure no time, as on a machine that is busy"
+    )
     options = parser.parse_args()
     if options.task == "clinc150" and not (options.file and options.backbone):
         parser.error("clinc150 needs --file and --backbone")
@@ -83,8 +86,7 @@ def main() -> None:
     for plan in plans:
         make(plan)
     found = [measured(plan) for plan in plans]
-    time(plans[0])
-    timed = times(plans[0])
+    timed = {name: {} for name in found[0]} if options.no_time else times(plans[0])
     means = {
         name: {column: statistics.fmean(seed[name][column] for seed in found) for column in found[0][name]}
         | timed[name]
@@ -110,13 +112,6 @@ def make(plan: Plan) -> None:
     ):
         if not Path(command[-1]).exists():
             run(command)
-
-
-def time(plan: Plan) -> None:
-    """Time every row, interleaved; run it on an idle machine."""
-    command = plan.report(TIMED, ood=False)
-    if not Path(command[-1]).exists():
-        run(command)
 
 
 def run(command: Sequence[str]) -> None:
@@ -155,7 +150,9 @@ def numbers(row: Row, plan: Plan) -> Numbers:
 
 
 def times(plan: Plan) -> dict[str, Numbers]:
-    """Return every row's time over the single model's, of one sample and of a batch."""
+    """Time every row, interleaved, and return that over the single model's, of one sample and of a batch."""
+    if not Path(plan.path(TIMED)).exists():
+        run(plan.report(TIMED, ood=False))
     rows = Report.read(Path(plan.path(TIMED))).rows
     return {
         row.name: {
@@ -168,11 +165,9 @@ def times(plan: Plan) -> dict[str, Numbers]:
 
 def table(means: Mapping[str, Numbers]) -> str:
     """Return the means over seeds as a table of Markdown."""
-    lines = [f"| mean | {' | '.join(COLUMNS)} |", f"|---|{'---:|' * len(COLUMNS)}"]
-    lines += [
-        f"| {name} | {' | '.join(f'{row[column]:.3f}' for column in COLUMNS)} |"
-        for name, row in means.items()
-    ]
+    columns = [column for column in COLUMNS if all(column in row for row in means.values())]
+    lines = [f"| mean | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    lines += [f"| {name} | {' | '.join(f'{row[c]:.3f}' for c in columns)} |" for name, row in means.items()]
     return "\n".join(lines) + "\n"
 
 
