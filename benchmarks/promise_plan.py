@@ -64,7 +64,7 @@ class Task:
         start: The command that makes what members start from, without `-o`, and what that costs.
         apart: Epochs that each member is trained from there; None if members are the ensemble's.
         bare: An encoder without a classifier: ensembles whose members draw one each are made of it, too.
-        scored: How `score` finds heads by circuits; None where that would take longer than everything else.
+        scored: How `score` finds heads by circuits, twice as many as are removed.
     """
 
     model: str
@@ -75,9 +75,9 @@ class Task:
     heads: int
     start: tuple[str, ...]
     start_cost: float
+    scored: tuple[str, ...]
     apart: int | None = None
     bare: str | None = None
-    scored: tuple[str, ...] | None = None
 
     @property
     def removed(self) -> int:
@@ -174,7 +174,7 @@ class Plan:
 
 
 def fill(plan: Plan) -> Plan:
-    """Plan every row of the table."""
+    """Plan every row of the table; the seed of a training is its place, so that rows added later stand last."""
     plan.make("start.st", *plan.task.start, cost=plan.task.start_cost)
     ensemble = _rivals(plan)
     _merged(plan, ensemble)
@@ -182,6 +182,7 @@ def fill(plan: Plan) -> Plan:
     _without_heads(plan, ensemble[0])
     _papers(plan, ensemble[0])
     _trained_as_one(plan)
+    _taught(plan, ensemble[:MEMBERS])
     return plan
 
 
@@ -241,8 +242,6 @@ def _without_heads(plan: Plan, single: str) -> None:
     each = str(round(kept * task.heads))
     taylor = ("--method", "taylor", "--data", plan.data.train, "--limit", "256", "--keep", each)
     for kind, options in {"random": (), "Taylor": taylor, "circuits": task.scored}.items():
-        if options is None:
-            continue
         needs = ["start.st"]
         how: tuple[str, ...] = ("--strategy", "random", "--seed", str(plan.seed))
         if options:
@@ -259,9 +258,9 @@ def _without_heads(plan: Plan, single: str) -> None:
 def _papers(plan: Plan, single: str) -> None:
     """Add the paper's hydra: members sampled from the circuit's removals, each fine-tuned, MLPs merged."""
     task = plan.task
-    if task.scored is None:
-        return
-    scores = plan.make("papers.json", "score", single, *task.scored, needs=[single])
+    scores = "circuits.json"  # of the single model, unless members start from something else
+    if task.apart is not None:
+        scores = plan.make("papers.json", "score", single, *task.scored, needs=[single])
     kept = 1 - task.removed / (task.blocks * task.heads)
     members = []
     for i in range(MEMBERS):
@@ -288,3 +287,16 @@ def _trained_as_one(plan: Plan) -> None:
     compute = task.compute(own)
     epochs = round(MEMBERS * task.epochs / compute)
     plan.row(f"trained as one K {own}", plan.tune("one.st", whole, *parted, epochs=epochs, compute=compute))
+
+
+def _taught(plan: Plan, teachers: Sequence[str]) -> None:
+    """Add hydras whose members learn from a model of the ensemble each: one from the beginning, and a merged one tuned on."""
+    task, own = plan.task, 1
+    compute = task.compute(own)
+    begun = plan.tune("one-taught.st", "whole.st", epochs=task.epochs, compute=compute, teachers=teachers)
+    plan.row(f"trained as one with teachers K {own}", begun)
+    tuned = plan.tune(
+        "merged-taught.st", f"merged3-{own}.st", "--lr", f"{task.lr / 3:g}",
+        epochs=max(1, task.epochs // 3), compute=compute, teachers=teachers,
+    )  # fmt: skip
+    plan.row(f"merged trunk of 3 tuned on with teachers K {own}", tuned)

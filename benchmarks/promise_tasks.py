@@ -14,6 +14,8 @@ DIGITS = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_di
 DIGITS_LR, DIGITS_EPOCHS, COMMON, APART = 1e-3, 80, 180, 20
 """From random weights members are trained as one for the most part, then apart: 180 + 3 x 20 epochs, as many as 3 x 80."""
 ENCODER_LR, ENCODER_EPOCHS = 1e-4, 10
+SCORED = 200
+"""Texts of each kind that circuits are found on: all would take longer than every training."""
 PROBE_LR, PROBE_EPOCHS = 1e-2, 10
 """A classifier that is fitted to the frozen encoder first leaves its features in place (Kumar et al. 2022), and gives members one
 basin: with classifiers drawn anew at the encoder's rate, features move towards each, and averages of them are of little use."""
@@ -75,8 +77,10 @@ def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
     whole = ("--train", "norm,attention,mlp,readout,head")
     probe = ("finetune", str(backbone), "--data", data.train, "--val", data.val, *tuning, "--train", "head",
              "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
+    circuits = ("--data", f"{data.val}::limit={SCORED}", "--ood", f"{data.near_val}::limit={SCORED}",
+                "--search", "lazy", "--remove", "48")  # fmt: skip
     task = Task(
-        model="start.st", tuning=(*tuning, *whole), lr=ENCODER_LR, epochs=ENCODER_EPOCHS, blocks=6, heads=12,
+        model="start.st", tuning=(*tuning, *whole), lr=ENCODER_LR, epochs=ENCODER_EPOCHS, blocks=6, heads=12, scored=circuits,
         start=probe, start_cost=FORWARD * PROBE_EPOCHS / ENCODER_EPOCHS, bare=str(backbone),
     )  # fmt: skip
     return Plan(folder=folder, data=data, task=task, seed=seed)
