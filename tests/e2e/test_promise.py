@@ -13,13 +13,15 @@ from hydractl.stages.evaluate.refs import NamedModels
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def plan(tmp_path, monkeypatch):
+@pytest.fixture(params=("digits", "shapes"))
+def plan(request, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import promise_tasks
     from promise_plan import fill
-    from promise_tasks import digits
 
-    return fill(digits(tmp_path, 11))
+    (tmp_path / "shapes-clip").mkdir()  # else it would be trained
+    (tmp_path / "seed").mkdir()
+    return fill(getattr(promise_tasks, request.param)(tmp_path / "seed", 11))
 
 
 def test_every_command_is_one_that_a_user_could_type(plan):
@@ -49,6 +51,7 @@ def test_a_file_is_made_after_what_it_needs_and_no_training_has_the_seed_of_anot
 def test_members_of_a_merged_trunk_are_trained_for_no_longer_than_the_ensemble(plan):
     costs = {row.name: plan.training(row) for row in plan.rows}
 
-    assert costs["single"] == 1
-    assert costs["merged trunk of 3 K 1"] <= costs["deep ensemble of 3"] == 3
-    assert costs["trained as one K 1"] == pytest.approx(3, abs=0.02)
+    assert costs["single"] in (1, pytest.approx(1 + 10 / 20 / 3))  # with a classifier that is fitted first
+    begun = costs["deep ensemble of 3"] - 3
+    assert costs["merged trunk of 3 K 1"] <= costs["deep ensemble of 3"]
+    assert costs["trained as one K 1"] == pytest.approx(3 + begun, abs=0.02)
