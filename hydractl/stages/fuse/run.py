@@ -203,18 +203,6 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     return "members are identical: the hydra answers as one model"
 
 
-def _unmerged(config: FuseConfig, fusion: Fusion) -> str | None:
-    """Return why `--merge-trunk L` does nothing, or None if it does, or was to do nothing."""
-    if config.merge_trunk == 0 and config.mlp is None:
-        return (
-            "`--merge-trunk 0` averages nothing, MLPs neither: what differs is stored for each member; add `--mlp merge`, "
-            "or leave it out, to average MLPs"
-        )
-    if not config.merge_trunk or config.auto or Fate.MERGED in fusion.fates.values():
-        return None
-    return f"`--merge-trunk {config.merge_trunk}` averages nothing: members are equal before that block"
-
-
 def _twins(members: Sequence[OpenModel]) -> Iterator[tuple[str, str]]:
     """Yield the names of the first of several equal members and of each further one."""
     first: dict[str, str] = {}
