@@ -46,6 +46,11 @@ def in_one_line(text: str) -> str:
     return shortened(values, MESSAGE)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first line of what a library's error says, or its type's name where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class HydraError(Exception):
     """The root of every error that hydractl raises on purpose; its message is one line."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.errors import HINT, MESSAGE, VALUE, InputError
+from hydractl.errors import HINT, MESSAGE, VALUE, InputError, reason_of
 from hydractl.manifest.heads import HeadMask
 
 
@@ -53,3 +53,11 @@ def test_a_document_of_a_megabyte_is_refused_in_one_line():
 
     assert caught.value.message.startswith("mask.json: towers.vision: keep[0] must be strictly increasing")
     assert len(caught.value.message) <= MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(ValueError("\nwhat\nwhere\n"), "what"), (KeyError("k"), "'k'"), (StopIteration(), "StopIteration")],
+)
+def test_a_reason_is_one_line_also_of_an_error_that_says_nothing(error, shown):
+    assert reason_of(error) == shown

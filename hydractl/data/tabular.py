@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.data.reference import SOURCES_HINT, DataRef, SourceKind
-from hydractl.errors import DataError, HubError
+from hydractl.errors import DataError, HubError, reason_of
 from hydractl.jsonfile import NotJSONError, parse
 from hydractl.progress import Progress, did_you_mean, quoted
 
@@ -246,7 +246,7 @@ def _read_parquet(path: Path) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, un
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {str(error).splitlines()[0]}") from error
+        raise DataError(f"{path}: cannot be read as Parquet: {reason_of(error)}") from error
     # the library's own reader would leave a copy in its cache
     return datasets.Dataset(datasets.table.InMemoryTable(table))
 
@@ -315,16 +315,16 @@ def _translated(ref: DataRef) -> Iterator[None]:
             hint="check the name; for a private or gated data set run `hf auth login`",
         ) from error
     except DatasetsError as error:
-        raise DataError(f"{ref.source}: cannot be read: {_first_line(error)}") from error
+        raise DataError(f"{ref.source}: cannot be read: {reason_of(error)}") from error
     except (ConnectionError, TimeoutError, FileNotFoundError, HTTPError, EntryNotFoundError) as error:
         offline = datasets.config.HF_HUB_OFFLINE
         raise HubError(
-            f"{ref.source}: cannot be reached: {_first_line(error)}",
+            f"{ref.source}: cannot be reached: {reason_of(error)}",
             hint="it is not in the cache; unset HF_HUB_OFFLINE" if offline else "check the network",
         ) from error
     # slices that do not parse are ValueErrors, data sets that need their own code RuntimeErrors, full disks OSErrors
     except (ValueError, RuntimeError, OSError) as error:
-        raise DataError(f"{ref.source}: cannot be read: {_first_line(error)}") from error
+        raise DataError(f"{ref.source}: cannot be read: {reason_of(error)}") from error
 
 
 @contextlib.contextmanager
@@ -341,7 +341,3 @@ def _without_bars() -> Iterator[None]:
     finally:
         for library in shown:
             library.enable_progress_bars()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

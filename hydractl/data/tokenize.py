@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import Batch
-from hydractl.errors import CheckpointError, DataError, UsageError
+from hydractl.errors import CheckpointError, DataError, UsageError, reason_of
 from hydractl.progress import counted
 from hydractl.runtime import without_panic
 
@@ -156,8 +156,7 @@ def _translated(what: str) -> Iterator[None]:
         with without_panic():
             yield
     except Exception as error:  # the library raises nothing more special
-        reason = next(iter(str(error).splitlines()), "")
-        raise CheckpointError(f"the model's tokenizer {what}: {reason}") from error
+        raise CheckpointError(f"the model's tokenizer {what}: {reason_of(error)}") from error
 
 
 @lru_cache(maxsize=4)

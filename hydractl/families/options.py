@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from hydractl.errors import HydraError, UnsupportedModelError
+from hydractl.errors import HydraError, UnsupportedModelError, reason_of
 from hydractl.manifest.document import first_problem
 from hydractl.progress import did_you_mean
 
@@ -94,7 +94,6 @@ def building(library: str, name: str) -> Iterator[None]:
     except ValidationError as error:
         raise UnsupportedModelError(f"{library} cannot build `{name}`: {first_problem(error)}") from error
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnsupportedModelError(f"{library} cannot build `{name}`: {reason}") from error
+        raise UnsupportedModelError(f"{library} cannot build `{name}`: {reason_of(error)}") from error
     finally:
         hook.remove()

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.options import building, check_options, check_values
 from hydractl.jsonfile import MAX_BYTES, read_object
 from hydractl.progress import counted
@@ -70,8 +70,7 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
         with quiet():
             return AutoConfig.for_model(name, **told)
     except Exception as error:  # whatever a configuration's validators raise, these options make no model
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnsupportedModelError(f"transformers cannot configure `{name}`: {reason}") from error
+        raise UnsupportedModelError(f"transformers cannot configure `{name}`: {reason_of(error)}") from error
 
 
 def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydractl.errors import CheckpointError
+from hydractl.errors import CheckpointError, reason_of
 from hydractl.families.transformers.library import check_small, quiet
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Tokenization
@@ -52,8 +52,9 @@ def read_tokenizer(source: Path, config: Any, *, max_length: int) -> Tokenizatio
     except Exception as error:  # the library raises whatever its parsers do
         if source.is_dir() and not any(_files(source, TOKENIZER_FILES)):
             raise _no_tokenizer(source) from error
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{source}: its tokenizer cannot be read: {reason}", hint=BESIDE) from error
+        raise CheckpointError(
+            f"{source}: its tokenizer cannot be read: {reason_of(error)}", hint=BESIDE
+        ) from error
     if tokenizer is not None and not _is_stored(source, type(tokenizer).vocab_files_names):
         raise _no_tokenizer(source)
     backend.no_padding()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.transformers.library import check_small, quiet
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Preprocess
@@ -130,7 +130,7 @@ def _image_processor(folder: Path) -> dict[str, Any]:
             )
     except Exception as error:  # the library raises whatever its parsers do
         raise CheckpointError(
-            f"{folder}: its image processor cannot be read: {str(error).splitlines()[0]}",
+            f"{folder}: its image processor cannot be read: {reason_of(error)}",
             hint=f"correct `{FILES[0]}`; without one, what is usual for such models stands in for it",
         ) from error
     name = type(found).__name__

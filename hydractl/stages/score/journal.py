@@ -15,7 +15,7 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from hydractl.errors import ManifestError, OutputExists
+from hydractl.errors import ManifestError, OutputExists, reason_of
 from hydractl.jsonfile import NotJSONError, compact, parse, read_limited
 from hydractl.manifest.heads import HeadId, Removal, Shape
 from hydractl.parallel import Team
@@ -175,7 +175,7 @@ def _opened(out: Path, fingerprint: str, *, heads: Shape, anew: bool, progress: 
             _check_heads(found.done, heads)
     except ValueError as error:
         raise ManifestError(
-            f"{path}: is damaged: {str(error).splitlines()[0]}",
+            f"{path}: is damaged: {reason_of(error)}",
             hint="add `--force` to drop it and start anew",
         ) from error
     if found.fingerprint != fingerprint:
