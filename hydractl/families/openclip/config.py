@@ -164,18 +164,27 @@ def is_custom(config: Mapping[str, object]) -> bool:
     return bool(config.get("custom_text", False))
 
 
-def created(config: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as above
-    """Return the library's model, with random weights unless within `without_weights`.
+def created(config: Mapping[str, Any], name: str, *, weights: bool = True) -> Any:  # noqa: ANN401 - as above
+    """Return the library's model, with random weights or with parameters on the meta device.
 
     Raises:
         UnsupportedModelError: If heads cannot be cut in it, it is told what is not for an architecture, or the library cannot
             build it.
     """
+    import torch
+
+    from hydractl.families.dismantling import without_weights
+
     with building("open_clip", name):
         if reason := refusal(config):
             raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
         make = library().CustomTextCLIP if is_custom(config) else library().CLIP
-        return make(**_told(config, name, inspect.signature(make).parameters.keys()))
+        told = _told(config, name, inspect.signature(make).parameters.keys())
+        if weights:
+            return make(**told)
+        # timm's constructors may run a part of the model, and know how to compute their buffers again
+        with torch.device("meta") if timm_name(config) else without_weights():
+            return make(**told)
 
 
 def _told(config: Mapping[str, Any], name: str, known: Collection[str]) -> dict[str, Any]:
@@ -190,17 +199,6 @@ def _told(config: Mapping[str, Any], name: str, known: Collection[str]) -> dict[
     if options["text_cfg"].get("context_length", 0) > LONGEST:
         raise UnsupportedModelError(f"`{name}`: its texts have more than {LONGEST} tokens")
     return options
-
-
-def blank(config: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - as above
-    """Return the library's model with parameters on the meta device."""
-    import torch
-
-    from hydractl.families.dismantling import without_weights
-
-    # timm's constructors may run a part of the model, and know how to compute their buffers again
-    with building("open_clip", name), torch.device("meta") if timm_name(config) else without_weights():
-        return created(config, name)
 
 
 def random_state(config: Mapping[str, Any], name: str, seed: int) -> dict[str, torch.Tensor]:

@@ -76,7 +76,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         from hydractl.families.timm.modules import compute_buffers
 
         config: dict[str, Any] = dict(architecture.config)
-        library = configs.blank(config, architecture.name)
+        library = configs.created(config, architecture.name, weights=False)
         cut_heads(library, layouts, architecture, mask)
         own = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
         fill(library, own)
@@ -162,8 +162,8 @@ def _described(
 ) -> Described:
     from hydractl.families.openclip.tokenizer import tokenization
 
+    library = configs.created(config, name, weights=False)
     with building("open_clip", name):
-        library = configs.blank(config, name)
         text = library.text if configs.is_custom(config) else library
         towers = {"text": _heads(text.transformer.resblocks), "vision": _image_heads(name, config, library)}
     return Described(
