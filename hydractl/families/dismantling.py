@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hydractl.errors import CheckpointError
+from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.base import TowerLayout
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def cut_heads(
         if _submodule(library, last) is None or _submodule(library, beyond) is not None:
             raise CheckpointError(
                 f"its configuration makes an `{architecture.name}` of other than {heads.layers} layers, its masks are of as many",
-                hint="was the file edited?",
+                hint=EDITED,
             )
         for layer, kept in enumerate(kept_heads):
             for tensor in layout.heads:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
+from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family, is_replaceable, place_of
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
 from hydractl.heads.masks import full_mask
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from hydractl.families.tower import Model
 
-EDITED = "was the file edited?"
 BESIDE = (
     "*config.json",
     "*.index.json",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from hydractl.errors import UnsupportedModelError
+from hydractl.errors import EDITED, UnsupportedModelError
 from hydractl.families.base import Family
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
@@ -49,7 +49,7 @@ def family_of(architecture: Architecture) -> Family:
     if family.towers.keys() != architecture.towers.keys():
         raise UnsupportedModelError(
             f"{architecture.name}: has towers {sorted(architecture.towers)}, models of `{family.name}` have {sorted(family.towers)}",
-            hint="was the file edited?",
+            hint=EDITED,
         )
     return family
 

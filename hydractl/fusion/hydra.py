@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hydractl.errors import CheckpointError, UsageError
+from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.opening import OpenModel, build_checked, expected_specs, load_model, open_model
 from hydractl.families.registry import family_of
@@ -162,9 +162,7 @@ def members_from_state(
     try:
         states = split_members(family, header, state)
     except ValueError as error:
-        raise CheckpointError(
-            f"{where}: {error}", hint="was the file edited? fuse the members again"
-        ) from error
+        raise CheckpointError(f"{where}: {error}", hint=f"{EDITED} fuse the members again") from error
     return members_of(header, states, where=where)
 
 
@@ -202,7 +200,7 @@ def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
     if odd := sorted(fates.keys() ^ each[0].keys()):
         raise CheckpointError(
             f"{opened.reference}: tensor {odd[0]} is in the fuse plan or in the architecture, not in both",
-            hint="was the file edited? fuse the members again",
+            hint=f"{EDITED} fuse the members again",
         )
     return {n: fused_spec(family, n, fate, [specs[n] for specs in each]) for n, fate in fates.items()}
 

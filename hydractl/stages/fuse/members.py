@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from hydractl.errors import CheckpointError, UsageError
+from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Kind
@@ -180,7 +180,7 @@ def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
         return unpruned_shape(member.family, header.architecture, header.masks[0], name, spec)
     except ValueError as error:
         raise CheckpointError(
-            f"{member.reference}: {error}", hint="was the file edited? prune the base again"
+            f"{member.reference}: {error}", hint=f"{EDITED} prune the base again"
         ) from error
 
 

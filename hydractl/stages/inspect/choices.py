@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.errors import CheckpointError, InputError, ManifestError
+from hydractl.errors import EDITED, CheckpointError, InputError, ManifestError
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
 from hydractl.heads.masks import shape_of, shape_of_scores, total_kept
 from hydractl.manifest.document import Document
@@ -161,7 +161,7 @@ def _recorded(file: str, scores: HeadScores, shape: Shape, *, ordered: int) -> t
         try:
             budget.removals(shape)
         except ValueError as error:
-            hint = "was the file edited? `--remove R` sets another budget"
+            hint = f"{EDITED} `--remove R` sets another budget"
             raise ManifestError(f"{file}: options: {error}", hint=hint) from error
         return "recorded", quota_of(budget, shape)
     common = Budget(keep_fraction=COMMON_KEEP_FRACTION)

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 
 from hydractl.checkpoint import METADATA_KEY, Checkpoint
-from hydractl.errors import CheckpointError, UsageError
+from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.base import Family, place_of, place_on_disk
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.document import Document
@@ -202,7 +202,7 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
     if header and header.plan and (astray := checkpoint.specs.keys() ^ fates.keys()):
         raise CheckpointError(
             f"{config.file}: tensor `{min(astray)}` is in the file or in its fuse plan, but not in both",
-            hint="was the file edited? fuse the members again",
+            hint=f"{EDITED} fuse the members again",
         )
     lines = tuple(
         TensorLine(

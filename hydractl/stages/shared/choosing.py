@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hydractl.errors import ManifestError, UsageError
+from hydractl.errors import EDITED, ManifestError, UsageError
 from hydractl.heads.budget import Budget, total_heads
 from hydractl.heads.knee import fall_off
 from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, total_kept
@@ -15,7 +15,7 @@ from hydractl.manifest.document import Option
 from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
 from hydractl.progress import counted
 
-EDITED = "was the file edited? score the model again"
+SCORE_AGAIN = f"{EDITED} score the model again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def order_of(where: Path | str, scores: HeadScores, towers: Iterable[str]) -> tu
             None if recorded is None else [removal.id for removal in recorded],
         )
     except ValueError as error:
-        raise ManifestError(f"{where}: {error}", hint=EDITED) from error
+        raise ManifestError(f"{where}: {error}", hint=SCORE_AGAIN) from error
 
 
 def mask_of(
@@ -177,7 +177,7 @@ def _cluster_mask(where: Path | str, scores: HeadScores) -> dict[str, TowerKeep]
     try:
         (mask,) = cluster_masks(clusters_of(scores), scores.tables, members=1)
     except ValueError as error:
-        raise ManifestError(f"{where}: {error}", hint=EDITED) from error
+        raise ManifestError(f"{where}: {error}", hint=SCORE_AGAIN) from error
     return mask
 
 
@@ -185,7 +185,7 @@ def _open(where: Path | str, scores: HeadScores, total: int) -> int:
     found = scores.results["open"]
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= total:
         raise ManifestError(
-            f"{where}: results.open is {found!r}, not a number of heads in 0..{total}", hint=EDITED
+            f"{where}: results.open is {found!r}, not a number of heads in 0..{total}", hint=SCORE_AGAIN
         )
     return found
 
