@@ -24,6 +24,7 @@ from hydractl.errors import CheckpointError, ManifestError
 MAX_BYTES = 100_000_000
 MAX_VALUES = 4_000_000
 DEEPEST = 200
+STDIN = Path("-")
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """What halves of surrogate pairs are written as, whole pairs too."""
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
@@ -115,7 +116,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: If it cannot be read; standard input also where it was closed before the program began.
     """
-    if path != Path("-"):
+    if path != STDIN:
         with path.open("rb") as file:
             yield file
     elif sys.stdin is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hydractl.errors import HydraError, OutputError, UsageError, harmless, in_one_line
 from hydractl.parallel import LINGER_S
+from hydractl.publish import STDOUT
 from hydractl.signals import heed_no_more_signals
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Terminal:
         """
         if as_json and quiet:
             raise UsageError("`--json` and `-q` exclude each other")
-        self.stdout_taken = out == Path("-")
+        self.stdout_taken = out == STDOUT
         if self.stdout_taken and as_json:
             raise UsageError(
                 "`-o -` and `--json` both want standard output", hint="write the output to a file"
@@ -77,7 +78,7 @@ class Terminal:
         if self.as_json:
             self.document(as_json(report))
             return
-        paths = [path for path in report.paths if path != Path("-")]
+        paths = [path for path in report.paths if path != STDOUT]
         with written_out():
             if self.quiet and self.speaks:
                 sys.stdout.write("".join(f"{path}\n" for path in paths))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, count, line, model_cell, size, table
+from hydractl.publish import STDOUT
 from hydractl.stages.prune.config import PruneConfig
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def render(report: PruneReport, out: Console) -> None:
     rows = [(model_cell(report.model), str(report.heads), *size_cells(report.base), "")]
     rows += [
         (
-            "stdout" if str(m.path) == "-" else str(m.path),
+            "stdout" if m.path == STDOUT else str(m.path),
             str(m.heads_kept),
             *size_cells(m.size),
             "" if m.largest_difference is None else f"{m.largest_difference:.1e}",
