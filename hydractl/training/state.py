@@ -204,8 +204,10 @@ class StateFolder:
 
     def _strange(self) -> str | None:
         """Return why what stands there is not ours, None if it is."""
-        if self.path.is_symlink() or not self.path.is_dir():
-            return "is not a folder" if not self.path.is_symlink() else "is a symbolic link"
+        if self.path.is_symlink():
+            return "is a symbolic link"
+        if not self.path.is_dir():
+            return "is not a folder"
         names = sorted(path.name for path in self.path.iterdir())
         if others := [name for name in names if not _OURS.fullmatch(name)]:
             return f"holds `{others[0]}`, which hydractl did not write"
