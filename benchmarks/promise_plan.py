@@ -57,6 +57,7 @@ class Task:
     Attributes:
         model: MODEL reference that the single model and the ensemble are trained from, or `start.st`.
         tuning: Options of every `finetune` but seed, rate and epochs.
+        whole: Options of every `finetune` that does not say itself what it trains.
         lr: Peak learning rate.
         epochs: Of the single model.
         blocks: How many the model has.
@@ -76,6 +77,7 @@ class Task:
     start: tuple[str, ...]
     start_cost: float
     scored: tuple[str, ...]
+    whole: tuple[str, ...] = ()
     apart: int | None = None
     bare: str | None = None
 
@@ -130,9 +132,10 @@ class Plan:
     ) -> str:
         """Plan a training; its seed follows from its place in the plan, so that no two have the same."""
         task, data = self.task, self.data
+        usual = () if "--train" in options else task.whole
         taught = ("--teacher", ",".join(map(self.path, teachers))) if teachers else ()
         return self.make(
-            name, "finetune", start, "--data", data.train, "--val", data.val, *task.tuning, "--epochs", str(epochs),
+            name, "finetune", start, "--data", data.train, "--val", data.val, *task.tuning, *usual, "--epochs", str(epochs),
             "--seed", str(1000 * self.seed + len(self.files)), *(() if "--lr" in options else ("--lr", f"{task.lr:g}")), *options,
             *taught,
             needs=(*((start,) if start in self.files else ()), *teachers),

@@ -60,7 +60,7 @@ class Encoder:
         scored = ("--data", _some(data.val), "--ood", _some(data.near_val),
                   "--search", "lazy", "--remove", str(2 * (6 * self.heads // 3)))  # fmt: skip
         return Task(
-            model="start.st", tuning=(*self.tuning, *self.whole), lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
+            model="start.st", tuning=self.tuning, whole=self.whole, lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
             start=probe, start_cost=FORWARD * PROBE_EPOCHS / self.epochs, scored=scored, bare=self.model,
         )  # fmt: skip
 
