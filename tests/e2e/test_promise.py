@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,15 +14,19 @@ from hydractl.stages.evaluate.refs import NamedModels
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(params=("digits", "shapes"))
+@pytest.fixture(params=("digits", "clinc150", "shapes"))
 def plan(request, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import promise_tasks
     from promise_plan import fill
+    from promise_tasks import clinc150, digits, shapes
 
     (tmp_path / "shapes-clip").mkdir()  # else it would be trained
-    (tmp_path / "seed").mkdir()
-    return fill(getattr(promise_tasks, request.param)(tmp_path / "seed", 11))
+    folder = tmp_path / "seed"
+    (folder / "data").mkdir(parents=True)
+    for part in ("train", "val", "test", "near", "far", "oos", "near-val"):  # else they would be drawn
+        (folder / "data" / f"{part}.jsonl").touch()
+    text = partial(clinc150, file=tmp_path / "clinc150.jsonl", backbone=tmp_path / "encoder")
+    return fill({"digits": digits, "clinc150": text, "shapes": shapes}[request.param](folder, 11))
 
 
 def test_every_command_is_one_that_a_user_could_type(plan):
@@ -51,7 +56,8 @@ def test_a_file_is_made_after_what_it_needs_and_no_training_has_the_seed_of_anot
 def test_members_of_a_merged_trunk_are_trained_for_no_longer_than_the_ensemble(plan):
     costs = {row.name: plan.training(row) for row in plan.rows}
 
-    assert costs["single"] in (1, pytest.approx(1 + 10 / 20 / 3))  # with a classifier that is fitted first
+    fitted_first = pytest.approx(1 + 10 / 20 / 3), pytest.approx(1 + 10 / 10 / 3)
+    assert costs["single"] in (1, *fitted_first)
     begun = costs["deep ensemble of 3"] - 3
     assert costs["merged trunk of 3 K 1"] <= costs["deep ensemble of 3"]
-    assert costs["trained as one K 1"] == pytest.approx(3 + begun, abs=0.02)
+    assert costs["trained as one K 1"] == pytest.approx(3 + begun, abs=0.1)  # of whole epochs
