@@ -154,7 +154,7 @@ def numbers(row: Row, plan: Plan) -> Numbers:
 def times(plan: Plan) -> dict[str, Numbers]:
     """Time every row, interleaved, and return that over the single model's, of one sample and of a batch."""
     if not Path(plan.path(TIMED)).exists():
-        run(plan.report(TIMED, ood=False))
+        run(plan.report(TIMED, "--batch-size", str(plan.task.batch), ood=False))
     rows = Report.read(Path(plan.path(TIMED))).rows
     return {
         row.name: {

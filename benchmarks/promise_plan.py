@@ -57,6 +57,7 @@ class Task:
     Attributes:
         model: MODEL reference that the single model and the ensemble are trained from, or `start.st`.
         tuning: Options of every `finetune` but seed, rate and epochs.
+        batch: Of how many inputs a batch is timed.
         whole: Options of every `finetune` that does not say itself what it trains.
         lr: Peak learning rate.
         epochs: Of the single model.
@@ -77,6 +78,7 @@ class Task:
     start: tuple[str, ...]
     start_cost: float
     scored: tuple[str, ...]
+    batch: int = 64
     whole: tuple[str, ...] = ()
     apart: int | None = None
     bare: str | None = None

@@ -44,6 +44,7 @@ class Encoder:
         epochs: The same.
         tuning: Options of every training.
         whole: Options of all trainings but the classifier's.
+        batch: Of how many inputs a batch is timed.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Encoder:
     epochs: int
     tuning: tuple[str, ...]
     whole: tuple[str, ...] = ()
+    batch: int = 64
 
     def task(self, data: Data, seed: int) -> Task:
         """Return how members of it come about."""
@@ -60,7 +62,7 @@ class Encoder:
         scored = ("--data", _some(data.val), "--ood", _some(data.near_val),
                   "--search", "lazy", "--remove", str(2 * (6 * self.heads // 3)))  # fmt: skip
         return Task(
-            model="start.st", tuning=self.tuning, whole=self.whole, lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
+            model="start.st", tuning=self.tuning, whole=self.whole, batch=self.batch, lr=self.lr, epochs=self.epochs, blocks=6, heads=self.heads,
             start=probe, start_cost=FORWARD * PROBE_EPOCHS / self.epochs, scored=scored, bare=self.model,
         )  # fmt: skip
 
@@ -125,7 +127,7 @@ def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
     tuning = ("--pooling", "mean", "--batch-size", "32", "--precision", "bf16", "--eval-every", "100000")
     whole = ("--train", "norm,attention,mlp,readout,head")
     encoder = Encoder(
-        str(backbone), heads=12, tuning=tuning, whole=whole, lr=ENCODER_LR, epochs=ENCODER_EPOCHS
+        str(backbone), heads=12, tuning=tuning, whole=whole, lr=ENCODER_LR, epochs=ENCODER_EPOCHS, batch=4
     )
     task = encoder.task(data, seed)
     return Plan(folder=folder, data=data, task=task, seed=seed)
