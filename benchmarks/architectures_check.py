@@ -14,7 +14,7 @@ from hydractl.errors import HydraError, UnsupportedModelError
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import TOLERANCE, largest_difference
 from hydractl.families.registry import family_of
-from hydractl.fusion.hydra import load
+from hydractl.fusion.loaded import load
 from hydractl.heads.masks import full_mask
 from hydractl.inputs import inputs_like
 from hydractl.manifest.header import Header, Kind

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
 if TYPE_CHECKING:
-    from hydractl.fusion.hydra import Hydra, load
+    from hydractl.fusion.hydra import Hydra
+    from hydractl.fusion.loaded import load
+    from hydractl.fusion.predictions import Predictions
 
-__all__ = ["Hydra", "__version__", "load"]
+__all__ = ["Hydra", "Predictions", "__version__", "load"]
 __version__ = "0.1.0"
+_PLACES = {
+    "Hydra": "hydractl.fusion.hydra",
+    "Predictions": "hydractl.fusion.predictions",
+    "load": "hydractl.fusion.loaded",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import the public names when they are first asked for, so that `import hydractl` costs nothing."""
-    if name in {"Hydra", "load"}:
-        from hydractl.fusion import hydra  # noqa: PLC0415 - torch loads only when a model is wanted
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(_PLACES[name]), name)
+    return found
 
-        return getattr(hydra, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """Return what is public."""
+    return __all__

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
+from hydractl.data.given import Item, checked_picture, image_of, is_text, kinds, listed
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Header, Preprocess, Tokenization
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from hydractl.data.items import Text
-
-Item: TypeAlias = "Text | Image.Image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,26 +34,14 @@ class Encoder:
             return cls(images=None, texts=how)
         return cls(images=how, texts=None if header.prompting is None else header.prompting.tokenization)
 
-    def __call__(self, items: Sequence[Item]) -> Inputs:
+    def __call__(self, items: Iterable[Item]) -> Inputs:
         """Return items of one kind as one batch; see `Towers.encode`."""
-        given = [items] if isinstance(items, str) else list(items)
-        if isinstance(items, str) or not given:
-            what = "one text" if isinstance(items, str) else "nothing"
-            raise TypeError(f"`encode` takes a list of items, found {what}")
-        texts = [item for item in given if isinstance(item, str | tuple)]
+        given = listed(items)
+        texts = [item for item in given if is_text(item)]
         if len(texts) == len(given) and self.texts is not None:
             return encode_texts(texts, self.texts)
-        if texts or self.images is None:
-            wanted = (
-                "images" if self.texts is None else "texts" if self.images is None else "images, or texts"
-            )
-            raise TypeError(f"the model reads {wanted}, found {_kinds(given)}")
+        if (texts and self.texts is not None) or self.images is None:
+            wanted = "texts" if self.images is None else "images, or texts"
+            raise TypeError(f"the model reads {wanted}, found {kinds(given)}")
         transform = eval_transform(self.images)
-        try:
-            return torch.stack([transform(cast("Image.Image", item)) for item in given])
-        except AttributeError as error:
-            raise TypeError(f"`encode` takes images of Pillow, found {_kinds(given)}") from error
-
-
-def _kinds(items: Sequence[object]) -> str:
-    return ", ".join(sorted({type(item).__name__ for item in items}))
+        return torch.stack([transform(image_of(checked_picture(item))) for item in given])

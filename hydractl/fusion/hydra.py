@@ -1,21 +1,18 @@
-"""The fused model, whose parts that differ run side by side on the batch axis, and `load` for any checkpoint of ours."""
+"""The fused model, whose parts that differ run side by side on the batch axis."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from hydractl.errors import EDITED, CheckpointError, UsageError
+from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention
-from hydractl.families.opening import OpenModel, build_checked, expected_specs, load_model, open_model
+from hydractl.families.opening import OpenModel, build_checked, expected_specs, load_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Block, Model, Stream, Tower, Towers, joined
-from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
-from hydractl.fusion.encoder import Encoder
 from hydractl.fusion.plan import fused_spec, split_members
 from hydractl.inputs import Inputs, checked_inputs, split_inputs
 from hydractl.manifest.header import Header, Kind
@@ -205,73 +202,18 @@ def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
     return {n: fused_spec(family, n, fate, [specs[n] for specs in each]) for n, fate in fates.items()}
 
 
-def load(
-    reference: str | Path,
-    *,
-    arch: str | None = None,
-    dtype: torch.dtype | None = None,
-    classes: Sequence[str] | None = None,
-    templates: Sequence[str] | None = None,
-) -> Model | Hydra:
-    """Load a checkpoint as a `torch.nn.Module` in evaluation mode, on the CPU.
-
-    A hydra answers with a `HydraOutput`; a base or a member answers with its logits, a tensor (B, C): what the library's own
-    model has in `.logits`, divided by the temperature that the checkpoint stores. What it is called with is made by its `encode`. A zero-shot model without classes answers
-    images and texts given together, (B, B).
-
-    Args:
-        reference: A MODEL reference: a file, a folder, a Hub id.
-        arch: Architecture of a bare safetensors file.
-        dtype: Convert floating-point weights; None keeps them as stored.
-        classes: Of a zero-shot model: the names of what it tells apart, in the order of the logits; None for those that it
-            stores.
-        templates: Texts with `{label}` that a class is asked with; None for the stored ones, or the usual one.
+def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
+    """Build whatever an open model holds, its logits divided by its temperature, in evaluation mode on the CPU.
 
     Raises:
-        InputError: If it cannot be read.
-        HubError: If it cannot be fetched.
-        UsageError: If classes are named that the model has itself, or are no list of names.
+        CheckpointError: If its tensors are not those that its header calls for.
     """
-    opened = open_model(str(reference), arch=arch)
-    asked = _asked(opened, classes, templates)
-    model = load_any(opened, dtype=dtype)
-    settle(model, opened, asked)
-    return model
-
-
-def _asked(
-    opened: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
-) -> Classes | None:
-    """Return the classes that a caller names, or None."""
-    if classes is None and templates is None:
-        return None
-    stored = opened.header.prompting
-    if stored is None:
-        raise UsageError(
-            f"{opened.reference}: has classes of its own; `classes` and `templates` are for zero-shot models"
-        )
-    for name, given in (("classes", classes), ("templates", templates)):
-        if isinstance(given, str):
-            raise UsageError(
-                f'`{name}="{given}"`: is one text, a list is wanted', hint=f'`{name}=["{given}"]`'
-            )
-    names = opened.header.labels if classes is None else tuple(classes)
-    if not names:
-        raise UsageError(
-            f"{opened.reference}: has no classes yet", hint='name them: `classes=["cat", "dog"]`'
-        )
-    return Classes(names=names, templates=tuple(templates or stored.templates or (DEFAULT_TEMPLATE,)))
-
-
-def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
-    """Build whatever an open model holds, its logits divided by its temperature; see `load`."""
     model: Model | Hydra
     if opened.header.kind != Kind.HYDRA:
         model = load_model(opened, dtype=dtype)
     else:
         state = opened.checkpoint.tensors()
         model = hydra_from_state(opened.header, state, where=opened.reference, dtype=dtype)
-    model.encoder = Encoder.of(opened.header)
     model.temperature = opened.header.temperature
     return model
 

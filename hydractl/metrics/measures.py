@@ -15,7 +15,7 @@ from torch import Tensor
 from hydractl.manifest.report import Value
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Predictions, answers, ensemble_log_probs, places
+from hydractl.metrics.samples import Responses, answers, ensemble_log_probs, places
 from hydractl.metrics.scores import SCORES, Score, number_name
 from hydractl.metrics.table import METRICS, needing
 
@@ -31,9 +31,9 @@ class Numbers:
 
 
 def measure(
-    tested: Predictions,
+    tested: Responses,
     labels: Tensor,
-    foreign: Mapping[str, Predictions],
+    foreign: Mapping[str, Responses],
     *,
     metrics: Sequence[str],
     scores: Sequence[str],
@@ -58,9 +58,9 @@ def measure(
     values |= _diversity(tested, diverse)
     ood: dict[str, dict[str, Value]] = {name: {} for name in foreign}
     for score in scores if ranking and foreign else ():
-        own = _scored(tested, SCORES[score])
+        own = scored(tested, SCORES[score])
         for name, found in foreign.items():
-            by_score = places(own, _scored(found, SCORES[score]))
+            by_score = places(own, scored(found, SCORES[score]))
             ranked = resampling.values(ranking, *({side: each} for side, each in by_score.items()))
             ood[name] |= {number_name(metric, score, scores): value for metric, value in ranked.items()}
     for name, found in foreign.items():
@@ -81,13 +81,13 @@ def means(
     }
 
 
-def _scored(found: Predictions, score: Score) -> Tensor:
+def scored(found: Responses, score: Score) -> Tensor:
     """Return a score of every sample, (N,), float64."""
     parts = found.split(SAMPLES_AT_ONCE)
     return torch.cat([score.compute(p.logits() if score.raw else p.log_probs.double()) for p in parts])
 
 
-def _diversity(predictions: Predictions, metrics: Sequence[Metric]) -> dict[str, Value]:
+def _diversity(predictions: Responses, metrics: Sequence[Metric]) -> dict[str, Value]:
     count = predictions.log_probs.shape[1]
     found = dict.fromkeys((m.name for m in metrics), 0.0)
     for part, _ in predictions.split(SAMPLES_AT_ONCE) if metrics else ():

@@ -15,7 +15,7 @@ from torch import Tensor
 from hydractl.metrics.checks import check_labels, check_probs
 
 
-class Predictions(NamedTuple):
+class Responses(NamedTuple):
     """What members say of samples.
 
     Attributes:
@@ -36,12 +36,14 @@ class Predictions(NamedTuple):
             raise ValueError("the predictions are log-probabilities alone, which do not tell logits")
         return self.log_probs.double() + self.logsumexp.double().unsqueeze(-1)
 
-    def split(self, samples: int) -> Iterator[Predictions]:
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what is known."""
+        return tuple(x for x in self if x is not None)
+
+    def split(self, samples: int) -> Iterator[Responses]:
         """Yield them with at most so many samples at a time, in order."""
-        for part in zip(
-            *(x.split(samples, 1) for x in (self.log_probs, self.logsumexp) if x is not None), strict=True
-        ):
-            yield Predictions(*part)
+        for part in zip(*(x.split(samples, 1) for x in self.tensors()), strict=True):
+            yield Responses(*part)
 
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from hydractl.metrics.checks import check_labels
-from hydractl.metrics.samples import Predictions, at_labels
+from hydractl.metrics.samples import Responses, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
 LOG_TOLERANCE = 1e-6
@@ -63,15 +63,15 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
     return scaled
 
 
-def scale(found: Predictions, temperature: float) -> Predictions:
+def scale(found: Responses, temperature: float) -> Responses:
     """Return what members say once their logits are divided by T; arguments as in `scale_log_probs`."""
     log_probs, logsumexp = found
     scaled = scale_log_probs(log_probs, temperature)
     if logsumexp is None or temperature == 1:
-        return Predictions(scaled, logsumexp)
+        return Responses(scaled, logsumexp)
     # z / T is what it was, and at the largest logit both of its parts are known
     top, scaled_top = log_probs.amax(-1).double(), scaled.amax(-1).double()
-    return Predictions(scaled, ((logsumexp + top) / temperature - scaled_top).to(logsumexp.dtype))
+    return Responses(scaled, ((logsumexp + top) / temperature - scaled_top).to(logsumexp.dtype))
 
 
 def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0) -> float:

@@ -11,7 +11,8 @@ import torch
 import hydractl
 from hydractl.families.base import place_of
 from hydractl.families.probe import largest_difference
-from hydractl.fusion.hydra import Hydra, load
+from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.loaded import load
 from hydractl.manifest.header import Fate
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

@@ -8,7 +8,7 @@ import torch
 from hydractl.metrics import measures
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Predictions
+from hydractl.metrics.samples import Responses
 from hydractl.metrics.scores import SCORES
 from hydractl.metrics.table import METRICS
 
@@ -28,7 +28,7 @@ def found(samples=50, scores=tuple(SCORES)):
 
 
 def said(logits):
-    return Predictions(logits.log_softmax(-1), logits.logsumexp(-1))
+    return Responses(logits.log_softmax(-1), logits.logsumexp(-1))
 
 
 def numbers(measured):
@@ -70,7 +70,7 @@ def test_a_score_ranks_alike_wherever_it_stands():
 
 
 def test_log_probabilities_alone_do_not_tell_logits():
-    own = Predictions(torch.zeros(1, 3, 2).log_softmax(-1))
+    own = Responses(torch.zeros(1, 3, 2).log_softmax(-1))
 
     with pytest.raises(ValueError, match="do not tell logits"):
         measure(

@@ -15,7 +15,7 @@ from hydractl.metrics.labelled import LABELLED
 from hydractl.metrics.measures import measure
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Resampling, measured
-from hydractl.metrics.samples import Predictions, answers, places
+from hydractl.metrics.samples import Responses, answers, places
 from hydractl.metrics.table import METRICS
 
 MEAN = Metric(
@@ -148,9 +148,9 @@ def found_on(metrics, confidence, hits, others=None, *, seed):
     log_probs = torch.stack([confidence, 1 - confidence], 1).log()[None]
     ood = {} if others is None else {"x": torch.stack([others, 1 - others], 1).log()[None]}
     resampling = Resampling(seed=seed)
-    foreign = {name: Predictions(found) for name, found in ood.items()}
+    foreign = {name: Responses(found) for name, found in ood.items()}
     return measure(
-        Predictions(log_probs),
+        Responses(log_probs),
         (~hits).long(),
         foreign,
         metrics=metrics,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.metrics.diversity import mutual_information
-from hydractl.metrics.samples import Predictions
+from hydractl.metrics.samples import Responses
 from hydractl.metrics.scores import OF_ONE, SCORES, number_name
 from hydractl.metrics.temperature import scale
 
@@ -68,7 +68,7 @@ def test_members_that_disagree_are_strange():
 
 @given(logits, st.sampled_from([0.25, 1.0, 3.0]))
 def test_a_temperature_divides_the_logits_of_every_score(z, temperature):
-    kept = Predictions(z.log_softmax(-1), z.logsumexp(-1))
+    kept = Responses(z.log_softmax(-1), z.logsumexp(-1))
 
     scaled = scale(kept, temperature)
 

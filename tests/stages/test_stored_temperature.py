@@ -12,7 +12,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.eval import render
 from hydractl.data.reference import DataRef
 from hydractl.families.opening import load_model, open_model
-from hydractl.fusion.hydra import load
+from hydractl.fusion.loaded import load
 from hydractl.manifest.header import Header
 from hydractl.manifest.heads import HeadScores
 from hydractl.stages.evaluate.config import EvalConfig

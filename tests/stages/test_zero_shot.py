@@ -16,7 +16,7 @@ from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import encode_texts
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.opening import load_model, open_model
-from hydractl.fusion.hydra import load
+from hydractl.fusion.loaded import load
 from hydractl.fusion.slicing import zero_dropped
 from hydractl.heads.budget import Budget
 from hydractl.manifest.header import Fate, Kind, Prompting

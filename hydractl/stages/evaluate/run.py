@@ -21,7 +21,7 @@ from hydractl.manifest.report import Report, Row, Value
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Predictions
+from hydractl.metrics.samples import Responses
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import METRICS, needing
 from hydractl.parallel import require_one_process
@@ -205,18 +205,18 @@ def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
 
 def _predict_row(
     row: Loaded, opened: Sequence[OpenModel], inputs: PreparedData, progress: Progress
-) -> Predictions:
+) -> Responses:
     """Return what all members of all models of a row say."""
     triples = zip(row.models, row.preprocess, opened, strict=True)
     parts = [predict(m, inputs, p, name=o.reference, progress=progress) for m, p, o in triples]
-    return parts[0] if len(parts) == 1 else Predictions(*map(torch.cat, zip(*parts, strict=True)))
+    return parts[0] if len(parts) == 1 else Responses(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _row(
     config: EvalConfig,
     named: NamedModels,
     models: Sequence[OpenModel],
-    found: dict[str, Predictions],
+    found: dict[str, Responses],
     labels: Tensor,
     others: dict[str, Value],
 ) -> Row:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.errors import CheckpointError
-from hydractl.metrics.samples import Predictions
+from hydractl.metrics.samples import Responses
 from hydractl.publish import Sink
 
 LOG_PROBS, LOGSUMEXP, LABELS = "log_probs", "logsumexp", "labels"
@@ -33,7 +33,7 @@ class SavedPredictions:
     labels: dict[str, Tensor]
     logsumexp: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
-    def add(self, row: str, found: dict[str, Predictions], *, raw: bool) -> None:
+    def add(self, row: str, found: dict[str, Responses], *, raw: bool) -> None:
         """Keep a row's predictions, of `raw` ones what tells the logits too."""
         self.log_probs[row] = {data: said.log_probs for data, said in found.items()}
         if raw:
@@ -41,10 +41,10 @@ class SavedPredictions:
                 data: said.logsumexp for data, said in found.items() if said.logsumexp is not None
             }
 
-    def of(self, row: str) -> dict[str, Predictions]:
+    def of(self, row: str) -> dict[str, Responses]:
         """Return what a row says of each data set."""
         kept = self.logsumexp.get(row, {})
-        return {data: Predictions(own, kept.get(data)) for data, own in self.log_probs[row].items()}
+        return {data: Responses(own, kept.get(data)) for data, own in self.log_probs[row].items()}
 
     def write(self, file: Sink) -> None:
         """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`."""

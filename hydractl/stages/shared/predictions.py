@@ -9,18 +9,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, Batch
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
-from hydractl.errors import InputError
 from hydractl.families.tower import Model
 from hydractl.fusion.hydra import Hydra
-from hydractl.inputs import Inputs, batch_of, inputs_like
+from hydractl.fusion.responding import respond_to_all
+from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
-from hydractl.metrics.samples import Predictions
+from hydractl.metrics.samples import Responses
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale
 from hydractl.progress import SILENT, Progress, counted
@@ -64,7 +63,7 @@ class PreparedData:
 
 def predict(
     model: Predictor, inputs: PreparedData, preprocess: Reading, *, name: str, progress: Progress = SILENT
-) -> Predictions:
+) -> Responses:
     """Return what each of a model's members says of a whole data set.
 
     Memory holds one batch beside the result (and what `inputs` holds).
@@ -77,47 +76,17 @@ def predict(
         progress: Sees the batches pass.
 
     Returns:
-        In float32, on the CPU: log-softmax of the logits (M, N, C) and their logsumexp (M, N), taken in float32.
+        As `respond_to_all`.
 
     Raises:
-        InputError: If a logit is not finite, or the device's memory does not suffice.
-        DataError: If an item cannot be read.
+        InputError: As `respond_to_all`.
+        DataError: Likewise.
         CheckpointError: If the model's tokenizer is missing or unfit.
     """
-    result: tuple[Tensor, Tensor] | None = None
-    done = 0
     total = -(-len(inputs) // inputs.batch_size)
-    for batch in progress.track(inputs.batches(preprocess), label=f"{name} on {inputs.name}", total=total):
-        found = _forward(model, batch.inputs, name=name, data=inputs.name)
-        members, count, classes = found[0].shape
-        if result is None:
-            result = torch.empty(members, len(inputs), classes), torch.empty(members, len(inputs))
-        for whole, part in zip(result, found, strict=True):
-            whole[:, batch.indices] = part
-        done += count
-    if result is None or done != len(inputs):
-        raise ValueError(f"{inputs.name}: {done} of {len(inputs)} items came")
-    return Predictions(*result)
-
-
-def _forward(model: Predictor, inputs: Inputs, *, name: str, data: str) -> tuple[Tensor, Tensor]:
-    try:
-        with torch.inference_mode():
-            like = torch.empty(0, device=model.device, dtype=model.dtype)
-            logits = model.member_logits(inputs_like(inputs, like))
-            finite = bool(logits.isfinite().all())
-            found = logits.float().log_softmax(-1).cpu(), logits.float().logsumexp(-1).cpu()
-    except torch.OutOfMemoryError as error:
-        raise InputError(
-            f"{name}: the device has not enough memory for {batch_of(inputs)} samples at once",
-            hint="choose a smaller `--batch-size`",
-        ) from error
-    if not finite:
-        raise InputError(
-            f"{name}: gives logits that are not finite on `{data}`",
-            hint="try `--dtype fp32`; if that does not help, the weights are broken",
-        )
-    return found
+    label = f"{name} on {inputs.name}"
+    batches = progress.track(inputs.batches(preprocess), label=label, total=total)
+    return respond_to_all(model, batches, count=len(inputs), name=name, data=inputs.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +121,7 @@ class Scaling:
             )
         return cls(temperature=found, fitted_on=count)
 
-    def __call__(self, found: Predictions) -> Predictions:
+    def __call__(self, found: Responses) -> Responses:
         """Return what every member says once its logits are scaled, float32."""
         return found if self.temperature is None else scale(found, self.temperature)
 

@@ -15,7 +15,8 @@ from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import family_for_config, family_for_name
 from hydractl.families.timm.families import TIMM_EVA, TIMM_VIT
-from hydractl.fusion.hydra import Hydra, load
+from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.loaded import load
 from support.builders import base
 from support.variants import TINY, VARIANTS
 

@@ -13,7 +13,8 @@ from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import blank_inputs, largest_difference
 from hydractl.families.registry import FAMILIES, family_for_name
 from hydractl.families.transformers.refused import REFUSED
-from hydractl.fusion.hydra import Hydra, load
+from hydractl.fusion.hydra import Hydra
+from hydractl.fusion.loaded import load
 from hydractl.manifest.header import Tokenization
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.fuse.config import FuseConfig

@@ -12,7 +12,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
 from hydractl.errors import ManifestError, UsageError
-from hydractl.fusion.hydra import load
+from hydractl.fusion.loaded import load
 from hydractl.manifest.report import Report
 from hydractl.metrics.scores import SCORES
 from hydractl.stages.evaluate.condition import Condition

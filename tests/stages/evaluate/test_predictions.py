@@ -12,7 +12,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.items import ImageSet
 from hydractl.data.preprocess import eval_transform
 from hydractl.errors import CheckpointError, InputError
-from hydractl.metrics.samples import Predictions
+from hydractl.metrics.samples import Responses
 from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.shared.predictions import PreparedData, predict
 from support.builders import base
@@ -102,7 +102,7 @@ def test_logits_that_are_not_finite_are_refused(digits):
 @pytest.mark.parametrize("raw", [True, False])
 def test_a_saved_file_reads_back(raw, tmp_path):
     said = {
-        name: Predictions(torch.randn(3, count, 2), torch.randn(3, count))
+        name: Responses(torch.randn(3, count, 2), torch.randn(3, count))
         for name, count in (("id", 5), ("Tiny ImageNet", 4))
     }
     saved = SavedPredictions(log_probs={}, labels={"id": torch.tensor([0, 1, 1, 0, 1])})

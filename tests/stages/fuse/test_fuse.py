@@ -13,7 +13,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExists, UsageError
 from hydractl.families.opening import open_model
-from hydractl.fusion.hydra import load
+from hydractl.fusion.loaded import load
 from hydractl.manifest.header import Fate, Kind, Preprocess
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse

@@ -16,7 +16,7 @@ from hydractl.data.inputs import open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.opening import open_model
-from hydractl.fusion.hydra import load
+from hydractl.fusion.loaded import load
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval

@@ -13,7 +13,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.base import place_of
 from hydractl.families.opening import open_model
-from hydractl.fusion.hydra import load
+from hydractl.fusion.loaded import load
 from hydractl.heads.budget import Budget
 from hydractl.manifest.header import Fate
 from hydractl.stages.finetune.config import FinetuneConfig

@@ -1,0 +1,226 @@
+"""A checkpoint as an object: the model with what its header says of classes, inputs and itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from hydractl.checkpoint import write_tensors
+from hydractl.data.batches import Batch
+from hydractl.data.given import Item, given_items, listed
+from hydractl.data.inputs import encoded
+from hydractl.errors import UsageError
+from hydractl.families.opening import OpenModel, load_model, open_model
+from hydractl.families.registry import family_of
+from hydractl.families.tower import Model, Towers
+from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
+from hydractl.fusion.encoder import Encoder
+from hydractl.fusion.hydra import Hydra, members_from_state
+from hydractl.fusion.plan import join_members
+from hydractl.fusion.predictions import Predictions
+from hydractl.fusion.responding import respond_to_all
+from hydractl.inputs import Inputs, batch_of, checked_inputs, cut_batch
+from hydractl.manifest.header import Header, Kind
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import check_output, publish
+from hydractl.runtime import pick_device, torch_dtype
+
+
+class Loaded(Towers):
+    """What a model that `load` made can do beside answering tensors.
+
+    Attributes:
+        header: What its checkpoint says of it, with the classes that a zero-shot model was told.
+        reference: Where it was loaded from.
+        parts: The models whose tensors it holds: a hydra's members, else itself is one.
+    """
+
+    header: Header
+    reference: str
+    parts: tuple[Model, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes in the order of the logits; their numbers where the checkpoint has no names."""
+        return self.header.labels or tuple(map(str, range(self.header.num_classes)))
+
+    def predict(
+        self, items: Iterable[Item] | Inputs, *, batch_size: int = 64, progress: Progress = SILENT
+    ) -> Predictions:
+        """Return what the model says of items, in evaluation mode and without gradients, as `eval` reads and measures them.
+
+        Args:
+            items: Images of Pillow, paths of image files, uint8 arrays (height, width, channels) or one array (N, height,
+                width, channels); texts or pairs of texts; or a ready batch, as `encode` makes it. At least one, all of
+                one kind.
+            batch_size: Samples in one forward pass.
+            progress: Sees the batches pass.
+
+        Raises:
+            TypeError: If they are not what the model reads.
+            DataError: If an image cannot be read.
+            InputError: If a logit is not finite, or the device's memory does not suffice.
+            CheckpointError: If a zero-shot model has no classes yet, or a text model no tokenizer.
+            ValueError: If `batch_size` is less than 1.
+        """
+        batches: Iterable[Batch[Inputs]]
+        if isinstance(items, torch.Tensor | Mapping):
+            inputs = checked_inputs(items, {}, self.towers.keys())
+            count, batches = batch_of(inputs), _cut(inputs, batch_size)
+        else:
+            found = given_items(listed(items), self.header.preprocess)
+            count = len(found)
+            batches = encoded(found, self.header.preprocess, batch_size=batch_size, limit_bytes=0)
+        if not count:
+            raise TypeError("the model takes a batch of items, found nothing")
+        seen = progress.track(batches, label=self.reference, total=-(-count // batch_size))
+        with self._evaluating():
+            said = respond_to_all(self, seen, count=count, name=self.reference, data="the items")
+        return Predictions.of(said, self.labels)
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write a checkpoint of the weights as they are now and return its path; the file is whole or not there at all.
+
+        Its lineage is that of the checkpoint that was loaded: weights that were changed since say nothing of it.
+
+        Args:
+            path: The file.
+            force: Whether an existing file is replaced.
+
+        Raises:
+            OutputExists: If it is there and `force` is off.
+            OutputError: If it cannot be written.
+        """
+        path = Path(path)
+        check_output(path, force=force)
+        with publish(path) as file:
+            write_tensors(file, self.tensors(), header=self.header)
+        return path
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors as a checkpoint names them, detached and on the CPU."""
+        states = [part.library_state() for part in self.parts]
+        plan = self.header.plan
+        found = (
+            states[0]
+            if plan is None
+            else join_members(family_of(self.header.architecture), plan.fates, states)
+        )
+        return {name: tensor.detach().cpu() for name, tensor in found.items()}
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Put all parts into evaluation mode, and back into the mode that each was in."""
+        training = [module for module in self.modules() if module.training]
+        self.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+class LoadedModel(Loaded, Model):
+    """A base or a member; called with tensors it answers as `Model`."""
+
+
+class LoadedHydra(Loaded, Hydra):
+    """A hydra; called with tensors it answers as `Hydra`."""
+
+
+def load(
+    reference: str | Path,
+    *,
+    arch: str | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    classes: Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
+) -> LoadedModel | LoadedHydra:
+    """Load a checkpoint as a `torch.nn.Module` in evaluation mode that knows its classes and how its inputs are made.
+
+    `model.predict(items)` answers for images or texts. Called with tensors, which `model.encode(items)` makes, a hydra answers
+    with a `HydraOutput`, a base or a member with its logits, a tensor (B, C): what the library's own model has in `.logits`,
+    divided by the temperature that the checkpoint stores. A zero-shot model without classes answers images and texts given
+    together, (B, B).
+
+    Args:
+        reference: A MODEL reference: a file, a folder, a Hub id.
+        arch: Architecture of a bare safetensors file.
+        device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto` for the fastest there is.
+        dtype: Convert floating-point weights: `bf16`, `fp16`, `fp32` or a dtype of torch; None keeps them as stored.
+        classes: Of a zero-shot model: the names of what it tells apart, in the order of the logits; None for those that it
+            stores.
+        templates: Texts with `{label}` that a class is asked with; None for the stored ones, or the usual one.
+
+    Raises:
+        InputError: If it cannot be read.
+        HubError: If it cannot be fetched.
+        UsageError: If classes are named that the model has itself, or are no list of names; or there is no such device.
+    """
+    place = pick_device(str(device))
+    kind = torch_dtype(dtype) if isinstance(dtype, str) else dtype
+    opened = open_model(str(reference), arch=arch)
+    asked = _asked(opened, classes, templates)
+    model = _built(opened, kind)
+    settle(model, opened, asked)
+    model.header = opened.header if asked is None else _naming(opened.header, asked)
+    model.reference = str(reference)
+    model.encoder = Encoder.of(model.header)
+    model.temperature = model.header.temperature
+    return model.to(place).eval()
+
+
+def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | LoadedHydra:
+    model: LoadedModel | LoadedHydra
+    if opened.header.kind == Kind.HYDRA:
+        state = opened.checkpoint.tensors()
+        members = members_from_state(opened.header, state, where=opened.reference, dtype=dtype)
+        model = LoadedHydra(members)
+        model.parts = tuple(members)
+    else:
+        one = load_model(opened, dtype=dtype)
+        model = LoadedModel({name: one.tower(name) for name in one.towers}, one.answer)
+        model.parts = (one,)
+    return model
+
+
+def _naming(header: Header, classes: Classes) -> Header:
+    """Return the header of a zero-shot model that has been told its classes."""
+    prompting = header.prompting and header.prompting.model_copy(update={"templates": classes.templates})
+    return header.model_copy(update={"labels": classes.names, "prompting": prompting})
+
+
+def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:
+    """Return a ready batch in pieces."""
+    if size < 1:
+        raise ValueError(f"batch_size is {size}, must be at least 1")
+    places = torch.arange(batch_of(inputs)).split(size)
+    return (Batch(part, None, own) for part, own in zip(cut_batch(inputs, size), places, strict=True))
+
+
+def _asked(
+    opened: OpenModel, classes: Sequence[str] | None, templates: Sequence[str] | None
+) -> Classes | None:
+    """Return the classes that a caller names, or None."""
+    if classes is None and templates is None:
+        return None
+    stored = opened.header.prompting
+    if stored is None:
+        raise UsageError(
+            f"{opened.reference}: has classes of its own; `classes` and `templates` are for zero-shot models"
+        )
+    for name, given in (("classes", classes), ("templates", templates)):
+        if isinstance(given, str):
+            raise UsageError(
+                f'`{name}="{given}"`: is one text, a list is wanted', hint=f'`{name}=["{given}"]`'
+            )
+    names = opened.header.labels if classes is None else tuple(classes)
+    if not names:
+        raise UsageError(
+            f"{opened.reference}: has no classes yet", hint='name them: `classes=["cat", "dog"]`'
+        )
+    return Classes(names=names, templates=tuple(templates or stored.templates or (DEFAULT_TEMPLATE,)))

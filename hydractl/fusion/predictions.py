@@ -1,0 +1,77 @@
+"""What a user is told of samples: probabilities, and how sure one may be.
+
+Axes: M members, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hydractl.metrics.measures import SAMPLES_AT_ONCE, scored
+from hydractl.metrics.samples import Responses, ensemble_log_probs
+from hydractl.metrics.scores import SCORES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Predictions:
+    """What a model says of N samples, on the CPU and without gradients; a model that is no hydra has one member.
+
+    Attributes:
+        labels: The name of each sample's most probable class; its number where the model's classes have no names.
+        classes: Its number (N,), int64; of equally probable ones the lowest.
+        probabilities: The mean of the members' probabilities, (N, C), float32.
+        member_probabilities: Each member's own, (N, M, C), float32.
+        votes: The class (N, M), int64, that each member takes for the most probable.
+        scores: Every OOD score of `eval` by its name, (N,), float32; the higher, the stranger the sample.
+    """
+
+    labels: tuple[str, ...]
+    classes: Tensor
+    probabilities: Tensor
+    member_probabilities: Tensor
+    votes: Tensor
+    scores: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, said: Responses, names: Sequence[str]) -> Predictions:
+        """Return what follows from what members say.
+
+        Args:
+            said: With the logits' logsumexp.
+            names: Of the C classes.
+        """
+        parts = said.split(SAMPLES_AT_ONCE)
+        mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
+        members = said.log_probs.exp().transpose(0, 1)
+        classes = mean.argmax(1)
+        return cls(
+            labels=tuple(names[i] for i in classes.tolist()),
+            classes=classes,
+            probabilities=mean,
+            member_probabilities=members,
+            votes=members.argmax(2),
+            scores={name: scored(said, score).float() for name, score in SCORES.items()},
+        )
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.labels)
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the most probable class, (N,)."""
+        return self.probabilities.amax(1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of the mean probabilities in nats, (N,)."""
+        return self.scores["entropy"]
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """How much members disagree, in nats, (N,): see `metrics.scores.mutual_information`."""
+        return self.scores["mi"]

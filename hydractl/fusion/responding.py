@@ -1,0 +1,82 @@
+"""What a model says of batches: one forward pass each, without gradients.
+
+Axes: M members, B batch, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from hydractl.data.batches import Batch
+from hydractl.errors import InputError
+from hydractl.families.tower import Towers
+from hydractl.inputs import Inputs, batch_of, inputs_like
+from hydractl.metrics.samples import Responses
+
+
+def respond(model: Towers, inputs: Inputs, *, name: str, data: str) -> Responses:
+    """Return what each of a model's members says of a batch.
+
+    Args:
+        model: In evaluation mode, on the device and in the dtype that it shall run in.
+        inputs: Wherever they are.
+        name: What errors call the model.
+        data: What errors call the data.
+
+    Returns:
+        In float32, on the CPU: log-softmax of the logits (M, B, C) and their logsumexp (M, B), taken in float32.
+
+    Raises:
+        InputError: If a logit is not finite, or the device's memory does not suffice.
+    """
+    try:
+        with torch.inference_mode():
+            like = torch.empty(0, device=model.device, dtype=model.dtype)
+            logits = model.member_logits(inputs_like(inputs, like))
+            finite = bool(logits.isfinite().all())
+            found = Responses(logits.float().log_softmax(-1).cpu(), logits.float().logsumexp(-1).cpu())
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"{name}: the device has not enough memory for {batch_of(inputs)} samples at once",
+            hint="choose a smaller `--batch-size`",
+        ) from error
+    if not finite:
+        raise InputError(
+            f"{name}: gives logits that are not finite on `{data}`",
+            hint="try `--dtype fp32`; if that does not help, the weights are broken",
+        )
+    return found
+
+
+def respond_to_all(
+    model: Towers, batches: Iterable[Batch[Inputs]], *, count: int, name: str, data: str
+) -> Responses:
+    """Return what each of a model's members says of a whole data set; memory holds one batch beside the result.
+
+    Args:
+        model: As for `respond`.
+        batches: All of the data, in any order.
+        count: N, at least 1.
+        name: What errors call the model.
+        data: What errors call the data.
+
+    Returns:
+        As `respond`, (M, N, C) and (M, N), in the order of the data.
+
+    Raises:
+        InputError: As `respond`.
+        DataError: If an item cannot be read.
+    """
+    result: tuple[torch.Tensor, ...] = ()
+    done = 0
+    for batch in batches:
+        parts = respond(model, batch.inputs, name=name, data=data).tensors()
+        result = result or tuple(part.new_empty(len(part), count, *part.shape[2:]) for part in parts)
+        for whole, part in zip(result, parts, strict=True):
+            whole[:, batch.indices] = part
+        done += len(batch.indices)
+    if done != count:
+        raise ValueError(f"{data}: {done} of {count} items came")
+    return Responses(*result)
