@@ -152,7 +152,7 @@ def check_output(
 
 
 @contextlib.contextmanager
-def publish(path: Path) -> Iterator[Sink]:
+def publish(path: Path, claim: Claim | None = None) -> Iterator[Sink]:
     """Open `path` for writing bytes, and publish them only if the block ends well.
 
     What is replaced hands down its mode and owner; a new file gets the mode that the umask allows. `check_output` is the
@@ -160,16 +160,17 @@ def publish(path: Path) -> Iterator[Sink]:
 
     Args:
         path: Target; `-` is standard output.
+        claim: To it, without which it is replaced: that is for what another claim covers.
 
     Yields:
         Where to write the bytes, in order.
 
     Raises:
+        OutputExists: If another file has got the name meanwhile, and may not be replaced.
         OutputError: If the operating system refuses (disk full, no permission).
     """
-    with _growing(path) as one:
-        yield one.file
-        one.publish()
+    with publish_together(claim or Claim(force=True)) as begin:
+        yield begin(path)
 
 
 @contextlib.contextmanager
@@ -203,9 +204,9 @@ def publish_together(claim: Claim) -> Iterator[Callable[[Path], Sink]]:
         claim.published()
 
 
-def publish_text(path: Path, text: str) -> None:
-    """Publish `text` as UTF-8."""
-    with publish(path) as file:
+def publish_text(path: Path, text: str, claim: Claim | None = None) -> None:
+    """Publish `text` as UTF-8; see `publish`."""
+    with publish(path, claim) as file:
         file.write(text.encode())
 
 

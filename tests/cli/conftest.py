@@ -72,6 +72,8 @@ def spawn(environment):
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """One file of each kind, made once."""
+    from safetensors.numpy import load_file, save_file
+
     from hydractl.families.opening import open_model
     from hydractl.heads.budget import Budget
     from hydractl.manifest.document import Fingerprint
@@ -85,6 +87,7 @@ def made(tmp_path_factory):
     base = folder / "base.st"
     opened = {classes: open_model(ARCH.replace("=7", f"={classes}")) for classes in (7, 5)}  # holds the files
     shutil.copy(opened[7].checkpoint.paths[0], base)
+    save_file(load_file(base), folder / "plain.safetensors")
     shutil.copy(opened[5].checkpoint.paths[0], folder / "five.st")
     fingerprint = Fingerprint(reference="base.st", sha256=opened[7].checkpoint.digest, count=270)
     table = ((0.7, 0.1, 0.4, 0.3), (0.2, 0.8, 0.6, 0.5))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
+
+from hydractl.claims import claimed
+from hydractl.publish import check_output
 
 COMMANDS = {
     "prune": ("prune", "base.st", "--scores", "scores.json", "--keep", "2", "-o", "new.st"),
@@ -25,8 +29,18 @@ COMMANDS = {
     "schema": ("schema", "report"),
 }  # fmt: skip
 WRITING = {name: argv for name, argv in COMMANDS.items() if "-o" in argv}
+ALONE = {
+    **WRITING,
+    "import": (
+        "import", "plain.safetensors",
+        "--arch", "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7",
+        "-o", "new.st",
+    ),
+    "inspect --plot": ("inspect", "m-0.st", "m-1.st", "--plot", "new.png"),
+}  # fmt: skip
 everything = pytest.mark.parametrize("argv", COMMANDS.values(), ids=COMMANDS)
 writing = pytest.mark.parametrize("argv", WRITING.values(), ids=WRITING)
+alone = pytest.mark.parametrize("argv", ALONE.values(), ids=ALONE)
 
 
 @everything
@@ -105,6 +119,30 @@ def test_an_output_that_cannot_be_written_is_refused_first(call, work, argv, pla
     assert seen.code == 3
     assert text in seen.err
     assert set(work.iterdir()) == before
+
+
+@alone
+def test_one_command_makes_an_output_at_a_time(call, work, argv):
+    before = set(work.iterdir())
+
+    with claimed(work / argv[-1], force=False):
+        seen = call(*argv, "--force")
+
+    assert (seen.code, set(work.iterdir())) == (6, before)
+    assert f"{argv[-1]}: process {os.getpid()} on " in seen.err
+
+
+@alone
+def test_what_came_meanwhile_is_kept(call, work, argv, monkeypatch):
+    def and_then_somebody_writes_it(path, **told):
+        check_output(path, **told)
+        path.write_bytes(b"mine")
+
+    monkeypatch.setattr("hydractl.stages.shared.outputs.check_output", and_then_somebody_writes_it)
+    seen = call(*argv)
+
+    assert (seen.code, (work / argv[-1]).read_bytes()) == (6, b"mine")
+    assert f"{argv[-1]}: already exists, and holds something else; nothing was written" in seen.err
 
 
 BAD = {

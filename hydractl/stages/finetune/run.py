@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.checkpoint import write_tensors
+from hydractl.claims import Claim
 from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, DataError
 from hydractl.families.probe import blank_inputs
@@ -84,7 +85,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
     leads = rank() == 0
     with (
         resumable(config.out, force=config.force),
-        claim([config.out] * leads, progress, force=config.force, wait=config.wait),
+        claim([config.out] * leads, progress, force=config.force, wait=config.wait) as own,
     ):
         work = prepare(config, progress)
         follow_leader("claim")
@@ -92,7 +93,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         start = Snapshot() if folder is None else folder.resumed(force=config.force, progress=progress)
         try:
             with start_engine(config.device, precision=config.recipe.precision) as engine:
-                return _train(work, engine, folder, start, progress)
+                return _train(work, engine, folder, start, own, progress)
         except (CheckFailed, DataError):
             # the same would happen again, so there is nothing to go on with
             if folder is not None and leads:
@@ -101,7 +102,12 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
 
 
 def _train(
-    work: Work, engine: Engine, folder: StateFolder | None, start: Snapshot, progress: Progress
+    work: Work,
+    engine: Engine,
+    folder: StateFolder | None,
+    start: Snapshot,
+    own: Claim,
+    progress: Progress,
 ) -> FinetuneReport:
     config, recipe = work.config, work.config.recipe
     measure = _measure(work, engine)
@@ -128,7 +134,7 @@ def _train(
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
     if engine.leads:
-        with publish(config.out) as file:
+        with publish(config.out, own) as file:
             write_tensors(file, tensors, header=_finished(work, report))
         if folder is not None:
             folder.clear()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import digest_together, write_checkpoint
+from hydractl.claims import Claim
 from hydractl.errors import CheckFailed
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.fusion.plan import Fusion, trunk_length
@@ -27,7 +28,7 @@ from hydractl.stages.fuse.members import (
 from hydractl.stages.fuse.outcome import Measured, Outcome
 from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.outputs import check_outputs, claim
 
 if TYPE_CHECKING:
     from hydractl.stages.fuse.measuring import Judge
@@ -98,6 +99,11 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         OutputExists: If the output is there already.
     """
     require_one_process("fuse")
+    with claim([config.out], progress, force=config.force) as own:
+        return _run(config, own, progress)
+
+
+def _run(config: FuseConfig, own: Claim, progress: Progress) -> FuseReport:
     members: Sequence[OpenModel] = [open_model(m) for m in config.models]
     asked = config.measuring
     check_outputs(
@@ -140,7 +146,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
             hashing.result()
             return _header(config, members, made)
 
-        with publish(config.out) as file:
+        with publish(config.out, own) as file:
             header = _header(config, members, made, digest=digest)
             write_checkpoint(
                 file, fusion.specs, fusion.chunks, header=header, final=final if digest else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.checkpoint import write_tensors
+from hydractl.claims import Claim
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import OWN, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, resized
@@ -25,7 +26,7 @@ from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.shared.classes import POOLED
 from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.outputs import check_outputs, claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,11 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
         OutputExists: If the output is there already.
     """
     require_one_process("import")
+    with claim([config.out], progress, force=config.force) as own:
+        return _run(config, own, progress)
+
+
+def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
     files = files_of(config.source)
     check_outputs([config.out], force=config.force, files=[*files, *_beside(config)])
     labels = _labels_named(config.labels)
@@ -77,7 +83,7 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
     _tell(progress, config, weights, fitted, header)
     step = _step(config, files, family, header, weights, fitted)
     progress.step(f"Writing {config.out}")
-    with publish(config.out) as file:
+    with publish(config.out, own) as file:
         write_tensors(file, fitted.tensors, header=header.model_copy(update={"made_by": step}))
     return _report(config, header, weights, fitted)
 

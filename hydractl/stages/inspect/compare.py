@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from hydractl.claims import Claim
 from hydractl.errors import UsageError
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.manifest.heads import Mask, Tables
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import check_output, publish
+from hydractl.publish import publish
 from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads, told_apart
 from hydractl.stages.inspect.choices import Choice, check_comparable, read_choices
 from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.shared.outputs import check_outputs, claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,14 @@ def run_compare(config: InspectConfig, progress: Progress = SILENT) -> Compariso
         UsageError: If scores order fewer heads than the budget removes, or there are no scores for a budget.
         OutputExists: If the figure is there already.
     """
+    with claim([config.plot], progress, force=config.force) as own:
+        return _compare(config, own, progress)
+
+
+def _compare(config: InspectConfig, own: Claim, progress: Progress) -> ComparisonReport:
     if config.plot is not None:
         inputs = [Path(file.removeprefix("local-dir:")) for file in config.files if file != "-"]
-        check_output(config.plot, force=config.force, inputs=inputs, option="--plot")
+        check_outputs([config.plot], force=config.force, files=inputs, option="--plot")
     found: list[tuple[Choice, Tables | None]] = []
     named: dict[str, str] = {}
     for file in config.files:
@@ -96,7 +103,7 @@ def run_compare(config: InspectConfig, progress: Progress = SILENT) -> Compariso
     if config.plot is not None:
         progress.step("Drawing")
         picture = draw_heads(_panels(report.choices), suffix=config.plot.suffix.lower())
-        with publish(config.plot) as sink:
+        with publish(config.plot, own) as sink:
             sink.write(picture)
     return report
 

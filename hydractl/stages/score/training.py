@@ -151,7 +151,7 @@ def publish_scores(
         OutputError: If a file cannot be written.
     """
     if config.trained is None or ranking.weights is None:
-        publish_text(config.out, scores.to_json())
+        publish_text(config.out, scores.to_json(), claim)
         return scores
     tensors = stored_tensors(
         opened.checkpoint,
