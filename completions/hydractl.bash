@@ -1,5 +1,5 @@
 # bash completion for hydractl
-# Generated from the command tree by `python -m hydractl.cli.completion`; do not edit.
+# Generated from the command tree by `hydractl completion`; do not edit.
 # shellcheck shell=bash
 
 _hydractl_words() {
@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval inspect import schema demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval inspect import schema completion demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -281,6 +281,17 @@ _hydractl() {
                 _hydractl_words '--json -h --help'
             else
                 _hydractl_words 'scores head-mask report'
+            fi
+            ;;
+        esac
+        ;;
+    completion)
+        case $prev in
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--json -h --help'
+            else
+                _hydractl_words 'bash zsh fish'
             fi
             ;;
         esac

@@ -1,5 +1,5 @@
 # fish completion for hydractl
-# Generated from the command tree by `python -m hydractl.cli.completion`; do not edit.
+# Generated from the command tree by `hydractl completion`; do not edit.
 
 # Whether the subcommand typed so far is $argv[1]; empty for none.
 function __hydractl_in
@@ -12,6 +12,13 @@ function __hydractl_in
     test -z "$argv[1]"
 end
 
+# Folders, and files with one of the suffixes $argv. What an unknown command may be followed by is any file.
+function __hydractl_files
+    set -l word (string replace -r -- '^-[^=]*=' '' (commandline -ct))
+    set -l ending (string join '|' -- $argv)
+    complete -C "__hydractl_unknown $word" | string match -r -- "^.*(?:/|\.(?:$ending))\$"
+end
+
 complete -c hydractl -f
 complete -c hydractl -n '__hydractl_in ""' -a score -d 'Score how much each attention head matters'
 complete -c hydractl -n '__hydractl_in ""' -a prune -d 'Cut attention heads out of a base: one member, or several that differ'
@@ -21,6 +28,7 @@ complete -c hydractl -n '__hydractl_in ""' -a eval -d 'Measure accuracy, calibra
 complete -c hydractl -n '__hydractl_in ""' -a inspect -d 'Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage; or compare choices of heads'
 complete -c hydractl -n '__hydractl_in ""' -a import -d 'Make a base of weights that a training script saved'
 complete -c hydractl -n '__hydractl_in ""' -a schema -d 'Print the JSON Schema of scores, head masks or reports'
+complete -c hydractl -n '__hydractl_in ""' -a completion -d 'Print the script that completes commands, options, their values and files when Tab is pressed'
 complete -c hydractl -n '__hydractl_in ""' -a demo -d 'Run the whole method in a few minutes, by default without a download'
 complete -c hydractl -n '__hydractl_in ""' -l version -d 'Show the version and exit'
 complete -c hydractl -n '__hydractl_in ""' -s h -l help -d 'Show this message and exit'
@@ -73,10 +81,10 @@ complete -c hydractl -n '__hydractl_in score' -l wait -d 'Wait while another com
 complete -c hydractl -n '__hydractl_in score' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in score' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in score' -s h -l help -d 'Show this message and exit'
-complete -c hydractl -n '__hydractl_in score' -k -a '(__fish_complete_suffix .st .safetensors)'
+complete -c hydractl -n '__hydractl_in score' -a '(__hydractl_files st safetensors)'
 complete -c hydractl -n '__hydractl_in prune' -s o -l out -r -F -d 'Output file; `-` is standard output'
-complete -c hydractl -n '__hydractl_in prune' -l scores -x -k -a '(__fish_complete_suffix .json)' -d 'Scores; several make one member each'
-complete -c hydractl -n '__hydractl_in prune' -l mask -x -k -a '(__fish_complete_suffix .json)' -d 'A head-mask file instead of scores; several make one member each'
+complete -c hydractl -n '__hydractl_in prune' -l scores -x -a '(__hydractl_files json)' -d 'Scores; several make one member each'
+complete -c hydractl -n '__hydractl_in prune' -l mask -x -a '(__hydractl_files json)' -d 'A head-mask file instead of scores; several make one member each'
 complete -c hydractl -n '__hydractl_in prune' -l keep -x -d 'Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy method\'s objective'
 complete -c hydractl -n '__hydractl_in prune' -l remove -x -d 'Remove R heads in all'
 complete -c hydractl -n '__hydractl_in prune' -l keep-fraction -x -d 'Keep this share of all heads'
@@ -102,7 +110,7 @@ complete -c hydractl -n '__hydractl_in prune' -l force -d 'Replace an existing o
 complete -c hydractl -n '__hydractl_in prune' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in prune' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in prune' -s h -l help -d 'Show this message and exit'
-complete -c hydractl -n '__hydractl_in prune' -k -a '(__fish_complete_suffix .st .safetensors)'
+complete -c hydractl -n '__hydractl_in prune' -a '(__hydractl_files st safetensors)'
 complete -c hydractl -n '__hydractl_in finetune' -l data -r -a 'digits shapes photos noise reviews intents manual letters' -F -d 'Labelled training data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, or hf:org/name'
 complete -c hydractl -n '__hydractl_in finetune' -l val -r -a 'digits shapes photos noise reviews intents manual letters' -F -d 'Labelled validation data'
 complete -c hydractl -n '__hydractl_in finetune' -s o -l out -r -F -d 'Output file; `-` is standard output'
@@ -159,7 +167,7 @@ complete -c hydractl -n '__hydractl_in finetune' -l wait -d 'Wait while another 
 complete -c hydractl -n '__hydractl_in finetune' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in finetune' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in finetune' -s h -l help -d 'Show this message and exit'
-complete -c hydractl -n '__hydractl_in finetune' -k -a '(__fish_complete_suffix .st .safetensors)'
+complete -c hydractl -n '__hydractl_in finetune' -a '(__hydractl_files st safetensors)'
 complete -c hydractl -n '__hydractl_in fuse' -s o -l out -r -F -d 'Output file; `-` is standard output'
 complete -c hydractl -n '__hydractl_in fuse' -l mlp -x -a 'merge keep' -d 'Average MLPs that differ, or keep each member\'s own (default: merge; with `--merge-trunk`: keep)'
 complete -c hydractl -n '__hydractl_in fuse' -l merge-trunk -x -d 'Average whatever differs before block L, the embedding too; it then runs once'
@@ -179,7 +187,7 @@ complete -c hydractl -n '__hydractl_in fuse' -l force -d 'Replace an existing ou
 complete -c hydractl -n '__hydractl_in fuse' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in fuse' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in fuse' -s h -l help -d 'Show this message and exit'
-complete -c hydractl -n '__hydractl_in fuse' -k -a '(__fish_complete_suffix .st .safetensors)'
+complete -c hydractl -n '__hydractl_in fuse' -a '(__hydractl_files st safetensors)'
 complete -c hydractl -n '__hydractl_in eval' -l data -r -a 'digits shapes photos noise reviews intents manual letters' -F -d 'In-distribution data, with labels: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, or hf:org/name'
 complete -c hydractl -n '__hydractl_in eval' -l near -x -d 'OOD data close to it'
 complete -c hydractl -n '__hydractl_in eval' -l far -x -d 'OOD data far from it; also photos, noise, manual, letters'
@@ -205,7 +213,7 @@ complete -c hydractl -n '__hydractl_in eval' -l force -d 'Replace an existing ou
 complete -c hydractl -n '__hydractl_in eval' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in eval' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in eval' -s h -l help -d 'Show this message and exit'
-complete -c hydractl -n '__hydractl_in eval' -k -a '(__fish_complete_suffix .st .safetensors)'
+complete -c hydractl -n '__hydractl_in eval' -a '(__hydractl_files st safetensors)'
 complete -c hydractl -n '__hydractl_in inspect' -l tensors -d 'List a checkpoint\'s tensors'
 complete -c hydractl -n '__hydractl_in inspect' -l keep -x -d 'Keep N heads a layer, on average over the model'
 complete -c hydractl -n '__hydractl_in inspect' -l remove -x -d 'Remove R heads in all'
@@ -215,7 +223,7 @@ complete -c hydractl -n '__hydractl_in inspect' -l force -d 'Replace an existing
 complete -c hydractl -n '__hydractl_in inspect' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in inspect' -s q -l quiet -d 'Print no more than the path of a figure: the exit code says whether the files are sound'
 complete -c hydractl -n '__hydractl_in inspect' -s h -l help -d 'Show this message and exit'
-complete -c hydractl -n '__hydractl_in inspect' -k -a '(__fish_complete_suffix .st .safetensors .json)'
+complete -c hydractl -n '__hydractl_in inspect' -a '(__hydractl_files st safetensors json)'
 complete -c hydractl -n '__hydractl_in import' -l arch -x -d 'Architecture: a name of timm, a model type of transformers (`bert`, `vit`), or a folder whose config.json says it'
 complete -c hydractl -n '__hydractl_in import' -s o -l out -r -F -d 'Output file; `-` is standard output'
 complete -c hydractl -n '__hydractl_in import' -l num-classes -x -d 'How many classes it tells apart; weights without a classifier get one that is drawn'
@@ -231,10 +239,13 @@ complete -c hydractl -n '__hydractl_in import' -l force -d 'Replace an existing 
 complete -c hydractl -n '__hydractl_in import' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in import' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in import' -s h -l help -d 'Show this message and exit'
-complete -c hydractl -n '__hydractl_in import' -k -a '(__fish_complete_suffix .pth .pt .bin .ckpt .tar .safetensors .json)'
+complete -c hydractl -n '__hydractl_in import' -a '(__hydractl_files pth pt bin ckpt tar safetensors json)'
 complete -c hydractl -n '__hydractl_in schema' -l json -d 'Accepted as everywhere; a schema is JSON already'
 complete -c hydractl -n '__hydractl_in schema' -s h -l help -d 'Show this message and exit'
 complete -c hydractl -n '__hydractl_in schema' -a 'scores head-mask report'
+complete -c hydractl -n '__hydractl_in completion' -l json -d 'Print the script within one JSON document'
+complete -c hydractl -n '__hydractl_in completion' -s h -l help -d 'Show this message and exit'
+complete -c hydractl -n '__hydractl_in completion' -a 'bash zsh fish'
 complete -c hydractl -n '__hydractl_in demo' -l task -x -a 'digits text zero-shot pretrained' -d 'What to show the method on'
 complete -c hydractl -n '__hydractl_in demo' -s o -l out -r -F -d 'Where every artefact is kept'
 complete -c hydractl -n '__hydractl_in demo' -l seed -x -d 'Seed of everything random'

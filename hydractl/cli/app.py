@@ -17,6 +17,7 @@ from hydractl.cli import eval, finetune, fuse, import_, prune, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
+from hydractl.cli.shells import command as shells
 from hydractl.errors import HydraError, InputError, UsageError
 
 # 128 and the number of the signal, as a shell reports a program that it ended
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "inspect": inspect.inspect,
     "import": import_.import_weights,
     "schema": schema.schema,
+    "completion": shells.completion,
     "demo": demo.demo,
 }
 

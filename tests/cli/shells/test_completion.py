@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from hydractl.cli import completion
 from hydractl.cli.app import COMMANDS, command_tree
-from hydractl.cli.completion import __main__ as completion
-from hydractl.cli.completion.__main__ import describe, main, scripts
+from hydractl.cli.completion import main, scripts
+from hydractl.cli.shells.command import Shell
+from hydractl.cli.shells.described import describe
+from hydractl.cli.shells.scripts import SCRIPTS
+from hydractl.data.reference import BUILT_IN
 
 ROOT = Path(__file__).parents[3]
 BASH, ZSH, FISH = (ROOT / "completions" / name for name in ("hydractl.bash", "_hydractl", "hydractl.fish"))
@@ -19,6 +25,10 @@ def test_the_scripts_are_in_date(name):
     stored = (ROOT / "completions" / name).read_text(encoding="utf-8")
 
     assert stored == scripts()[name], "run `python -m hydractl.cli.completion`"
+
+
+def test_the_words_of_the_command_are_the_shells_with_a_script():
+    assert [shell.value for shell in Shell] == list(SCRIPTS) == list(completion.FILES)
 
 
 def test_writing_then_checking(tmp_path, monkeypatch, capsys):
@@ -35,7 +45,7 @@ def test_writing_then_checking(tmp_path, monkeypatch, capsys):
 
 
 def test_every_option_of_every_command_is_described():
-    described = {command.name: set(command.spellings) for command in describe()}
+    described = {command.name: set(command.spellings) for command in describe(command_tree())}
 
     for name, command in command_tree().commands.items():
         for parameter in command.params:
@@ -114,7 +124,7 @@ def test_bash(folder, words, expected):
 @needs_bash
 @pytest.mark.parametrize("name", COMMANDS)
 def test_bash_offers_every_option_after_its_command(folder, name):
-    described = next(command for command in describe() if command.name == name)
+    described = next(command for command in describe(command_tree()) if command.name == name)
 
     assert bash(folder, "hydractl", name, "-") == set(described.spellings)
 
@@ -131,26 +141,66 @@ def test_bash_registers_the_function():
     assert done.stdout == "complete -F _hydractl hydractl\n"
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
-def test_zsh_parses():
-    subprocess.run(["zsh", "-n", str(ZSH)], check=True)
+needs_zsh = pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
+needs_fish = pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
+LINES = {
+    "hydractl pru": {"prune"},
+    "hydractl fuse --ml": {"--mlp"},
+    "hydractl fuse --mlp ": {"merge", "keep"},
+    "hydractl schema ": {"scores", "head-mask", "report"},
+    "hydractl completion ": {"bash", "zsh", "fish"},
+    "hydractl fuse ": CHECKPOINTS,
+    "hydractl fuse a.st w": {"with space.st", "weird*.st"},
+    "hydractl prune a.st --scores ": {"s.json", "sub"},
+    "hydractl prune a.st --scores=": {"s.json", "sub"},
+    "hydractl inspect ": CHECKPOINTS | {"s.json"},
+    "hydractl prune a.st --data ": {*BUILT_IN, *EVERYTHING},
+    "hydractl prune a.st --data d": {"digits"},
+    "hydractl prune a.st -o ": EVERYTHING,
+    "hydractl prune a.st --keep ": set(),
+}
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
+@needs_zsh
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("hydractl pru", {"prune"}),
-        ("hydractl fuse --mlp ", {"merge", "keep"}),
-        ("hydractl fuse --ml", {"--mlp"}),
-        ("hydractl schema ", {"scores", "head-mask", "report"}),
-        ("hydractl prune a.st --keep ", set()),
-    ],
+    ("functions", "setup"), [(ZSH.parent, ""), ("/", f'eval "$(< {ZSH})"')], ids=["fpath", "eval"]
 )
-def test_fish(folder, line, expected):
+def test_zsh(folder, functions, setup):
     done = subprocess.run(
-        ["fish", "--no-config", "-c", f"source {FISH}; complete -C '{line}'"],
+        ["zsh", "-f", Path(__file__).with_name("press_tab.zsh"), functions, setup, *LINES],
+        cwd=folder, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    offers = [found.replace("\\", "").split("\n") for found in done.stdout.split("==\n")]
+
+    assert re.findall(r"_\w+:\d+:.*", done.stderr) == []  # what zsh's own functions complain of
+    assert {line: set(found) - {""} for line, found in zip(LINES, offers, strict=False)} == LINES
+
+
+@needs_fish
+def test_fish(folder):
+    asked = "".join(f"complete -C '{line}'; echo ==\n" for line in LINES)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source {FISH}\n{asked}"],
         cwd=folder, capture_output=True, text=True, check=True,
     )  # fmt: skip
+    offers = [found.splitlines() for found in done.stdout.split("==\n")]
+    bare = [{word.split("\t")[0].removeprefix("--scores=").rstrip("/") for word in found} for found in offers]
 
-    assert {found.split("\t")[0] for found in done.stdout.splitlines()} == expected
+    assert done.stderr == ""
+    assert dict(zip(LINES, bare, strict=False)) == LINES
+
+
+@pytest.mark.parametrize(("shell", "stored"), [("bash", BASH), ("zsh", ZSH), ("fish", FISH)])
+def test_the_command_prints_the_script(call, shell, stored):
+    seen = call("completion", shell)
+    document = json.loads(call("completion", shell, "--json").out)
+
+    assert (seen.code, seen.err) == (0, "")
+    assert seen.out == stored.read_text(encoding="utf-8")
+    assert document == {"script": seen.out, "shell": shell}
+
+
+def test_other_ranks_print_nothing(call, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+
+    assert call("completion", "bash").out == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -49,7 +49,7 @@ class Command:
         return tuple(word for option in self.options for word in option.spellings)
 
 
-MADE_BY = "Generated from the command tree by `python -m hydractl.cli.completion`; do not edit."
+MADE_BY = "Generated from the command tree by `hydractl completion`; do not edit."
 
 BASH = """\
 # bash completion for hydractl
@@ -133,8 +133,16 @@ def _bash_value(value: Completes) -> list[str]:
     return lines or [": # any text"]
 
 
+ZSH_END = """\
+if [[ $funcstack[1] == _hydractl ]]; then
+  _hydractl "$@"
+else
+  compdef _hydractl hydractl
+fi"""
+
+
 def zsh_script(commands: Sequence[Command]) -> str:
-    """Return the script for zsh, to lie in a folder of `$fpath` as `_hydractl`."""
+    """Return the script for zsh, to be evaluated, or to lie in a folder of `$fpath` as `_hydractl`."""
     root, *subcommands = commands
     lines = ["#compdef hydractl", f"# {MADE_BY}", "", "_hydractl() {"]
     lines += [
@@ -157,7 +165,7 @@ def zsh_script(commands: Sequence[Command]) -> str:
         lines += [f"        {command.name})", "          _arguments \\"]
         lines += [f"            {spec} \\" for spec in specs[:-1]]
         lines += [f"            {specs[-1]} && ret=0", "          ;;"]
-    lines += ["      esac", "      ;;", "  esac", "  return ret", "}", "", '_hydractl "$@"', ""]
+    lines += ["      esac", "      ;;", "  esac", "  return ret", "}", "", ZSH_END, ""]
     return "\n".join(lines)
 
 
@@ -175,10 +183,13 @@ def _zsh_option(option: ShellOption) -> Iterator[str]:
 
 def _zsh_action(value: Completes) -> str:
     pattern = "|".join(value.suffixes)
-    files = (f'_files -g "*.({pattern})"' if pattern else "_files") if value.files else ""
+    # parentheses that end a pattern would be read as qualifiers of what it finds
+    files = (f'_files -g "*.({pattern})(-.)"' if pattern else "_files") if value.files else ""
     words = " ".join(value.words)
-    if words and files:
-        return f'_alternative "words\\:word\\:({words})" "files\\:file\\:{files}"'
+    if (
+        words and files
+    ):  # the blank keeps zsh from handing over options of its own, which `_alternative` does not take
+        return f' _alternative "words\\:word\\:({words})" "files\\:file\\:{files}"'
     return f"({words})" if words else files or " "
 
 
@@ -201,6 +212,13 @@ function __hydractl_in
         return
     end
     test -z "$argv[1]"
+end
+
+# Folders, and files with one of the suffixes $argv. What an unknown command may be followed by is any file.
+function __hydractl_files
+    set -l word (string replace -r -- '^-[^=]*=' '' (commandline -ct))
+    set -l ending (string join '|' -- $argv)
+    complete -C "__hydractl_unknown $word" | string match -r -- "^.*(?:/|\\.(?:$ending))\\$"
 end
 
 complete -c hydractl -f
@@ -239,10 +257,18 @@ def _fish_value(value: Completes) -> Iterable[str]:
     if value.words:
         yield f"-a '{' '.join(value.words)}'"
     if value.files and value.suffixes:
-        yield f"-k -a '(__fish_complete_suffix {' '.join(f'.{s}' for s in value.suffixes)})'"
+        yield f"-a '(__hydractl_files {' '.join(value.suffixes)})'"
     elif value.files:
         yield "-F"
 
 
 def _fish_quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+SCRIPTS: dict[str, Callable[[Sequence[Command]], str]] = {
+    "bash": bash_script,
+    "zsh": zsh_script,
+    "fish": fish_script,
+}
+"""What makes each shell's script."""

@@ -1,0 +1,1 @@
+"""Shells: the scripts that complete a command line."""
