@@ -4,6 +4,9 @@ A regular file is written under a scratch name beside its target and renamed, so
 and an interrupted command leaves nothing behind; what a killed one leaves, the next one that makes the same output removes.
 What is replaced keeps its mode and owner. Pipes, FIFOs and devices cannot be renamed into; they are
 written straight through. A symbolic link is followed: the file it points to is replaced, the link stays.
+
+A folder that is not there yet grows under a scratch name likewise; in one that is, its files are replaced one by one, as
+those of several outputs are, and others stay.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import errno
 import filecmp
 import hashlib
 import os
+import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Protocol
 
 from typing_extensions import override
@@ -28,6 +32,10 @@ from hydractl.errors import OutputError, OutputExists
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STDOUT = Path("-")
 ITS_NAMES = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
+
+
+class Folder(PosixPath):
+    """The name of an output that is a folder, be it there yet or not."""
 
 
 class Sink(Protocol):
@@ -94,63 +102,6 @@ def is_stdout(path: Path) -> bool:
         return False
 
 
-def check_output(
-    path: Path,
-    *,
-    force: bool,
-    inputs: Iterable[Path] = (),
-    folders: Iterable[Path] = (),
-    option: str = "-o",
-) -> None:
-    """Refuse an output that cannot or must not be written, before any work is done.
-
-    Args:
-        path: Where the output will go; `-` is standard output.
-        force: Whether an existing file may be replaced. An input never may.
-        inputs: Files that the command reads.
-        folders: Folders of which it may read every file.
-        option: What names the output on the command line, for hints.
-
-    Raises:
-        OutputExists: If `path` is one of `inputs`, or a file in one of `folders`, or exists and `force` is off.
-        OutputError: If its folder is missing, or it is a folder itself or read-only, or no file can be made there.
-    """
-    if is_stream(path):
-        with _translated(path, ours=set()):
-            _check_open(path)
-        return
-    try:
-        path.stat()
-    except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENAMETOOLONG}:  # what else there is to say is said below
-            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-    target = path.resolve()
-    if target.exists() and (
-        any(source.exists() and target.samefile(source) for source in inputs)
-        or (target.is_file() and any(target.is_relative_to(folder.resolve()) for folder in folders))
-    ):
-        raise OutputExists(
-            f"{path}: is an input of this command", hint=f"choose another name with `{option}`"
-        )
-    if target.is_dir():
-        raise OutputError(
-            f"{path}: is a folder, not a file",
-            hint=f"name a file in it, for example `{option} {path}/out.st`",
-        )
-    if target.exists() and not force:
-        raise OutputExists(
-            f"{path}: already exists",
-            hint=f"add `--force` to replace it, or choose another name with `{option}`",
-        )
-    if not target.parent.is_dir():
-        raise OutputError(
-            f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
-        )
-    # permissions do not tell: root may do all and still makes no file in /proc or on a read-only disk
-    with _growing(path):
-        pass
-
-
 @contextlib.contextmanager
 def publish(path: Path, claim: Claim | None = None) -> Iterator[Sink]:
     """Open `path` for writing bytes, and publish them only if the block ends well.
@@ -177,7 +128,8 @@ def publish(path: Path, claim: Claim | None = None) -> Iterator[Sink]:
 def publish_together(claim: Claim) -> Iterator[Callable[[Path], Sink]]:
     """Open several outputs for writing bytes, and publish all of them if the block ends well, or none.
 
-    A kill between two of them leaves some; the same command then finishes the others.
+    A kill between two of them leaves some; the same command then finishes the others. Those in a folder that is not there yet
+    appear with it.
 
     Args:
         claim: To the first of them; knows what may be replaced, and remembers what is published.
@@ -190,14 +142,23 @@ def publish_together(claim: Claim) -> Iterator[Callable[[Path], Sink]]:
         OutputError: If the operating system refuses.
     """
     with contextlib.ExitStack() as stack:
-        grown: list[_Growing] = []
+        grown: list[Growing] = []
+        folders: dict[Path, Made] = {}
 
         def begin(path: Path) -> Sink:
-            grown.append(stack.enter_context(_growing(path)))
+            folder = path.parent
+            if isinstance(folder, Folder) and not folder.exists():
+                if folder not in folders:
+                    folders[folder] = stack.enter_context(made(folder))
+                return stack.enter_context(folders[folder].file(path.name))
+            grown.append(stack.enter_context(growing(path)))
             return grown[-1].file
 
         yield begin
-        left = [one for one in grown if claim.force or not one.is_there()]
+        left: list[Made | Growing] = [
+            *folders.values(),
+            *(one for one in grown if claim.force or not one.is_there()),
+        ]
         claim.publishing({one.target: one.scratch for one in left if one.scratch})
         for one in left:
             one.publish()
@@ -211,7 +172,7 @@ def publish_text(path: Path, text: str, claim: Claim | None = None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Growing:
+class Growing:
     """An output that is being written, under a scratch name unless it is a stream."""
 
     path: Path
@@ -242,19 +203,61 @@ class _Growing:
             self.scratch.replace(self.target)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A folder that is being filled under a scratch name."""
+
+    path: Path
+    target: Path
+    scratch: Path
+    files: list[Sink]
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Sink]:
+        """Open a file of that name in it."""
+        with (self.scratch / name).open("xb") as file:
+            self.files.append(file)
+            yield file
+
+    def publish(self) -> None:
+        """Give it its name, while it is held."""
+        for file in self.files:
+            file.flush()
+        self.scratch.replace(self.target)
+
+
 @contextlib.contextmanager
-def _growing(path: Path) -> Iterator[_Growing]:
+def made(path: Path) -> Iterator[Made]:
+    """Make a folder; it goes at the end of the block unless it was published."""
+    target = path.resolve()
+    remove_dead_parts(target)
+    kept = False
+    while not kept:
+        scratch = scratch_beside(target)
+        with translated(path, ours={str(path), str(target), str(scratch)}), contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+            scratch.mkdir()
+            with contextlib.suppress(FileNotFoundError):  # another command took it for a dead one's
+                held = os.open(scratch, os.O_RDONLY)
+                stack.callback(os.close, held)
+                kept = keep(held, scratch)
+            if kept:
+                yield Made(path=path, target=target, scratch=scratch, files=[])
+
+
+@contextlib.contextmanager
+def growing(path: Path) -> Iterator[Growing]:
     """Open an output; what is not published by the end of the block goes."""
     target = path.resolve()
     if is_stream(path):
-        with _translated(path, ours={str(path), str(target)}), _stream(path) as file:
-            yield _Growing(path=path, target=target, scratch=None, file=file)
+        with translated(path, ours={str(path), str(target)}), _stream(path) as file:
+            yield Growing(path=path, target=target, scratch=None, file=file)
         return
     remove_dead_parts(target)
     kept = False
     while not kept:
         scratch = scratch_beside(target)
-        with _translated(path, ours={str(path), str(target), str(scratch)}):
+        with translated(path, ours={str(path), str(target), str(scratch)}):
             try:
                 with scratch.open("xb") as file:
                     kept = keep(file.fileno(), scratch)
@@ -262,7 +265,7 @@ def _growing(path: Path) -> Iterator[_Growing]:
                         continue  # another command came before the lock, and took it for a dead one's
                     if target.is_file():
                         _take_after(path, target, file.fileno())
-                    yield _Growing(path=path, target=target, scratch=scratch, file=file)
+                    yield Growing(path=path, target=target, scratch=scratch, file=file)
             finally:
                 scratch.unlink(missing_ok=True)
 
@@ -293,20 +296,20 @@ def _stream(path: Path) -> Iterator[Sink]:
         with path.open("wb") as file:
             yield file
         return
-    _check_open(path)
+    check_open(path)
     sys.stdout.flush()
     yield sys.stdout.buffer
     sys.stdout.buffer.flush()
 
 
-def _check_open(path: Path) -> None:
+def check_open(path: Path) -> None:
     """Refuse standard output that was closed before the program began; what stands in for it takes anything."""
     if path == STDOUT and sys.__stdout__ is None:
         raise OSError(errno.EBADF, "standard output is closed")
 
 
 @contextlib.contextmanager
-def _translated(path: Path, *, ours: set[str]) -> Iterator[None]:
+def translated(path: Path, *, ours: set[str]) -> Iterator[None]:
     """Turn the operating system's refusals about the *output* into ours; a closed pipe stays what it is."""
     try:
         yield

@@ -11,7 +11,8 @@ import pytest
 
 from hydractl.claims import claimed
 from hydractl.errors import OutputError, OutputExists
-from hydractl.publish import check_output, publish_together
+from hydractl.places import check_output
+from hydractl.publish import publish_together
 from support.heard import Heard, cut_between_names
 
 

@@ -15,7 +15,8 @@ import pytest
 from hydractl.checkpoint import ScratchFolder
 from hydractl.claims import scratch_beside
 from hydractl.errors import OutputError, OutputExists
-from hydractl.publish import check_output, is_stream, publish, publish_text
+from hydractl.places import check_output
+from hydractl.publish import is_stream, publish, publish_text
 
 
 def names(folder):

@@ -138,6 +138,8 @@ class Family:
         towers: Layout of each tower.
         read_config: Turn the `config.json` of a library's folder, and what lies beside it, into an architecture, its
             preprocessing and its labels.
+        write_config: The inverse, of a model with all its heads: what the library reads of such a folder besides weights and
+            tokenizer, by file; None where it would make another model of it.
         claims: Whether an architecture name is of this family; of several families the first in the table has it.
         describe: Turn an architecture name and its options into the same.
         build: Make the model with the given mask; on the meta device unless a state dict is given.
@@ -161,6 +163,7 @@ class Family:
     holds: Callable[[Mapping[str, object]], bool]
     claims: Callable[[str], bool]
     read_config: Callable[[Mapping[str, object], Path], Described]
+    write_config: Callable[[Described], dict[str, Mapping[str, object]] | None]
     describe: Callable[[str, Mapping[str, object]], Described]
     build: Callable[[Architecture, Mapping[str, TowerKeep], Mapping[str, torch.Tensor] | None], Model]
     initialise: Callable[[Architecture, int], dict[str, torch.Tensor]]

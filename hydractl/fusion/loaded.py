@@ -24,8 +24,9 @@ from hydractl.fusion.predictions import Predictions
 from hydractl.fusion.responding import respond_to_all
 from hydractl.inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.manifest.header import Header, Kind
+from hydractl.places import check_output
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import check_output, publish
+from hydractl.publish import publish
 from hydractl.runtime import pick_device, torch_dtype
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from hydractl.claims import claimed
-from hydractl.publish import check_output
+from hydractl.places import check_output
 
 COMMANDS = {
     "prune": ("prune", "base.st", "--scores", "scores.json", "--keep", "2", "-o", "new.st"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -23,6 +23,7 @@ from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Preprocess, Prompting
 from hydractl.manifest.heads import TowerHeads, TowerKeep
+from hydractl.source import OPEN_CLIP_CONFIG
 
 if TYPE_CHECKING:
     import torch
@@ -99,6 +100,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         # one of the four, which describes all
         claims=lambda asked: name == FAMILY and (asked == configs.ANY or asked.startswith(configs.PREFIX)),
         read_config=read_config,
+        write_config=write_config,
         describe=describe,
         build=build,
         initialise=lambda architecture, seed: configs.random_state(
@@ -140,6 +142,18 @@ def read_config(config: Mapping[str, object], folder: Path) -> Described:
                 f"{folder}: model_cfg.{tower}_cfg of open_clip_config.json is not an object"
             )
     return _described(configs.name_of(model), model, images, tokenizer=folder)
+
+
+def write_config(described: Described) -> dict[str, Mapping[str, object]]:
+    """Return an `open_clip_config.json`."""
+    how = cast("Preprocess", described.preprocess)
+    images = {
+        "mean": list(how.mean),
+        "std": list(how.std),
+        "interpolation": how.interpolation,
+        "resize_mode": next(name for name, mode in CROPS.items() if mode == how.crop_mode),
+    }
+    return {OPEN_CLIP_CONFIG: {"model_cfg": described.architecture.config, "preprocess_cfg": images}}
 
 
 def adopt(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:

@@ -147,6 +147,7 @@ def family_of(row: Row) -> Family:
         holds=matches,
         claims=row.claims,
         read_config=lambda config, folder: _read_config(row, config, folder),
+        write_config=write_config,
         describe=describe,
         build=build,
         initialise=initialise,
@@ -341,6 +342,31 @@ def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Descri
         default.input_size,
     )
     return replace(described, preprocess=preprocess, labels=labels, lacks=lacks)
+
+
+def write_config(described: Described) -> dict[str, Mapping[str, object]] | None:
+    """Return a timm `config.json`; `num_classes` is no part of `model_args`, which transformers' wrapper gives it itself."""
+    architecture, how = described.architecture, cast("Preprocess", described.preprocess)
+    arguments = {k: v for k, v in architecture.config.items() if k != "num_classes"}
+    if None in arguments.values():  # timm drops those, and has its default instead
+        return None
+    config: dict[str, object] = {
+        "architecture": architecture.name,
+        "num_classes": architecture.num_classes,
+        **({"label_names": list(described.labels)} if described.labels else {}),
+        **({"model_args": arguments} if arguments else {}),
+        "pretrained_cfg": {
+            "input_size": list(how.input_size),
+            "fixed_input_size": True,
+            "interpolation": how.interpolation,
+            "crop_pct": how.crop_pct,
+            "crop_mode": how.crop_mode,
+            "mean": list(how.mean),
+            "std": list(how.std),
+            "num_classes": architecture.num_classes,
+        },
+    }
+    return {"config.json": config}
 
 
 def _preprocess(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:

@@ -33,7 +33,7 @@ from hydractl.families.transformers.library import (
     configured,
     random_state,
 )
-from hydractl.families.transformers.vision import says_images
+from hydractl.families.transformers.vision import FILES, says_images, write_image_processor
 from hydractl.jsonfile import plain, read_object
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.manifest.heads import TowerKeep
@@ -219,6 +219,7 @@ def family_of_row(row: Row) -> Family:
         holds=lambda config: not row.zero_shot and row.name_of(config, backbone=True) is not None,
         claims=lambda name: name in row.classes,
         read_config=lambda config, folder: _read_config(row, config, folder),
+        write_config=lambda described: _write_config(row, described),
         describe=describe,
         build=build,
         initialise=lambda architecture, seed: random_state(
@@ -252,6 +253,29 @@ def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Descri
         return found
     lacks = f"is a {trained[0]}, which does not classify"
     return replace(found, labels=(), lacks=lacks, pools=_pools(folder) if "text" in row.towers else None)
+
+
+def _write_config(row: Row, described: Described) -> dict[str, Mapping[str, object]] | None:
+    architecture, how = described.architecture, described.preprocess
+    if architecture.pooling is not None:
+        return None
+    names = described.labels or tuple(f"LABEL_{i}" for i in range(architecture.num_classes))
+    config: dict[str, object] = {
+        "architectures": [row.class_of(architecture.name)],
+        "model_type": row.model_type(architecture.name),
+        **{k: v for k, v in architecture.config.items() if k != "num_labels"},
+        **({} if row.zero_shot else labels_as_config(names)),
+    }
+    images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}
+    return {"config.json": config, **images}
+
+
+def labels_as_config(names: Sequence[str]) -> dict[str, object]:
+    """Return names of classes as the library's configurations have them."""
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
 
 
 def _pools(folder: Path) -> Literal["mean"] | None:

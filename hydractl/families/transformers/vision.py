@@ -41,6 +41,30 @@ def read_image_processor(folder: Path, size: tuple[int, int, int], *, fixed: boo
     return _preprocess(_image_processor(folder), size, f"{folder}: its image processor", fixed=fixed)
 
 
+def write_image_processor(how: Preprocess) -> dict[str, object]:
+    """Return the settings of an image processor that reads images so: the inverse of `read_image_processor`."""
+    height, width = how.input_size[1:]
+    resized = [math.floor(side / how.crop_pct) for side in (height, width)]
+    squashed = how.crop_mode == "squash"
+    crops = not squashed or resized != [height, width]
+    size = {"height": resized[0], "width": resized[1]} if squashed else {"shortest_edge": min(resized)}
+    numbers = {name: number for number, name in RESAMPLING.items()}
+    return {
+        "image_processor_type": f"{'ViT' if squashed and not crops else 'DeiT' if squashed else 'CLIP'}ImageProcessor",
+        "do_convert_rgb": how.input_size[0] == RGB,
+        "do_resize": True,
+        "size": size,
+        "resample": numbers[how.interpolation],
+        "do_center_crop": crops,
+        **({"crop_size": {"height": height, "width": width}} if crops else {}),
+        "do_rescale": True,
+        "rescale_factor": 1 / WHITE,
+        "do_normalize": True,
+        "image_mean": list(how.mean),
+        "image_std": list(how.std),
+    }
+
+
 def says_images(folder: Path) -> bool:
     """Return whether a folder says how images are read."""
     return any((folder / name).is_file() for name in FILES)

@@ -47,7 +47,7 @@ class FinetuneConfig:
     val: DataRef = required(
         Setting("Labelled validation data.", metavar=shared.DATA_METAVAR, parse=DataRef.parse)
     )
-    out: Path = required(shared.OUT)
+    out: Path = required(shared.OUT_MODEL)
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     recipe: Recipe = by_default(
         Recipe(),

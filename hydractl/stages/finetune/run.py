@@ -19,13 +19,12 @@ from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
 from hydractl.parallel import follow_leader, rank
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import publish
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.subject import Subject, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import claim, resumable
+from hydractl.stages.shared.outputs import claim, publish_models, resumable
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Engine, start_engine
@@ -87,7 +86,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         resumable(config.out, force=config.force),
         claim([config.out] * leads, progress, force=config.force, wait=config.wait) as own,
     ):
-        work = prepare(config, progress)
+        work = prepare(config, progress, own)
         follow_leader("claim")
         folder = None if config.state is None else StateFolder(config.state, fingerprint_of(work))
         start = Snapshot() if folder is None else folder.resumed(force=config.force, progress=progress)
@@ -134,8 +133,9 @@ def _train(
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
     if engine.leads:
-        with publish(config.out, own) as file:
-            write_tensors(file, tensors, header=_finished(work, report))
+        header = _finished(work, report)
+        with publish_models(own) as begin:
+            write_tensors(begin(config.out, header), tensors, header=header)
         if folder is not None:
             folder.clear()
     engine.wait()

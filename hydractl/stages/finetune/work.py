@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from hydractl import __version__
+from hydractl.claims import Claim
 from hydractl.data.inputs import Reading, check_augment, check_reads, limited, open_items, shortened
 from hydractl.data.items import Items
 from hydractl.data.labels import filled_names, match_classes, required_labels, some
@@ -20,7 +21,7 @@ from hydractl.stages.finetune.head import fitted
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
 from hydractl.stages.shared.images import check_takes, reading_images, warn_assumed
 from hydractl.stages.shared.lineage import warn_temperature
-from hydractl.stages.shared.outputs import check_outputs
+from hydractl.stages.shared.outputs import check_models
 from hydractl.training.feeding.mix import Mixing
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
@@ -55,8 +56,8 @@ class Work:
     inputs: tuple[InputFile, ...]
 
 
-def prepare(config: FinetuneConfig, progress: Progress) -> Work:
-    """Check everything that headers and labels can tell."""
+def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
+    """Check everything that headers and labels can tell, and whether the output may be where it is to go."""
     pick_device(config.device)
     opened = open_model(config.model, arch=config.arch, seed=config.seed, backbone=True)
     if opened.header.prompting is not None:
@@ -67,9 +68,7 @@ def prepare(config: FinetuneConfig, progress: Progress) -> Work:
     opened = reading_images(opened, config.images)
     check_takes(opened.header, where=opened.reference)
     teachers = open_teachers(config)
-    check_outputs(
-        [config.out], force=config.force, models=[opened, *teachers], data=[config.data, config.val]
-    )
+    check_models([config.out], own, models=[opened, *teachers], data=[config.data, config.val])
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
     items = open_items(config.data, opened.header.preprocess, progress=progress)

@@ -104,7 +104,7 @@ class FuseConfig:
         Setting("Checkpoints, folders or Hub ids.", positional=True, metavar="MODEL...", shows=False)
     )
     """The members, M >= 1: pruned or not, fine-tuned or not, of one architecture."""
-    out: Path = required(shared.OUT)
+    out: Path = required(shared.OUT_MODEL)
     mlp: Literal["merge", "keep"] | None = setting(
         None,
         "Average MLPs that differ, or keep each member's own (default: merge; with `--merge-trunk`: keep).",

@@ -16,7 +16,7 @@ from hydractl.fusion.plan import Fusion, trunk_length
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
-from hydractl.publish import is_stream, publish
+from hydractl.publish import is_stream
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.members import (
     check_compatible,
@@ -28,7 +28,7 @@ from hydractl.stages.fuse.members import (
 from hydractl.stages.fuse.outcome import Measured, Outcome
 from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.outputs import check_models, claim, publish_models
 
 if TYPE_CHECKING:
     from hydractl.stages.fuse.measuring import Judge
@@ -106,9 +106,9 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
 def _run(config: FuseConfig, own: Claim, progress: Progress) -> FuseReport:
     members: Sequence[OpenModel] = [open_model(m) for m in config.models]
     asked = config.measuring
-    check_outputs(
+    check_models(
         [config.out],
-        force=config.force,
+        own,
         models=members,
         data=asked.refs.values(),
         files=[config.naming.file],
@@ -146,8 +146,9 @@ def _run(config: FuseConfig, own: Claim, progress: Progress) -> FuseReport:
             hashing.result()
             return _header(config, members, made)
 
-        with publish(config.out, own) as file:
+        with publish_models(own) as begin:
             header = _header(config, members, made, digest=digest)
+            file = begin(config.out, header)
             write_checkpoint(
                 file, fusion.specs, fusion.chunks, header=header, final=final if digest else None
             )

@@ -30,7 +30,7 @@ class ImportConfig:
             shows=False,
         )
     )
-    out: Path = required(shared.OUT)
+    out: Path = required(shared.OUT_MODEL)
     num_classes: int | None = setting(
         None,
         "How many classes it tells apart; weights without a classifier get one that is drawn.",

@@ -17,7 +17,6 @@ from hydractl.jsonfile import parse
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted, quoted
-from hydractl.publish import publish
 from hydractl.runtime import digest_file, digest_text
 from hydractl.source import folder_config, parse_arch
 from hydractl.stages.importing.config import ImportConfig
@@ -26,7 +25,7 @@ from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.shared.classes import POOLED
 from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.outputs import check_models, claim, publish_models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
 
 def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
     files = files_of(config.source)
-    check_outputs([config.out], force=config.force, files=[*files, *_beside(config)])
+    check_models([config.out], own, files=[*files, *_beside(config)])
     labels = _labels_named(config.labels)
     described = _described(config, len(labels) or None)
     family = FAMILIES[described.architecture.family]
@@ -83,8 +82,9 @@ def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
     _tell(progress, config, weights, fitted, header)
     step = _step(config, files, family, header, weights, fitted)
     progress.step(f"Writing {config.out}")
-    with publish(config.out, own) as file:
-        write_tensors(file, fitted.tensors, header=header.model_copy(update={"made_by": step}))
+    header = header.model_copy(update={"made_by": step})
+    with publish_models(own) as begin:
+        write_tensors(begin(config.out, header), fitted.tensors, header=header)
     return _report(config, header, weights, fitted)
 
 

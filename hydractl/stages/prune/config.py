@@ -133,7 +133,7 @@ class PruneConfig:
 
     model: str = required(shared.MODEL)
     """The base."""
-    out: Path = required(shared.OUT)
+    out: Path = required(shared.OUT_MODEL)
     """With several members its name holds `{i}`."""
     scores: tuple[Path, ...] = setting(
         (), "Scores; several make one member each. `-` is standard input.", metavar="JSON"
@@ -321,4 +321,4 @@ class PruneConfig:
 
     def outputs(self) -> tuple[Path, ...]:
         """Return each member's path."""
-        return tuple(self.out.parent / self.out.name.replace("{i}", str(i)) for i in range(self.count))
+        return tuple(self.out.with_name(self.out.name.replace("{i}", str(i))) for i in range(self.count))

@@ -23,14 +23,15 @@ from hydractl.manifest.header import Header, InputFile, Kind
 from hydractl.manifest.heads import HeadMask, Mask
 from hydractl.metrics.cost import count_macs
 from hydractl.parallel import require_one_process
+from hydractl.places import is_folder
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import is_stream, publish_together
+from hydractl.publish import is_stream
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.shared.lineage import make_step, warn_temperature
-from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.outputs import check_models, claim, publish_models
 from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
 
 
@@ -106,9 +107,9 @@ def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
     specs = _specs(opened, config)
     outputs = config.outputs()
     asked = config.diverse
-    check_outputs(
+    check_models(
         [*outputs, *(m for m in map(mask_path, outputs) if m)],
-        force=own.may_replace,
+        own,
         models=[opened],
         data=[] if asked is None else [asked.data, asked.ood],
         files=[*config.scores, *config.masks, asked.naming.file if asked else None],
@@ -119,7 +120,7 @@ def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
     differences = _verify(opened, masks, progress) if config.verify else [None] * len(masks)
     members = []
     # what is written is published when all of it is written: all members, or none
-    with publish_together(own) as begin:
+    with publish_models(own) as begin:
         for i, (mask, path, sources, difference) in enumerate(
             zip(masks, outputs, chosen.sources, differences, strict=True)
         ):
@@ -131,13 +132,13 @@ def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
             members.append(_described(opened, mask, member_specs, path=path, difference=difference))
             header = _member_header(config, opened, mask, sources, member=i)
             write_checkpoint(
-                begin(path),
+                begin(path, header),
                 member_specs,
                 partial(_data, opened, mask, specs),
                 header=header,
             )
             if beside := mask_path(path):
-                begin(beside).write(mask.to_json().encode())
+                begin(beside, header).write(mask.to_json().encode())
     return PruneReport(
         model=config.model,
         heads=total_heads(opened.header.architecture.towers),
@@ -149,8 +150,8 @@ def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
 
 
 def mask_path(path: Path) -> Path | None:
-    """Return where a member's mask manifest goes: beside it, nowhere for a stream."""
-    return None if is_stream(path) else path.parent / f"{path.stem}.mask.json"
+    """Return where a member's mask manifest goes: beside it, nowhere for a stream; a folder has its own."""
+    return None if is_stream(path) or is_folder(path) else path.parent / f"{path.stem}.mask.json"
 
 
 def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:

@@ -11,6 +11,7 @@ from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import Budget
 from hydractl.inputs import LARGEST_SIDE
+from hydractl.places import output
 from hydractl.settings import Composed, Declared, Setting, check, number, setting, words
 from hydractl.stages.shared.classes import Naming
 
@@ -31,6 +32,11 @@ MODEL = Setting(
 )
 ARCH = Setting("Architecture of a bare .safetensors file.", metavar="NAME[::K=V,...]", panel=MODEL_PANEL)
 OUT = Setting("Output file; `-` is standard output.", spelled=("-o", "--out"), metavar="PATH", shows=False)
+OUT_MODEL = replace(
+    OUT,
+    help="Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.",
+    parse=output,
+)
 FORCE = Setting("Replace an existing output.")
 FORCE_ANEW = Setting(
     "Replace an existing output, and start anew where an unfinished run could be gone on with."

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hydractl.checkpoint import Checkpoint
+from hydractl.claims import Claim
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.families.opening import load_model, open_model
@@ -41,7 +42,7 @@ def config(out, model, classes="0-2", **changes):
 
 def prepared(given):
     heard = Heard()
-    return prepare(given, heard), heard
+    return prepare(given, heard, Claim(force=False)), heard
 
 
 @pytest.fixture(scope="module")

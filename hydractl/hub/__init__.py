@@ -1,0 +1,1 @@
+"""The layout that libraries share: folders, the Hub, Auto classes."""

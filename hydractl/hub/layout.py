@@ -1,0 +1,166 @@
+"""What lies in a model's folder besides its weights, all of it made of the checkpoint's header.
+
+A base with the library's own shapes is a folder of that library, which needs no hydractl to read it. Members and hydras
+are of a type of their own, `hydractl`, which `hydractl.hub.auto` teaches transformers and timm. Whichever it is,
+`model.safetensors` alone says all, so it is the file that hydractl reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+
+from hydractl.families.base import Described
+from hydractl.families.registry import family_of
+from hydractl.heads.masks import full_mask
+from hydractl.jsonfile import canonical, plain
+from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
+from hydractl.manifest.heads import HeadMask
+from hydractl.source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
+
+TYPE = "hydractl"
+"""Our `model_type` of transformers, and architecture of timm."""
+CONFIG, IMAGES, TOKENIZER, TOKENIZER_CONFIG = (
+    "config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+SHARD = "model-{i:05d}-of-{n:05d}.safetensors"
+IMAGE_MODEL, TEXT_MODEL = "HydraForImageClassification", "HydraForSequenceClassification"
+IMAGE_PROCESSOR = "HydraImageProcessor"
+_MASKS = "head-mask*.json"
+OURS = (
+    CONFIG,
+    IMAGES,
+    INDEX,
+    OPEN_CLIP_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    _MASKS,
+    "model-*-of-*.safetensors",
+    *OPEN_CLIP_WEIGHTS,
+)
+"""What makes up a model in a folder: another model may only take its place as a whole."""
+
+
+def files_of(header: Header) -> dict[str, bytes]:
+    """Return the files of a model's folder by name, without its weights."""
+    made = _stock(header)
+    if made is None:
+        made = {CONFIG: _config(header)}
+        if isinstance(header.preprocess, Preprocess):
+            made[IMAGES] = {"image_processor_type": IMAGE_PROCESSOR, **_plain(header.preprocess)}
+    files = {name: canonical(value).encode() for name, value in made.items()}
+    return files | dict(_tokenizer(texts_of(header))) | dict(_masks(header))
+
+
+def is_stock(header: Header) -> bool:
+    """Return whether the library's own loader makes the very same model of the weights."""
+    return _stock(header) is not None
+
+
+def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
+    """Return the library's own files of a model; None where its loader would make another one of the weights, or none."""
+    towers = header.architecture.towers
+    whole = all(mask == full_mask(towers) for mask in header.masks)
+    if header.kind == Kind.HYDRA or not whole or header.temperature != 1:
+        return None
+    described = Described(
+        architecture=header.architecture,
+        preprocess=header.preprocess,
+        labels=header.labels,
+        prompting=header.prompting,
+    )
+    return family_of(header.architecture).write_config(described)
+
+
+def of_model(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a folder that make up the model in it."""
+    names = sorted(folder.iterdir()) if folder.is_dir() else ()
+    return tuple(path for path in names if is_ours(path.name))
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a file of a model's folder is one that hydractl may have written."""
+    return any(fnmatch(name, pattern) for pattern in OURS)
+
+
+def texts_of(header: Header) -> Tokenization | None:
+    """Return how a model reads texts; None where it reads none."""
+    how = header.preprocess
+    if isinstance(how, Tokenization):
+        return how
+    return None if header.prompting is None else header.prompting.tokenization
+
+
+def labels_of(header: Header) -> tuple[str, ...]:
+    """Return the names of a model's classes, made up where it has none."""
+    return header.labels or tuple(f"LABEL_{i}" for i in range(header.num_classes))
+
+
+def _config(header: Header) -> dict[str, object]:
+    images = isinstance(header.preprocess, Preprocess)
+    names = labels_of(header)
+    config: dict[str, object] = {
+        "architectures": [IMAGE_MODEL if images else TEXT_MODEL],
+        "model_type": TYPE,
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+        "hydractl": _without_bulk(header),
+    }
+    if isinstance(header.preprocess, Preprocess):
+        config |= {
+            "architecture": TYPE,
+            "num_classes": len(names),
+            "label_names": list(names),
+            "pretrained_cfg": {
+                **_plain(header.preprocess),
+                "fixed_input_size": True,
+                "num_classes": len(names),
+            },
+        }
+    return config
+
+
+def _without_bulk(header: Header) -> dict[str, object]:
+    """Return what a header says of the model itself: no lineage, no tokenizer, which has a file of its own."""
+    found = header.model_dump(mode="json", by_alias=True, exclude={"made_by"})
+    for how in (found["preprocess"], (found.get("prompting") or {}).get("tokenization", {})):
+        how.pop("tokenizer", None)
+    return plain(found)
+
+
+def _plain(how: Preprocess) -> dict[str, object]:
+    return plain(how.model_dump(mode="json"))
+
+
+def _tokenizer(how: Tokenization | None) -> Iterator[tuple[str, bytes]]:
+    if how is None or how.tokenizer is None:
+        return
+    from tokenizers import Tokenizer  # noqa: PLC0415 - models of images need none
+
+    says = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": how.max_length,
+        "model_input_names": ["input_ids", *how.names],
+        "pad_token": Tokenizer.from_str(how.tokenizer).id_to_token(how.pad_id),
+        "padding_side": how.padding_side,
+        "truncation_side": how.truncation_side,
+    }
+    yield TOKENIZER, how.tokenizer.encode()
+    yield TOKENIZER_CONFIG, canonical({k: v for k, v in says.items() if v is not None}).encode()
+
+
+def _masks(header: Header) -> Iterator[tuple[str, bytes]]:
+    if header.kind == Kind.BASE:
+        return
+    for i, mask in enumerate(header.masks):
+        name = "head-mask.json" if header.kind == Kind.MEMBER else f"head-mask-{i}.json"
+        yield (
+            name,
+            HeadMask(towers=mask, architecture=header.architecture.name, base=header.base).to_json().encode(),
+        )

@@ -1,0 +1,99 @@
+"""Where an output may go: what is refused before any work is done."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+from hydractl.errors import OutputError, OutputExists
+from hydractl.publish import Folder, check_open, growing, is_stream, made, translated
+
+
+def output(text: str) -> Path:
+    """Read the name of an output that may be a folder: one is there, or a slash says so."""
+    path = Path(text)
+    if not (text.endswith("/") or path.is_dir()):
+        return path
+    return Folder(path if path.name not in {"", ".."} else path.resolve())
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether an output is a folder."""
+    return isinstance(path, Folder) or path.is_dir()
+
+
+def check_output(
+    path: Path,
+    *,
+    force: bool,
+    inputs: Iterable[Path] = (),
+    folders: Iterable[Path] = (),
+    option: str = "-o",
+) -> None:
+    """Refuse an output that cannot or must not be written, before any work is done.
+
+    Args:
+        path: Where the output will go; `-` is standard output.
+        force: Whether an existing file may be replaced. An input never may.
+        inputs: Files that the command reads.
+        folders: Folders of which it may read every file.
+        option: What names the output on the command line, for hints.
+
+    Raises:
+        OutputExists: If `path` is one of `inputs`, or a file in one of `folders`, or exists and `force` is off.
+        OutputError: If its folder is missing, or it is a folder itself or read-only, or no file can be made there.
+    """
+    if is_stream(path):
+        with translated(path, ours=set()):
+            check_open(path)
+        return
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENAMETOOLONG}:  # what else there is to say is said below
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    target = path.resolve()
+    if target.exists() and (
+        any(source.exists() and target.samefile(source) for source in inputs)
+        or (target.is_file() and any(target.is_relative_to(folder.resolve()) for folder in folders))
+    ):
+        raise OutputExists(
+            f"{path}: is an input of this command", hint=f"choose another name with `{option}`"
+        )
+    if target.is_dir():
+        raise OutputError(
+            f"{path}: is a folder, not a file",
+            hint=f"name a file in it, for example `{option} {path}/out.st`",
+        )
+    if target.exists() and not force:
+        raise OutputExists(
+            f"{path}: already exists",
+            hint=f"add `--force` to replace it, or choose another name with `{option}`",
+        )
+    if not target.parent.is_dir():
+        raise OutputError(
+            f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
+        )
+    # permissions do not tell: root may do all and still makes no file in /proc or on a read-only disk
+    with growing(path):
+        pass
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that cannot be made or written to; what of its files may be replaced is `check_output`'s.
+
+    Raises:
+        OutputError: If the folder that it lies in is missing or read-only, or a file has its name.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_dir():
+        raise OutputError(
+            f"{path}: is a file, not a folder", hint="leave the slash out, or choose another name with `-o`"
+        )
+    if not target.parent.is_dir():
+        raise OutputError(
+            f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
+        )
+    with growing(path / "x") if target.is_dir() else made(path):
+        pass
