@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval inspect import schema completion demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval predict inspect import schema completion demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -231,6 +231,32 @@ _hydractl() {
         *)
             if [[ $cur == -* ]]; then
                 _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    predict)
+        case $prev in
+        -o | --out)
+            _hydractl_files ''
+            ;;
+        --top-k | --max-length | --classes | --template | --arch | --batch-size)
+            : # any text
+            ;;
+        --ood-score)
+            _hydractl_words 'msp entropy mi energy max-logit'
+            ;;
+        --device)
+            _hydractl_words 'auto cpu cuda mps'
+            ;;
+        --dtype)
+            _hydractl_words 'bf16 fp16 fp32'
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '-o --out --top-k --ood-score --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

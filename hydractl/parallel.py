@@ -64,9 +64,7 @@ def refuse_shared_input(model: str) -> None:
         UsageError: If it comes there.
     """
     if model == "-" and world_size() > 1:
-        raise UsageError(
-            "several processes cannot share standard input", hint="write the model to a file first"
-        )
+        raise UsageError("several processes cannot share standard input", hint="write it to a file first")
 
 
 def refuse_shared_device(name: str) -> None:

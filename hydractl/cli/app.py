@@ -13,7 +13,7 @@ import typer.core
 import typer.main
 
 from hydractl import __version__
-from hydractl.cli import eval, finetune, fuse, import_, prune, schema, score
+from hydractl.cli import eval, finetune, fuse, import_, predict, prune, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
@@ -38,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "finetune": finetune.finetune,
     "fuse": fuse.fuse,
     "eval": eval.evaluate,
+    "predict": predict.predict,
     "inspect": inspect.inspect,
     "import": import_.import_weights,
     "schema": schema.schema,

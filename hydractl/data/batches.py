@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hydractl.data.preprocess import TrainTransform, sample_seed
+from hydractl.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -26,6 +28,7 @@ _AHEAD = 2
 """How many batches are decoded while one is in use."""
 
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -98,7 +101,7 @@ def tensor_cache(
         transform: Must give the same tensor for the same image each time.
         batch_size: At least 1.
         indices: As for `batches`.
-        limit_bytes: How much memory the inputs may take.
+        limit_bytes: How much memory the inputs may take; 0 decodes anew without a look.
 
     Raises:
         DataError: If an image is missing or corrupt.
@@ -108,8 +111,9 @@ def tensor_cache(
     if not order:
         return ()
     again = _Batches(dataset, transform, batch_size, order)
-    first = transform(dataset.image(order[0]))
-    return tuple(again) if first.nbytes * len(order) <= limit_bytes else again
+    if limit_bytes and _read(dataset, transform, order[0]).nbytes * len(order) <= limit_bytes:
+        return tuple(again)
+    return again
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> Tensor:
@@ -155,22 +159,31 @@ def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor |
     return order
 
 
+def _read(dataset: ImageSet, transform: Callable[[Image.Image], T], index: int) -> T:
+    """Return an image, transformed.
+
+    Raises:
+        DataError: If it is missing or corrupt, or the transform refuses it; the message names it.
+    """
+    image = dataset.image(index)
+    try:
+        return transform(image)
+    except DataError as error:
+        where = f"{dataset.name}: {dataset.key(index)}"
+        raise DataError(f"{where}: {error.message}", hint=error.hint) from error
+
+
 def _inputs(dataset: ImageSet, transform: Transform, order: Sequence[int], ahead: int) -> Iterator[Tensor]:
     """Yield one input after the other while `ahead` more are under way."""
     threaded: Callable[[Any], Any] = transform.prepare if isinstance(transform, TrainTransform) else transform
+    read = partial(_read, dataset, threaded)
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="decode")
     try:
         waiting = iter(order)
-        running = deque(
-            (index, pool.submit(lambda i: threaded(dataset.image(i)), index))
-            for index in islice(waiting, ahead)
-        )
+        running = deque((index, pool.submit(read, index)) for index in islice(waiting, ahead))
         while running:
             index, future = running.popleft()
-            running.extend(
-                (later, pool.submit(lambda i: threaded(dataset.image(i)), later))
-                for later in islice(waiting, 1)
-            )
+            running.extend((later, pool.submit(read, later)) for later in islice(waiting, 1))
             ready = future.result()
             yield transform.draw(ready, index) if isinstance(transform, TrainTransform) else ready
     finally:

@@ -50,7 +50,7 @@ class CellStore(ImageStore):
         return held if isinstance(held, bytes) else read_bytes(held)
 
 
-def images_of(table: Table, ref: DataRef, progress: Progress) -> ImageSet:
+def images_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool = True) -> ImageSet:
     """Return the images that a table lists or holds.
 
     Raises:
@@ -65,13 +65,13 @@ def images_of(table: Table, ref: DataRef, progress: Progress) -> ImageSet:
             if text
             else "name the column with the images: `::image=COLUMN`",
         )
-    label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label")
+    label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label") if labelled else None
     store = CellStore(table.images(image), table.where)
     labels = _labels(table, label, progress)
     return ImageSet(store=store, places=range(len(table)), name=table.name, **labels._asdict())
 
 
-def texts_of(table: Table, ref: DataRef, progress: Progress) -> TextSet:
+def texts_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool = True) -> TextSet:
     """Return the texts that a table holds.
 
     Raises:
@@ -82,7 +82,7 @@ def texts_of(table: Table, ref: DataRef, progress: Progress) -> TextSet:
         [_checked(cell, f"{table.place(c)}: row {row}") for row, cell in enumerate(table.cells(c))]
         for c in columns
     ]
-    label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label")
+    label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label") if labelled else None
     texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
     return TextSet(texts=texts, name=table.name, **_labels(table, label, progress)._asdict())
 

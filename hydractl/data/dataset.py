@@ -34,7 +34,13 @@ SOURCES: Mapping[Content, str] = MappingProxyType(
 )
 
 
-def open_data(ref: DataRef | str, *, wants: Content = Content.IMAGES, progress: Progress = SILENT) -> Items:
+def open_data(
+    ref: DataRef | str,
+    *,
+    wants: Content = Content.IMAGES,
+    labelled: bool = True,
+    progress: Progress = SILENT,
+) -> Items:
     """Return the images or texts that a data reference selects.
 
     The split comes first, then `classes`, then `limit`, which spreads its items evenly over what is left, so
@@ -43,6 +49,8 @@ def open_data(ref: DataRef | str, *, wants: Content = Content.IMAGES, progress: 
     Args:
         ref: A parsed reference, or the text of one.
         wants: What the items are to be.
+        labelled: Whether labels are read where there are some. If not, a folder's files may lie at any depth, unless `classes`
+            chooses among them.
         progress: Hears what is skipped or assumed.
 
     Raises:
@@ -53,7 +61,8 @@ def open_data(ref: DataRef | str, *, wants: Content = Content.IMAGES, progress: 
     if isinstance(ref, str):
         ref = DataRef.parse(ref)
     _check_columns(ref, wants)
-    items = _opened(ref, wants, progress)
+    asked = labelled or ref.classes is not None
+    items = _opened(ref, wants, progress) if asked else _unlabelled(ref, wants, progress)
     if ref.classes is not None:
         labelled = items.labels is not None  # else it is refused
         items = items.of_classes(select_classes(items.class_names, ref.classes) if labelled else ())
@@ -93,9 +102,22 @@ def _opened(ref: DataRef, wants: Content, progress: Progress) -> Items:
         return TOYS[ref.kind](ref)
     if ref.kind is SourceKind.FOLDER:
         return folder.open_folder(ref, wants, progress)
+    return _of_table(ref, wants, progress, labelled=True)
+
+
+def _unlabelled(ref: DataRef, wants: Content, progress: Progress) -> Items:
+    if ref.kind in TOYS:
+        return _opened(ref, wants, progress)
+    if ref.kind is SourceKind.FOLDER:
+        return folder.open_tree(ref, wants, progress)
+    return _of_table(ref, wants, progress, labelled=ref.label is not None)
+
+
+def _of_table(ref: DataRef, wants: Content, progress: Progress, *, labelled: bool) -> Items:
     table = (
         tabular.fetch_table(ref, progress) if ref.kind is SourceKind.HUB else tabular.open_table(ref, wants)
     )
     if len(table) == 0:
         raise DataError(f"{table.where}: holds no row")
-    return (columns.texts_of if wants is Content.TEXTS else columns.images_of)(table, ref, progress)
+    made = columns.texts_of if wants is Content.TEXTS else columns.images_of
+    return made(table, ref, progress, labelled=labelled)

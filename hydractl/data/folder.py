@@ -14,15 +14,13 @@ from typing_extensions import override
 
 from hydractl.data import items
 from hydractl.data.items import Content
-from hydractl.data.reference import BUILT_IN, SOURCES_HINT, DataRef
+from hydractl.data.reference import BUILT_IN, IMAGE_SUFFIXES, SOURCES_HINT, DataRef
 from hydractl.errors import DataError
 from hydractl.progress import Progress, did_you_mean, quoted
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     {
-        Content.IMAGES: frozenset(
-            {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif"}
-        ),
+        Content.IMAGES: frozenset(IMAGE_SUFFIXES),
         Content.TEXTS: frozenset({".txt"}),
     }
 )
@@ -40,6 +38,10 @@ class FileStore(items.ImageStore):
     def image(self, index: int) -> Image.Image:
         path = self.root / self.files[index]
         return items.decode(items.read_bytes(path), where=str(path))
+
+    @override
+    def key(self, index: int) -> str:
+        return str(self.root / self.files[index])
 
     @override
     def item_digest(self, index: int) -> bytes:
@@ -64,10 +66,42 @@ def open_folder(ref: DataRef, content: Content, progress: Progress) -> items.Ite
             not UTF-8.
     """
     root = _root(ref)
-    files, found = _files(root, content, progress)
+    return _items(root, content, *_files(root, content, progress))
+
+
+def open_tree(ref: DataRef, content: Content, progress: Progress) -> items.Items:
+    """Return all images or texts below a folder, at any depth and without labels, sorted by their paths.
+
+    Hidden files and folders are left alone; others that are not of the kind are skipped with a warning.
+
+    Raises:
+        DataError: If a folder is missing or holds none, or a text is blank or not UTF-8.
+    """
+    root = _root(ref)
+    files: list[str] = []
+    skipped: list[str] = []
+    waiting, seen = [""], set[Path]()
+    while waiting:
+        below = waiting.pop()
+        if (place := (root / below).resolve()) in seen:  # a link led here
+            continue
+        seen.add(place)
+        folders, wanted, others = _listing(root / below, content)
+        waiting += [f"{below}{name}/" for name in folders]
+        files += [f"{below}{name}" for name in wanted]
+        skipped += [f"{below}{name}" for name in others]
+    if not files:
+        raise _nothing(root, content, sorted(skipped))
+    _tell_skipped(root, content, sorted(skipped), progress)
+    return _items(root, content, tuple(sorted(files)), items.Labels())
+
+
+def _items(root: Path, content: Content, files: tuple[str, ...], found: items.Labels) -> items.Items:
     name = root.resolve().name
     if content is Content.TEXTS:
-        return items.TextSet(texts=tuple(_text(root / file) for file in files), name=name, **found._asdict())
+        paths = [root / file for file in files]
+        texts, keys = tuple(map(_text, paths)), tuple(map(str, paths))
+        return items.TextSet(texts=texts, keys=keys, name=name, **found._asdict())
     return items.ImageSet(
         store=FileStore(root, files), places=range(len(files)), name=name, **found._asdict()
     )
@@ -92,10 +126,7 @@ def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ..
             hint=f"keep one sub-folder a class and nothing beside, or {what} alone for a set without labels",
         )
     if not folders and not loose:
-        raise DataError(
-            f"{root}: holds no {what.one}",
-            hint=_other_kind(skipped, what) or f"{what} end in {', '.join(sorted(SUFFIXES[what]))}",
-        )
+        raise _nothing(root, what, skipped)
     files, labels = list(loose), []
     for label, folder in enumerate(folders):
         nested, found, others = _listing(root / folder, what)
@@ -104,10 +135,19 @@ def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ..
         files += [f"{folder}/{name}" for name in found]
         labels += [label] * len(found)
         skipped += [f"{folder}/{name}" for name in others]
-    if skipped:
-        progress.warn(f"{root}: skipped {len(skipped)} file(s) that are no {what}, first `{skipped[0]}`")
+    _tell_skipped(root, what, skipped, progress)
     names = tuple(os.fsencode(folder).decode(errors="backslashreplace") for folder in folders)
     return tuple(files), items.Labels(names, tuple(labels) if folders else None)
+
+
+def _tell_skipped(root: Path, what: Content, skipped: list[str], progress: Progress) -> None:
+    if skipped:
+        progress.warn(f"{root}: skipped {len(skipped)} file(s) that are no {what}, first `{skipped[0]}`")
+
+
+def _nothing(root: Path, what: Content, skipped: list[str]) -> DataError:
+    hint = _other_kind(skipped, what) or f"{what} end in {', '.join(sorted(SUFFIXES[what]))}"
+    return DataError(f"{root}: holds no {what.one}", hint=hint)
 
 
 def _root(ref: DataRef) -> Path:

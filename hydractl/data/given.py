@@ -115,3 +115,8 @@ class GivenStore(ImageStore):
     @override
     def image(self, index: int) -> Image.Image:
         return image_of(self.pictures[index])
+
+    @override
+    def key(self, index: int) -> str | int:
+        picture = self.pictures[index]
+        return str(picture) if isinstance(picture, str | Path) else index

@@ -43,9 +43,11 @@ def check_reads(how: Reading, *, model: str) -> None:
         require_tokenizer(how, model=model)
 
 
-def open_items(ref: DataRef | str, how: Reading, *, progress: Progress = SILENT) -> Items:
-    """Return the data that a reference selects, images or texts as the model reads them; raises as `open_data`."""
-    return open_data(ref, wants=content_of(how), progress=progress)
+def open_items(
+    ref: DataRef | str, how: Reading, *, labelled: bool = True, progress: Progress = SILENT
+) -> Items:
+    """Return the data that a reference selects, images or texts as the model reads them; as `open_data`."""
+    return open_data(ref, wants=content_of(how), labelled=labelled, progress=progress)
 
 
 def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:

@@ -72,6 +72,10 @@ class Items(ABC):
         """Return how many items there are."""
 
     @abstractmethod
+    def key(self, index: int) -> str | int:
+        """Return what a user finds an item by: the path of its file, or its row number where it was read, from 0."""
+
+    @abstractmethod
     def item_digest(self, index: int) -> bytes:
         """Return a SHA-256 of one item's content; every stage takes the digests before anything is computed.
 
@@ -129,15 +133,25 @@ class Items(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextSet(Items):
-    """Texts in memory; where they were read from does not count for their digests."""
+    """Texts in memory; where they were read from does not count for their digests.
+
+    Attributes:
+        texts: Each one, or two that belong together.
+        keys: What `key` returns; empty where that is the position.
+    """
 
     content = Content.TEXTS
 
     texts: tuple[Text, ...]
+    keys: tuple[str | int, ...] = ()
 
     @override
     def __len__(self) -> int:
         return len(self.texts)
+
+    @override
+    def key(self, index: int) -> str | int:
+        return self.keys[index] if self.keys else index
 
     @override
     def item_digest(self, index: int) -> bytes:
@@ -145,7 +159,8 @@ class TextSet(Items):
 
     @override
     def at(self, indices: Sequence[int]) -> Self:
-        return replace(self, texts=tuple(self.texts[index] for index in indices))
+        texts, keys = tuple(self.texts[i] for i in indices), tuple(map(self.key, indices))
+        return replace(self, texts=texts, keys=keys)
 
 
 class ImageStore(ABC):
@@ -160,6 +175,10 @@ class ImageStore(ABC):
         Raises:
             DataError: If it is missing or corrupt; the message names it.
         """
+
+    def key(self, index: int) -> str | int:
+        """Return the path of the file that an image is, or its number."""
+        return index
 
     def item_digest(self, index: int) -> bytes:
         """Return a SHA-256 of one image: here of its mode, size and pixels.
@@ -204,6 +223,10 @@ class ImageSet(Items):
         if index < 0:
             raise IndexError(index)
         return self.store.image(self.places[index])
+
+    @override
+    def key(self, index: int) -> str | int:
+        return self.store.key(self.places[index])
 
     @override
     def item_digest(self, index: int) -> bytes:

@@ -13,6 +13,7 @@ from hydractl.errors import UsageError
 from hydractl.progress import did_you_mean
 
 FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif")
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 SOURCES_HINT = (

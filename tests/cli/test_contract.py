@@ -22,6 +22,9 @@ COMMANDS = {
         "eval", "base.st", "--data", "digits::split=test,classes=0-6,limit=14", "--no-latency", "--bootstrap", "0",
         "--device", "cpu", "-o", "new.json",
     ),
+    "predict": (
+        "predict", "hydra.st", "digits::split=test,classes=0-6,limit=3", "--device", "cpu", "-o", "new.jsonl",
+    ),
     "fuse": ("fuse", "m-0.st", "m-1.st", "-o", "new.st"),
     "inspect": ("inspect", "hydra.st"),
     "inspect scores": ("inspect", "scores.json"),

@@ -35,7 +35,7 @@ from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import check_outputs, claim
-from hydractl.stages.shared.predictions import PreparedData, Scaling, predict
+from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
 from hydractl.stages.shared.reading import open_reader
 
 
@@ -193,13 +193,9 @@ def _warn_of_chance(row: str, members: int, scores: Sequence[str], progress: Pro
 
 
 def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
-    try:
+    hint = "try `--device cpu`, or `--no-latency`, which holds one row at a time"
+    with fits(models[0].reference, machine.device, hint=hint):
         loaded = tuple(load_any(m, dtype=machine.dtype).to(machine.device) for m in models)
-    except torch.OutOfMemoryError as error:
-        raise InputError(
-            f"{models[0].reference}: does not fit into the memory of {machine.device}",
-            hint="try `--device cpu`, or `--no-latency`, which holds one row at a time",
-        ) from error
     return Loaded(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
 
 

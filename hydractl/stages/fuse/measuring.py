@@ -15,7 +15,7 @@ from torch import Tensor
 from hydractl.data.batches import CACHE_BYTES
 from hydractl.data.inputs import check_reads, limited, open_items
 from hydractl.data.reference import DataRef
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.manifest.header import InputFile
 from hydractl.metrics.samples import answers, ensemble_log_probs
@@ -25,7 +25,7 @@ from hydractl.runtime import pick_device
 from hydractl.stages.fuse.config import Measuring
 from hydractl.stages.fuse.outcome import Quality
 from hydractl.stages.shared.images import warn_assumed
-from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, predict
+from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
 from hydractl.stages.shared.reading import labels_of
 
 DIGITS = 6
@@ -102,12 +102,8 @@ class Judge:
         Raises:
             InputError: If its logits are not finite, or it does not fit into the memory of the device.
         """
-        try:
+        with fits(name, self.device):
             model = load().to(self.device)
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"{name}: does not fit into the memory of {self.device}", hint="try `--device cpu`"
-            ) from error
         return {
             ref: predict(model, own.inputs, self.how, name=name, progress=self.progress).log_probs
             for ref, own in self.sets.items()

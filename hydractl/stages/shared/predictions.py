@@ -5,15 +5,18 @@ Axes: M members, B batch, N samples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, Batch
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
+from hydractl.errors import InputError
 from hydractl.families.tower import Model
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.responding import respond_to_all
@@ -25,6 +28,19 @@ from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale
 from hydractl.progress import SILENT, Progress, counted
 
 Predictor = Model | Hydra
+
+
+@contextmanager
+def fits(name: str, device: torch.device, *, hint: str = "try `--device cpu`") -> Iterator[None]:
+    """Say in our words that a model does not fit into a device's memory.
+
+    Raises:
+        InputError: If that is so.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(f"{name}: does not fit into the memory of {device}", hint=hint) from error
 
 
 class PreparedData:

@@ -1,0 +1,108 @@
+"""What `predict` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydractl.data.reference import FILE_SUFFIXES, IMAGE_SUFFIXES, DataRef
+from hydractl.errors import UsageError
+from hydractl.metrics.scores import MSP, SCORES
+from hydractl.parallel import refuse_shared_input
+from hydractl.publish import STDOUT, is_stream
+from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+
+LINES = "-"
+"""DATA that come on standard input, one a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictConfig:
+    """Whose predictions of what, and where to."""
+
+    model: str = required(shared.MODEL)
+    data: tuple[str, ...] = required(
+        Setting(
+            f"{shared.DATA_SOURCES}; image files; folders may be nested and need no classes. `-`: standard input, a text or "
+            "the path of an image a line.",
+            metavar="DATA...",
+            positional=True,
+            shows=False,
+        )
+    )
+    """Labels are not looked at."""
+    out: Path = by_default(
+        STDOUT,
+        replace(
+            shared.OUT,
+            help=f"A file that ends in {', '.join(FILE_SUFFIXES)}, which decides its form; by default standard output, as JSON "
+            "lines.",
+        ),
+    )
+    top_k: int = setting(5, "Tell the K most probable classes.", low=1, metavar="K")
+    """Of a model with fewer classes all."""
+    ood_score: str | None = setting(
+        None,
+        f"What tells OOD samples: {', '.join(SCORES)} (default {MSP}).",
+        metavar="SCORE",
+        choices=tuple(SCORES),
+    )
+    skip_bad: bool = flag(Setting("Tell of an image that cannot be read in its line, and go on."))
+    max_length: int | None = by_default(None, shared.MAX_LENGTH)
+    naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
+    arch: str | None = by_default(None, shared.ARCH)
+    batch_size: int = by_default(64, shared.BATCH_SIZE)
+    device: str = by_default("auto", shared.DEVICE)
+    dtype: str | None = by_default(None, shared.DTYPE)
+    force: bool = flag(shared.FORCE_ANEW)
+    wait: bool = flag(shared.WAIT)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.data:
+            raise UsageError("nothing to predict", hint="name DATA: a folder, image files, a table; or `-`")
+        if LINES in self.data:
+            self._check_lines()
+        for given in self.data:
+            if given != LINES and not is_image(given):
+                _check_reference(given)
+        refuse_shared_input(self.model)
+
+    def _check_lines(self) -> None:
+        """Refuse what cannot stand beside lines on standard input."""
+        if len(self.data) > 1:
+            raise UsageError("`-` is the only DATA, if it is any", hint="run the command once for each")
+        if self.model == LINES:
+            raise UsageError("the model and the inputs cannot both come from standard input")
+        refuse_shared_input(LINES)
+
+    @property
+    def form(self) -> str:
+        """How the output's name ends, in small letters; that of JSON lines for a stream.
+
+        Raises:
+            UsageError: If the name says no form.
+        """
+        found = ".jsonl" if is_stream(self.out) else self.out.suffix.lower()
+        if found not in FILE_SUFFIXES:
+            raise UsageError(
+                f"`-o {self.out}`: the name says no form",
+                hint=f"end it in {', '.join(FILE_SUFFIXES)}: `-o {self.out.stem}.jsonl`",
+            )
+        return found
+
+
+def is_image(given: str) -> bool:
+    """Return whether DATA is called as an image file is."""
+    return "::" not in given and given.lower().endswith(IMAGE_SUFFIXES)
+
+
+def _check_reference(given: str) -> None:
+    if given.lower().endswith(".txt"):
+        raise UsageError(
+            f"`{given}`: texts come from a folder of .txt files, a table, or standard input",
+            hint=f"one a line: `hydractl predict MODEL - < {given}`",
+        )
+    DataRef.parse(given)

@@ -1,0 +1,228 @@
+"""A journal beside an output: the lines that are done, in blocks, each whole before the next begins.
+
+The first line fingerprints the run. A block is its lines and one more, which holds a digest of what was read for them and a
+digest of itself and of all before it. A block that was cut off by a kill is dropped; everything before it counts. Of several
+processes one writes. A file whose first line is not of this kind is not ours, and never touched. The output is made of the
+journal at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from hydractl.data.items import ImageSet, Items
+from hydractl.errors import ManifestError, OutputExists
+from hydractl.jsonfile import compact, parse
+from hydractl.progress import Progress
+from hydractl.stages.predict.lines import Line
+
+SCHEMA = "hydractl.predictions-journal/1"
+LONGEST = 1 << 24
+"""Of a line, in bytes."""
+AT_ONCE = 1024
+"""Lines that are in memory when the output is made of them."""
+
+
+@dataclass(kw_only=True)
+class Journal:
+    """Lines on disk.
+
+    Attributes:
+        path: Where.
+        fingerprint: Of everything that shapes a line but the inputs.
+        blocks: How many lines each whole block has, and the digest of what was read for them.
+        size: Bytes of the whole blocks and the first line; 0 where nothing is written yet.
+        chain: The last block's digest.
+    """
+
+    path: Path
+    fingerprint: str
+    blocks: list[tuple[int, str]]
+    size: int = 0
+    chain: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many lines are done."""
+        return sum(count for count, _ in self.blocks)
+
+    def read(self) -> None:
+        """Take note of the whole blocks that are there.
+
+        Raises:
+            ValueError: If one does not follow from what is before it.
+        """
+        with self.path.open("rb") as file:
+            for count, block, end in _blocks(file):
+                inputs = str(end.get("inputs"))
+                self.chain = _link(self.chain, inputs, b"".join(block))
+                if end.get("chain") != self.chain:
+                    raise ValueError("a block does not follow from what is before it")
+                self.blocks.append((count, inputs))
+                self.size = file.tell()
+
+    def begin(self) -> None:
+        """Write the first line, or cut off what is no whole block."""
+        if not self.size:
+            head = compact({"schema": SCHEMA, "fingerprint": self.fingerprint}) + "\n"
+            self.path.write_bytes(head.encode())
+            self.size = len(head.encode())
+        os.truncate(self.path, self.size)
+
+    def check(self, sets: Iterable[Items]) -> None:
+        """Refuse lines that were made of other inputs.
+
+        Args:
+            sets: What the run reads.
+
+        Raises:
+            ManifestError: If some were.
+        """
+        waiting = iter(self.blocks)
+        block = next(waiting, None)
+        for items in sets:
+            begin = 0
+            while block is not None and begin < len(items):
+                places = range(begin, begin + block[0])
+                if places.stop > len(items) or identity(items, places) != block[1]:
+                    raise _other_run(self.path)
+                begin, block = places.stop, next(waiting, None)
+        if block is not None:
+            raise _other_run(self.path)
+
+    def record(self, lines: Sequence[Line], items: Items, places: Sequence[int]) -> None:
+        """Add a block.
+
+        Args:
+            lines: One an input.
+            items: Where these are from.
+            places: Which of them they are.
+        """
+        inputs = identity(items, places)
+        block = "".join(f"{compact(line)}\n" for line in lines)
+        self.chain = _link(self.chain, inputs, block.encode())
+        end = compact({"lines": len(lines), "inputs": inputs, "chain": self.chain})
+        with self.path.open("ab") as file:
+            file.write(f"{block}{end}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.blocks.append((len(lines), inputs))
+
+    def replay(self) -> Iterator[list[Line]]:
+        """Yield all lines, some at a time."""
+        with self.path.open("rb") as file:
+            some: list[Line] = []
+            for count, block, _ in _blocks(file):
+                some += [parse(line) for line in block[:count]]
+                if len(some) >= AT_ONCE:
+                    yield some
+                    some = []
+            yield some
+
+    def discard(self) -> None:
+        """Remove it: its output is there, or it is of no use."""
+        self.path.unlink(missing_ok=True)
+
+
+def identity(items: Items, places: Sequence[int]) -> str:
+    """Return a digest that tells what was read for some items: of files names, sizes and times of change, else the content."""
+    sha = sha256()
+    for i in places:
+        key = items.key(i)
+        if isinstance(items, ImageSet) and isinstance(key, str):
+            with contextlib.suppress(OSError):
+                found = os.stat(key)  # noqa: PTH116 - as elsewhere, a path may be too long
+                key = f"{key}\0{found.st_size}\0{found.st_mtime_ns}"
+            sha.update(os.fsencode(f"{key}\n"))
+        else:
+            sha.update(items.item_digest(i))
+    return sha.hexdigest()
+
+
+def open_journal(out: Path, fingerprint: str, *, anew: bool, progress: Progress) -> Journal:
+    """Open the journal of an output, `<out>.journal`.
+
+    Args:
+        out: The output that is being made.
+        fingerprint: Of everything that shapes it but the inputs.
+        anew: Drop what an earlier run left.
+        progress: Hears of it.
+
+    Raises:
+        OutputExists: If something stands there that is not ours.
+        ManifestError: If another run's journal is there, or a damaged one.
+    """
+    path = out.with_name(f"{out.name}.journal")
+    journal = Journal(path=path, fingerprint=fingerprint, blocks=[])
+    if not os.path.lexists(path):
+        return journal
+    first, size = _first(path)
+    if anew:
+        progress.warn(f"`--force` starts anew: what an unfinished run left in {path} is dropped")
+        return journal
+    if first.get("fingerprint") != fingerprint:
+        raise _other_run(path)
+    journal.size = size
+    try:
+        journal.read()
+    except ValueError as error:
+        raise ManifestError(
+            f"{path}: is damaged: {error}", hint="add `--force` to drop it and start anew"
+        ) from error
+    return journal
+
+
+def _other_run(path: Path) -> ManifestError:
+    """Return the refusal of a journal that is not this run's."""
+    return ManifestError(
+        f"{path}: belongs to a run with other inputs or options",
+        hint="add `--force` to drop it and start anew, or choose another name with `-o`",
+    )
+
+
+def _blocks(file: BinaryIO) -> Iterator[tuple[int, list[bytes], Line]]:
+    """Yield how many lines a block has, them, and its last line's object; the file is then where the block ends.
+
+    Raises:
+        ValueError: If a line is no object.
+    """
+    file.readline(LONGEST)
+    block: list[bytes] = []
+    while (line := file.readline(LONGEST)).endswith(b"\n"):
+        if not line.startswith(b'{"lines":'):
+            block.append(line)
+            continue
+        end = parse(line)
+        if not isinstance(end, dict) or end.get("lines") != len(block):
+            raise ValueError("a block has other lines than it says")
+        yield len(block), block, end
+        block = []
+
+
+def _link(before: str, inputs: str, block: bytes) -> str:
+    return sha256(f"{before}\n{inputs}\n".encode() + block).hexdigest()
+
+
+def _first(path: Path) -> tuple[Line, int]:
+    """Return the first line of a journal, and its length in bytes.
+
+    Raises:
+        OutputExists: If something stands there that is not ours.
+    """
+    if path.is_file() and not path.is_symlink():
+        with contextlib.suppress(OSError, ValueError):
+            with path.open("rb") as file:
+                line = file.readline(LONGEST)
+            first = parse(line)
+            if isinstance(first, dict) and first.get("schema") == SCHEMA:
+                return first, len(line)
+    raise OutputExists(
+        f"{path}: is where the journal of the run goes, and hydractl did not write what is there",
+        hint="move it away, or choose another name with `-o`",
+    )

@@ -1,0 +1,186 @@
+"""A line an input: what is written of it, and in which form.
+
+A line is an object of JSON; a .csv or .parquet file has a column for each of its numbers and names.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from typing_extensions import override
+
+from hydractl.fusion.predictions import Predictions
+from hydractl.jsonfile import compact
+from hydractl.publish import Sink
+
+Line = dict[str, Any]
+PATH, ROW, DATA, ERROR = "path", "row", "data", "error"
+
+
+def lines_of(
+    found: Predictions, names: Sequence[str], *, top_k: int, score: str, accepted: Sequence[bool] | None
+) -> Iterator[Line]:
+    """Yield what is told of each sample, without what it is called.
+
+    Args:
+        found: N samples.
+        names: Of the classes.
+        top_k: How many classes are told, at most all.
+        score: The OOD score that is told.
+        accepted: Whether each sample is accepted, where there is a threshold.
+    """
+    likeliest = found.probabilities.sort(dim=1, descending=True, stable=True)
+    chances, classes = (x[:, :top_k] for x in likeliest)
+    rows = zip(
+        _numbers(chances),
+        classes.tolist(),
+        found.votes.tolist(),
+        *map(_numbers, (found.entropy, found.mutual_information, found.scores[score])),
+        [None] * len(found) if accepted is None else accepted,
+        strict=True,
+    )
+    for own, top, votes, entropy, information, strangeness, accept in rows:
+        yield {
+            "label": names[top[0]],
+            "probability": own[0],
+            "top": [{"label": names[c], "probability": p} for c, p in zip(top, own, strict=True)],
+            "entropy": entropy,
+            "mutual_information": information,
+            "votes": [names[c] for c in votes],
+            "ood_score": strangeness,
+            **({} if accept is None else {"accept": accept}),
+        }
+
+
+def _numbers(x: Tensor) -> Any:  # noqa: ANN401 - lists of lists
+    """Return float32 numbers as those of the fewest digits that are they."""
+    shortest = x.numpy().astype(np.str_).astype(np.float64)
+    return shortest.tolist()
+
+
+class Writer(ABC):
+    """What turns lines into a file of one form."""
+
+    def __init__(self, file: Sink, columns: Mapping[str, type]) -> None:
+        """Begin a file.
+
+        Args:
+            file: Where it goes.
+            columns: Those of a table by their names, with their types; see `columns`.
+        """
+        self.file = file
+        self.columns = columns
+
+    @abstractmethod
+    def write(self, lines: Sequence[Line]) -> None:
+        """Add lines."""
+
+    def close(self) -> None:
+        """End the file."""
+        self.file.flush()
+
+
+class JSONLines(Writer):
+    """An object a line."""
+
+    @override
+    def write(self, lines: Sequence[Line]) -> None:
+        self.file.write("".join(f"{text(line)}\n" for line in lines).encode())
+
+
+class CSV(Writer):
+    """A head and a row a line; what a line lacks is empty."""
+
+    def __init__(self, file: Sink, columns: Mapping[str, type]) -> None:
+        super().__init__(file, columns)
+        self._add([[*columns]])
+
+    @override
+    def write(self, lines: Sequence[Line]) -> None:
+        flat = [flattened(line) for line in lines]
+        self._add([[_cell(line.get(name)) for name in self.columns] for line in flat])
+
+    def _add(self, rows: Sequence[Sequence[object]]) -> None:
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows(rows)
+        self.file.write(buffer.getvalue().encode())
+
+
+class Parquet(Writer):
+    """The same columns."""
+
+    def __init__(self, file: Sink, columns: Mapping[str, type]) -> None:
+        import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - what writes no such file need not load it
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
+
+        super().__init__(file, columns)
+        kinds = {str: pa.string(), int: pa.int64(), float: pa.float32(), bool: pa.bool_()}
+        self.schema = pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
+        self.table = pa.Table.from_pylist
+        self.rows = pq.ParquetWriter(pa.PythonFile(file, mode="w"), self.schema)
+
+    @override
+    def write(self, lines: Sequence[Line]) -> None:
+        self.rows.write_table(self.table([*map(flattened, lines)], schema=self.schema))
+
+    @override
+    def close(self) -> None:
+        self.rows.close()
+
+
+WRITERS: Mapping[str, type[Writer]] = {".jsonl": JSONLines, ".csv": CSV, ".parquet": Parquet}
+
+
+def columns(keys: Sequence[str], *, top_k: int, members: int, accepts: bool, skips: bool) -> dict[str, type]:
+    """Return the columns of a table of lines, in order, with their types.
+
+    Args:
+        keys: What an input is called by.
+        top_k: How many classes are told.
+        members: How many vote.
+        accepts: Whether there is a threshold.
+        skips: Whether an image may be unreadable.
+    """
+    kinds: dict[str, type] = {PATH: str, ROW: int, DATA: str}
+    likeliest = {
+        f"{name}{_nth(k)}": kind
+        for k in range(top_k)
+        for name, kind in (("label", str), ("probability", float))
+    }
+    return (
+        {key: kinds[key] for key in keys}
+        | likeliest
+        | {"entropy": float, "mutual_information": float}
+        | {f"vote_{m + 1}": str for m in range(members)}
+        | {"ood_score": float}
+        | ({"accept": bool} if accepts else {})
+        | ({ERROR: str} if skips else {})
+    )
+
+
+def flattened(line: Line) -> Line:
+    """Return a line as a table has it: a column for each of the likeliest classes and for each vote."""
+    top, votes = line.get("top", ()), line.get("votes", ())
+    flat = {key: value for key, value in line.items() if key not in {"top", "votes"}}
+    flat |= {f"{name}{_nth(k)}": value for k, one in enumerate(top) for name, value in one.items()}
+    return flat | {f"vote_{m + 1}": vote for m, vote in enumerate(votes)}
+
+
+def _nth(k: int) -> str:
+    return f"_{k + 1}" if k else ""
+
+
+def _cell(value: object) -> object:
+    return json.dumps(value) if isinstance(value, bool) else value
+
+
+def text(line: Line) -> str:
+    """Return a line as JSON."""
+    return compact(line)

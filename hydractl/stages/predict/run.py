@@ -1,0 +1,232 @@
+"""predict: what does a model say of every input, and how sure is it?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from hydractl import __version__
+from hydractl.claims import Claim
+from hydractl.data.items import Items
+from hydractl.data.reference import DataRef
+from hydractl.errors import DataError
+from hydractl.families.opening import OpenModel
+from hydractl.fusion.hydra import load_any
+from hydractl.jsonfile import compact
+from hydractl.parallel import Team, own_device, start_team, world_size
+from hydractl.progress import SILENT, Progress, counted
+from hydractl.publish import is_stream, publish
+from hydractl.runtime import digest_text, pick_device, torch_dtype
+from hydractl.stages.predict.config import LINES, PredictConfig, is_image
+from hydractl.stages.predict.journal import Journal, open_journal
+from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
+from hydractl.stages.predict.sources import Source, forgiving, lines, open_sources
+from hydractl.stages.predict.stream import Asked, window
+from hydractl.stages.predict.telling import Teller
+from hydractl.stages.shared.classes import settle
+from hydractl.stages.shared.images import warn_assumed
+from hydractl.stages.shared.outputs import check_outputs, claim, resumable
+from hydractl.stages.shared.predictions import fits
+from hydractl.stages.shared.reading import open_reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictReport:
+    """What `predict` told.
+
+    Attributes:
+        path: Where; `-` is standard output.
+        inputs: How many there were.
+        labels: How often each class is the most probable.
+        bad: How many images could not be read.
+        resumed_from: How many lines an earlier run had done.
+    """
+
+    path: Path
+    inputs: int
+    labels: dict[str, int]
+    bad: int
+    resumed_from: int
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The file written."""
+        return (self.path,)
+
+
+@dataclass(kw_only=True)
+class _Counted:
+    """What has been told."""
+
+    labels: Counter[str] = field(default_factory=Counter)
+    bad: int = 0
+
+    def add(self, some: Sequence[Line]) -> None:
+        self.labels.update(line["label"] for line in some if ERROR not in line)
+        self.bad += sum(ERROR in line for line in some)
+
+
+class _Block(NamedTuple):
+    """Consecutive lines, and what they are of."""
+
+    told: list[Line]
+    items: Items
+    places: range
+
+
+def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:
+    """Tell of every input what a model says, in the order of the inputs.
+
+    Lines for a file are kept in a journal beside it: interrupted and started again, the run goes on where it was and ends
+    with the same bytes; and so it does with any number of processes, of which the first writes.
+
+    Raises:
+        InputError: If the model, or an input, cannot be used.
+        OutputExists: If the output is there already, or another command makes it.
+        Interrupted: If another process of the run ended before its time.
+    """
+    device = pick_device(config.device) if world_size() == 1 else own_device(config.device)
+    with (
+        resumable(config.out, force=config.force),
+        start_team(device) as team,
+        claim([config.out] * team.leads, progress, force=config.force, wait=config.wait) as own,
+    ):
+        opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
+        if team.leads:
+            _check_outputs(config, opened, own)
+        warn_assumed(opened, progress)
+        return _Run(config, opened, Teller.of(config, opened), team, progress).done(device)
+
+
+def _check_outputs(config: PredictConfig, opened: OpenModel, own: Claim) -> None:
+    named = [given for given in config.data if given != LINES]
+    check_outputs(
+        [config.out],
+        force=own.may_replace,
+        models=[opened],
+        data=[DataRef.parse(given) for given in named if not is_image(given)],
+        files=[config.naming.file, *(Path(given) for given in named if is_image(given))],
+    )
+
+
+class _Run:
+    """One run, in one of its processes; `form` is that of its output."""
+
+    def __init__(
+        self, config: PredictConfig, opened: OpenModel, teller: Teller, team: Team, progress: Progress
+    ) -> None:
+        self.config, self.opened, self.teller = config, opened, teller
+        self.team, self.progress = team, progress
+        self.counted = _Counted()
+        self.form = config.form
+        how = opened.header.preprocess
+        self.sources: list[Source] = []
+        if config.data != (LINES,):
+            self.sources = [self._lenient(s) for s in open_sources(config, how, progress)]
+
+    def done(self, device: torch.device) -> PredictReport:
+        """Do it; the model is loaded when everything else has been looked at."""
+        config = self.config
+        journal = self._journal() if self.team.leads and not is_stream(config.out) else None
+        begun = int(self.team.told(str(journal.count if journal else 0)))
+        if begun:
+            self.progress.step(f"Going on after {counted(begun, 'line')} of an interrupted run")
+        blocks = self._blocks(device, begun)
+        if journal is not None:
+            self._write(journal, blocks)
+        elif self.team.leads:
+            with publish(config.out) as file:
+                writer = JSONLines(file, {})
+                for block in blocks:
+                    writer.write(block.told)
+                    file.flush()
+                    self.counted.add(block.told)
+        else:
+            for _ in blocks:
+                pass
+        return PredictReport(
+            path=config.out,
+            inputs=self.counted.labels.total() + self.counted.bad,
+            labels=dict(sorted(self.counted.labels.items())),
+            bad=self.counted.bad,
+            resumed_from=begun,
+        )
+
+    def _write(self, journal: Journal, blocks: Iterator[_Block]) -> None:
+        """Write a file by way of its journal."""
+        try:
+            journal.begin()
+            for block in blocks:
+                journal.record(block.told, block.items, block.places)
+        except BaseException:
+            if not self.sources:  # what came on standard input does not come again
+                journal.discard()
+            raise
+        with publish(self.config.out) as file:
+            writer = WRITERS[self.form](file, self.teller.columns(self.sources))
+            for some in journal.replay():
+                writer.write(some)
+                self.counted.add(some)
+            writer.close()
+        journal.discard()
+
+    def _journal(self) -> Journal:
+        shaped = {
+            "told": self.teller.options(),
+            "data": [s.name for s in self.sources],
+            "hydractl": __version__,
+        }
+        journal = open_journal(
+            self.config.out,
+            digest_text(compact(shaped)),
+            anew=self.config.force or not self.sources,
+            progress=self.progress,
+        )
+        journal.check([source.items for source in self.sources])
+        return journal
+
+    def _blocks(self, device: torch.device, begun: int) -> Iterator[_Block]:
+        """Yield the lines from line `begun` on."""
+        size = self.config.batch_size
+        total = sum(-(-len(s.items) // size) for s in self.sources)
+        todo = -(-(total - begun // size) // self.team.world)
+        ticks = iter(self.progress.track(range(todo), label=f"{self.opened.reference}", total=todo))
+        asked = self._asked(device, ticks)
+        for source in self.sources or self._lines():
+            start, begun = min(begun, len(source.items)), max(0, begun - len(source.items))
+            for answered in asked.answers(source.items, start=start):
+                told = self.teller.lines(source, answered) if self.team.leads else []
+                yield _Block(told, source.items, answered.places)
+        for _ in ticks:
+            pass
+
+    def _lines(self) -> Iterator[Source]:
+        empty = True
+        for items in lines(self.opened.header.preprocess, size=window(self.config.batch_size)):
+            empty = False
+            yield self._lenient(Source(None, items))
+        if empty:
+            raise DataError("standard input: holds no line")
+
+    def _lenient(self, source: Source) -> Source:
+        how = self.opened.header.preprocess
+        return Source(source.name, forgiving(source.items, how)) if self.config.skip_bad else source
+
+    def _asked(self, device: torch.device, ticks: Iterator[int]) -> Asked:
+        config, opened = self.config, self.opened
+        with fits(opened.reference, device):
+            model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
+        settle(model, opened, self.teller.classes)
+        return Asked(
+            model=model,
+            how=opened.header.preprocess,
+            name=opened.reference,
+            batch_size=config.batch_size,
+            team=self.team,
+            ticks=ticks,
+        )

@@ -1,0 +1,111 @@
+"""What a model says of a set, some batches at a time and in the order of the items; memory holds no more than these.
+
+Several processes share the batches; the first of them has all answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from hydractl.data.batches import Batch, Deal
+from hydractl.data.inputs import Reading, encoded
+from hydractl.data.items import Items, TextSet
+from hydractl.families.tower import Towers
+from hydractl.fusion.responding import respond
+from hydractl.inputs import Inputs
+from hydractl.metrics.samples import Responses
+from hydractl.parallel import Team
+from hydractl.stages.predict.sources import bad_of
+
+BATCHES = 16
+"""How many are answered before their lines are written; texts are sorted by length among as many."""
+
+
+def window(batch_size: int) -> int:
+    """Return how many texts are sorted by length: of single ones none, so that each is answered as it comes."""
+    return batch_size * (BATCHES if batch_size > 1 else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What is said of the items at some places; `bad` says of an image by its place why it cannot be read."""
+
+    places: range
+    said: Responses
+    bad: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A model as it is asked.
+
+    Attributes:
+        model: On the device of this process.
+        how: How it reads.
+        name: What errors call it.
+        batch_size: Samples in one forward pass.
+        team: The processes that share the work.
+        ticks: Moves on with each of this process's batches.
+    """
+
+    model: Towers
+    how: Reading
+    name: str
+    batch_size: int
+    team: Team
+    ticks: Iterator[object]
+
+    def answers(self, items: Items, *, start: int = 0) -> Iterator[Answered]:
+        """Yield what the model says of a set from item `start` on, a multiple of `window`; every process is told of every item.
+
+        What a batch holds hangs neither on the number of processes nor on `start`.
+
+        Raises:
+            InputError: As `respond`.
+            DataError: If an item cannot be read.
+        """
+        deal, size = Deal(self.team.rank, self.team.world), self.batch_size
+        if isinstance(items, TextSet):
+            step = window(size)
+            for begin in range(start, len(items), step):
+                part = items.taken(range(begin, min(begin + step, len(items))))
+                own = encoded(part, self.how, batch_size=size, deal=deal)
+                yield self._together(own, items, begin, offset=begin)
+            return
+        order = range(start, len(items))
+        every = iter(encoded(items, self.how, batch_size=size, indices=order, limit_bytes=0, deal=deal))
+        for begin in range(start, len(items), size * BATCHES * self.team.world):
+            yield self._together(islice(every, BATCHES), items, begin)
+
+    def _together(
+        self, own: Iterable[Batch[Inputs]], items: Items, begin: int, *, offset: int = 0
+    ) -> Answered:
+        """Return what all processes' batches give, which hold consecutive items from `begin` on."""
+        places, tensors, bad = list[torch.Tensor](), list[tuple[torch.Tensor, ...]](), list[torch.Tensor]()
+        for batch in own:
+            indices = batch.indices + offset
+            places.append(indices - begin)
+            tensors.append(respond(self.model, batch.inputs, name=self.name, data=items.name).tensors())
+            next(self.ticks, None)
+            bad.append(_packed({i: why for i in indices.tolist() if (why := bad_of(items, i)) is not None}))
+        order = torch.cat(self.team.in_order(places)).argsort()
+        log_probs, logsumexp = (
+            torch.cat(self.team.in_order([one[k] for one in tensors]), 1)[:, order] for k in range(2)
+        )
+        found = {
+            int(i): why
+            for part in self.team.in_order(bad)
+            for i, why in json.loads(bytes(part.tolist())).items()
+        }
+        return Answered(
+            places=range(begin, begin + len(order)), said=Responses(log_probs, logsumexp), bad=found
+        )
+
+
+def _packed(bad: dict[int, str]) -> torch.Tensor:
+    return torch.tensor(list(json.dumps(bad).encode()), dtype=torch.uint8)

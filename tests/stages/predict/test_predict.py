@@ -1,0 +1,332 @@
+"""predict: a line an input, in order, in every form, from every kind of DATA; cut off at any point it goes on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import hydractl
+from hydractl.data.dataset import open_data
+from hydractl.errors import DataError, ManifestError, OutputExists, UsageError
+from hydractl.fusion import responding
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.predict import run as stage
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
+from support.builders import Sample, base
+from support.heard import Heard
+from support.text_folders import save_text_model
+from support.variants import VARIANTS
+
+BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+NAMES = tuple("abcdefg")
+TEXTS = ["mat", "the cat sat on a mat on a mat", "the cat sat", "", "a cat on the mat", "sat"]
+FILES = ("flat/a.png", "flat/b.png", "tree/3.png", "tree/x/1.jpg", "tree/x/deep/2.png")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made = tmp_path_factory.mktemp("models")
+    save_text_model(BERT, made / "bert")
+    sample = Sample(base().header.model_copy(update={"labels": NAMES, "temperature": 2.0}), base().state)
+    for i in range(2):
+        sample.pruned((0, 1), (2,), (i,)).tuned(i).save(made / f"m{i}.st")
+    run_fuse(FuseConfig(models=(str(made / "m0.st"), str(made / "m1.st")), out=made / "hydra.st"))
+    return made
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """The current folder, with images."""
+    monkeypatch.chdir(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 9, 11), dtype=np.uint8)
+    for name, image in zip(FILES, pixels, strict=True):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / name)
+    return tmp_path
+
+
+def told(models, *data, model="hydra.st", out="out.jsonl", **settings):
+    """Return the lines of a run."""
+    run_predict(
+        PredictConfig(model=str(models / model), data=data, out=out_of(out), device="cpu", **settings)
+    )
+    return lines(out)
+
+
+def out_of(name):
+    return stage.Path(name)
+
+
+def lines(name):
+    return [json.loads(line) for line in out_of(name).read_text().splitlines()]
+
+
+def piped(monkeypatch, text):
+    data = text if isinstance(text, bytes) else text.encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_a_line_says_what_the_object_in_python_says(models, work):
+    found = told(models, "flat", "tree/3.png", top_k=3, ood_score="entropy", batch_size=2)
+    said = hydractl.load(models / "hydra.st").predict([work / name for name in FILES[:3]], batch_size=2)
+
+    assert [line["path"] for line in found] == list(FILES[:3])
+    for i, line in enumerate(found):
+        order = said.probabilities[i].sort(descending=True)
+        assert line["label"] == line["top"][0]["label"] == said.labels[i]
+        assert [one["label"] for one in line["top"]] == [NAMES[c] for c in order.indices[:3]]
+        assert np.array_equal(np.float32([one["probability"] for one in line["top"]]), order.values[:3])
+        assert line["probability"] == line["top"][0]["probability"]
+        assert np.float32(line["entropy"]) == said.entropy[i] == np.float32(line["ood_score"])
+        assert np.float32(line["mutual_information"]) == said.mutual_information[i]
+        assert line["votes"] == [NAMES[c] for c in said.votes[i]]
+        assert "accept" not in line
+
+
+def test_folders_of_any_depth_files_and_toys_stand_in_the_order_given(models, work):
+    found = told(
+        models, "tree", "digits::limit=2", "flat/b.png", "flat/a.png", "digits::classes=3,limit=1", top_k=9
+    )
+
+    called = [line.get("path", (line.get("data"), line.get("row"))) for line in found]
+    two, three = (
+        [(ref, place) for place in open_data(ref).places]  # their numbers in the whole set
+        for ref in ("digits::limit=2", "digits::classes=3,limit=1")
+    )
+    assert two[0][1] > 1
+    assert called == [*FILES[2:], *two, "flat/b.png", "flat/a.png", *three]
+    assert len(found[0]["top"]) == 7
+
+
+def test_the_suffix_decides_the_form(models, work):
+    expected = told(models, "flat", "digits::limit=2", top_k=2)
+    told_of = {"data": ("flat", "digits::limit=2"), "model": "hydra.st", "top_k": 2}
+    for form in ("csv", "parquet"):
+        run_predict(
+            PredictConfig(
+                model=str(models / told_of["model"]),
+                data=told_of["data"],
+                out=out_of(f"out.{form}"),
+                device="cpu",
+                top_k=2,
+            )
+        )
+    tables = {
+        "csv": list(csv.DictReader((work / "out.csv").read_text().splitlines())),
+        "parquet": pq.read_table("out.parquet").to_pylist(),
+    }
+
+    for form, rows in tables.items():
+        assert len(rows) == len(expected) == 4, form
+        assert list(rows[0]) == [
+            "path", "row", "label", "probability", "label_2", "probability_2", "entropy", "mutual_information", "vote_1",
+            "vote_2", "ood_score",
+        ]  # fmt: skip
+        for row, line in zip(rows, expected, strict=True):
+            assert (row["path"] or None, row["label"]) == (line.get("path"), line["label"])
+            assert [row["vote_1"], row["vote_2"]] == line["votes"]
+            assert row["label_2"] == line["top"][1]["label"]
+            assert np.float32(row["probability_2"]) == np.float32(line["top"][1]["probability"])
+            assert np.float32(row["ood_score"]) == np.float32(line["ood_score"])
+    assert tables["csv"][3]["row"] == str(tables["parquet"][3]["row"]) == str(expected[3]["row"])
+    assert not list(work.glob("*.journal"))
+
+
+def test_lines_of_standard_input_are_texts_or_the_paths_of_images(models, work, monkeypatch):
+    piped(monkeypatch, "".join(f"{text}\n" for text in TEXTS).rstrip("\n") + "\r\n")
+    found = told(models, "-", model="bert", batch_size=2)
+    said = hydractl.load(models / "bert").predict(TEXTS)
+
+    assert [line["row"] for line in found] == [*range(6)]
+    assert [line["label"] for line in found] == list(said.labels)
+    np.testing.assert_allclose([line["probability"] for line in found], said.confidence, rtol=1e-5)
+    piped(monkeypatch, "flat/b.png\n\ntree/3.png\n")
+    assert [line["path"] for line in told(models, "-", out="paths.jsonl")] == ["flat/b.png", "tree/3.png"]
+
+
+def test_single_texts_are_answered_as_they_come(models, work, monkeypatch):
+    """With one sample in a forward pass nothing waits for what comes later."""
+    seen = []
+
+    class Slow(io.BytesIO):
+        def readline(self, size=-1):
+            seen.append("read")
+            return super().readline(size)
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(Slow(b"mat\nsat\ncat\n")))
+    respond = responding.respond
+
+    def noted(*args, **named):
+        seen.append("answered")
+        return respond(*args, **named)
+
+    monkeypatch.setattr("hydractl.stages.predict.stream.respond", noted)
+    told(models, "-", model="bert", batch_size=1)
+    assert seen == ["read", "answered"] * 3 + ["read"]
+
+
+def test_texts_and_pairs_of_a_table_need_no_labels(models, work):
+    (work / "t.csv").write_text("text,label\nthe cat,\nmat,x\n")
+    (work / "p.jsonl").write_text('{"premise": "the cat", "hypothesis": "sat"}\n')
+    found = told(models, "t.csv", "p.jsonl", model="bert")
+
+    said = hydractl.load(models / "bert")
+    expected = [*said.predict(["the cat", "mat"]).labels, *said.predict([("the cat", "sat")]).labels]
+    assert [(line["data"], line["row"]) for line in found] == [("t.csv", 0), ("t.csv", 1), ("p.jsonl", 0)]
+    assert [line["label"] for line in found] == expected
+
+
+def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
+    (work / "tree/x/bad.png").write_bytes(b"no image")
+    Image.new("I;16", (9, 9)).save(work / "tree/deep.png")
+    whole = told(models, *FILES[2:], out="whole.jsonl")
+
+    with pytest.raises(DataError, match=r"tree/(x/bad|deep).png: (is not an image|an image of mode)"):
+        told(models, "tree")
+    assert not (work / "out.jsonl").exists()
+    found = told(models, "tree", skip_bad=True, out="lenient.jsonl")
+    assert [line["path"] for line in found] == [
+        "tree/3.png",
+        "tree/deep.png",
+        *FILES[3:4],
+        "tree/x/bad.png",
+        FILES[4],
+    ]
+    assert set(found[1]) == {"path", "error"}
+    assert "more than 8 bits" in found[1]["error"]
+    assert "bad.png: is not an image" in found[3]["error"]
+    good = [line for line in found if "error" not in line]
+    assert [line["label"] for line in good] == [line["label"] for line in whole]
+    np.testing.assert_allclose(
+        [line["entropy"] for line in good], [line["entropy"] for line in whole], rtol=1e-5
+    )
+    report = run_predict(
+        PredictConfig(
+            model=str(models / "hydra.st"), data=("tree",), out=out_of("l.csv"), skip_bad=True, device="cpu"
+        )
+    )
+    assert (report.inputs, report.bad) == (5, 2)
+    assert [bool(row["error"]) for row in csv.DictReader((work / "l.csv").read_text().splitlines())] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("model", ["hydra.st", "bert"])
+def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work, monkeypatch, model):
+    """Cut off between two blocks, and within one."""
+    (work / "t.jsonl").write_text(
+        "".join(json.dumps({"text": f"{t} {i}"}) + "\n" for i in range(4) for t in TEXTS)
+    )
+    data = "t.jsonl" if model == "bert" else "digits::limit=20"
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
+    expected = told(models, data, model=model, out="whole.jsonl", batch_size=3)
+    asked = []
+
+    def failing(*args, **named):
+        asked.append(1)
+        if len(asked) == 6:
+            raise KeyboardInterrupt
+        return responding.respond(*args, **named)
+
+    monkeypatch.setattr("hydractl.stages.predict.stream.respond", failing)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        told(models, data, model=model, batch_size=3)
+    assert caught.value.__notes__ == [
+        "what was done is kept in out.jsonl.journal; the same command goes on from there"
+    ]
+    journal = work / "out.jsonl.journal"
+    kept = journal.read_bytes()
+    journal.write_bytes(kept + kept.splitlines(keepends=True)[1] + b'{"row":')
+    heard = Heard()
+    config = PredictConfig(
+        model=str(models / model), data=(data,), out=out_of("out.jsonl"), device="cpu", batch_size=3
+    )
+    report = run_predict(config, heard)
+
+    assert report.resumed_from == 12
+    assert len(asked) == 6 + -(-(len(expected) - 12) // 3)
+    assert (work / "out.jsonl").read_bytes() == (work / "whole.jsonl").read_bytes()
+    assert not journal.exists()
+
+
+def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch):
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 1)
+    journal = work / "out.jsonl.journal"
+
+    def cut_off(*data):
+        with monkeypatch.context() as patched:
+            patched.setattr(stage, "publish", None)
+            with pytest.raises(TypeError):
+                told(models, *data, batch_size=1)
+        return journal.read_bytes()
+
+    kept = cut_off("flat")
+    for change, message in (
+        (lambda: journal.write_bytes(kept.replace(b'"g"', b'"a"', 1)), "is damaged: a block does not follow"),
+        (
+            lambda: (work / FILES[1]).write_bytes((work / FILES[2]).read_bytes()),
+            "belongs to a run with other inputs",
+        ),
+    ):
+        change()
+        with pytest.raises(ManifestError, match=f"out.jsonl.journal: {message}"):
+            told(models, "flat", batch_size=1)
+        journal.write_bytes(kept)
+    with pytest.raises(ManifestError, match="other inputs or options"):
+        told(models, "flat", batch_size=1, top_k=1)
+    told(models, "flat", batch_size=1, force=True)
+    (work / "out.jsonl").unlink()
+    journal.write_text("mine")
+    with pytest.raises(OutputExists, match="hydractl did not write what is there"):
+        told(models, "flat")
+    assert journal.read_text() == "mine"
+
+
+REFUSED = {
+    "nothing in a folder": (("empty",), "hydra.st", {}, DataError, "empty: holds no image"),
+    "no such file": (("gone.png",), "hydra.st", {}, DataError, r"gone\.png: no such file"),
+    "an image for texts": (("flat/a.png",), "bert", {}, UsageError, "is an image, but the model reads texts"),
+    "a text file": (("notes.txt",), "bert", {}, UsageError, r"`notes\.txt`: texts come from"),
+    "lines and more": (("-", "flat"), "hydra.st", {}, UsageError, "`-` is the only DATA"),
+    "no line": (("-",), "bert", {}, DataError, "standard input: holds no line"),
+    "no form": (("flat",), "hydra.st", {"out": "o.txt"}, UsageError, "the name says no form"),
+    "skipping texts": (("reviews",), "bert", {"skip_bad": True}, UsageError, "`--skip-bad` is for images"),
+    "an unknown score": (("flat",), "hydra.st", {"ood_score": "x"}, UsageError, "--ood-score x"),
+    "classes of its own": (("flat",), "hydra.st", {"naming": None}, UsageError, "has classes of its own"),
+}
+
+
+@pytest.mark.parametrize(("data", "model", "settings", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused_and_leaves_nothing(
+    models, work, monkeypatch, data, model, settings, error, message
+):
+    from hydractl.stages.shared.classes import Naming
+
+    (work / "empty").mkdir()
+    piped(monkeypatch, "")
+    before = sorted(work.rglob("*"))
+    if "naming" in settings:
+        settings = {"naming": Naming(names=("a", "b"))}
+    with pytest.raises(error, match=message):
+        told(models, *data, model=model, **settings)
+    assert sorted(work.rglob("*")) == before
+
+
+def test_a_line_that_is_no_text_is_named(models, work, monkeypatch):
+    piped(monkeypatch, b"mat\n\xff\n")
+    with pytest.raises(DataError, match="standard input: line 1 is not UTF-8 text"):
+        told(models, "-", model="bert")
+    assert not list(work.glob("out*"))
