@@ -264,10 +264,10 @@ class StateFolder:
         grown = scratch_beside(self.path)
         try:
             with _held(grown, make=True):
-                self._digests = self._write(grown, snapshot, {})
+                digests = self._write(grown, snapshot, {})
                 grown.rename(self.path)
+                self._digests = digests
         except OSError as error:
-            self._digests = None
             raise OutputError(f"{self.path}: cannot be made: {error.strerror}") from error
         finally:
             shutil.rmtree(grown, ignore_errors=True)
@@ -307,8 +307,11 @@ class StateFolder:
             return
         gone = scratch_beside(self.path)  # from one moment to the next, as it came
         with _held(self.path):
-            self.path.rename(gone)
-            shutil.rmtree(gone)
+            try:
+                self.path.rename(gone)
+                shutil.rmtree(gone)
+            finally:
+                shutil.rmtree(gone, ignore_errors=True)  # a signal may have come in between
 
 
 @contextlib.contextmanager
