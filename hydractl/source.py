@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydractl.errors import CheckpointError, HubError, UsageError
+from hydractl.hubclient import asking
 from hydractl.jsonfile import NotJSONError, parse, read_object
 from hydractl.publish import is_stream
 
@@ -113,7 +114,8 @@ def download(identifier: str) -> Path:
 
     name, _, revision = identifier.partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=NEEDED))
+        with asking():
+            return Path(snapshot_download(name, revision=revision or None, allow_patterns=NEEDED))
     except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
         hint = "check the spelling; a private or gated model needs `hf auth login`"
         raise HubError(

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from hydractl.data.reference import SOURCES_HINT, DataRef, SourceKind
 from hydractl.errors import DataError, HubError, reason_of
+from hydractl.hubclient import asking
 from hydractl.jsonfile import NotJSONError, parse
 from hydractl.progress import Progress, did_you_mean, quoted
 
@@ -259,7 +260,7 @@ def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
         DataError: If the configuration or split is unknown or has to be chosen.
     """
     progress.step(f"Reading {ref.source}")
-    with _translated(ref), _without_bars():
+    with _translated(ref), _without_bars(), asking():
         dataset = _load(ref, progress)
     return ArrowTable(dataset, ref, where=ref.source)
 
