@@ -28,7 +28,12 @@ def asking() -> Iterator[None]:
     Raises:
         HubError: If the Hub wants us to wait for longer than `PATIENCE_S`, or its answer is no JSON that we would read.
     """
-    from huggingface_hub import get_session, utils  # noqa: PLC0415 - the network stack loads when the Hub is asked
+    from huggingface_hub import get_session  # noqa: PLC0415 - the network stack loads when the Hub is asked
+    from huggingface_hub.utils.tqdm import (  # noqa: PLC0415 - as above
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     client = get_session()
     before = client.event_hooks
@@ -36,15 +41,15 @@ def asking() -> Iterator[None]:
         "request": [*before["request"], _let_end],
         "response": [*before["response"], _check_size, _check_wait],
     }
-    hushed = not (sys.stderr.isatty() or utils.are_progress_bars_disabled())
+    hushed = not (sys.stderr.isatty() or are_progress_bars_disabled())
     if hushed:
-        utils.disable_progress_bars()
+        disable_progress_bars()
     try:
         yield
     finally:
         client.event_hooks = before
         if hushed:
-            utils.enable_progress_bars()
+            enable_progress_bars()
 
 
 def _let_end(request: httpx2.Request) -> None:
@@ -75,7 +80,7 @@ def _check_size(response: httpx2.Response) -> None:
 
 
 def _check_wait(response: httpx2.Response) -> None:
-    from huggingface_hub.utils import parse_ratelimit_headers  # noqa: PLC0415 - as above
+    from huggingface_hub.utils._http import parse_ratelimit_headers  # noqa: PLC0415 - as above
 
     if response.is_success:
         return
