@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -191,12 +191,22 @@ def build_checked(
     where: str,
     dtype: torch.dtype | None = None,
 ) -> Model:
-    """Build a model of `header`'s first mask from a state dict, after checking every name and shape."""
+    """Build a model of `header`'s first mask from a state dict, after checking every name and shape; see `in_one_dtype`."""
     check_tensors(where, {k: spec_of(v) for k, v in state.items()}, expected_specs(family, header))
     _check_inputs(family, header, where)
-    if dtype is not None:
-        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
-    return family.build(header.architecture, header.masks[0], state)
+    return family.build(header.architecture, header.masks[0], in_one_dtype(state, dtype))
+
+
+def in_one_dtype(
+    state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+) -> Mapping[str, torch.Tensor]:
+    """Return a state dict whose floating-point tensors have one dtype, as models compute in one: the least that holds all."""
+    import torch
+
+    # nothing computes in 8 bits
+    stored = [v.dtype if v.itemsize > 1 else torch.float32 for v in state.values() if v.is_floating_point()]
+    wanted = dtype or reduce(torch.promote_types, stored or [torch.float32])
+    return {k: v.to(wanted) if v.is_floating_point() else v for k, v in state.items()}
 
 
 def _check_inputs(family: Family, header: Header, where: str) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention
-from hydractl.families.opening import OpenModel, build_checked, expected_specs, load_model
+from hydractl.families.opening import OpenModel, build_checked, expected_specs, in_one_dtype, load_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Block, Model, Stream, Tower, Towers, joined
 from hydractl.fusion.plan import fused_spec, split_members
@@ -148,16 +148,14 @@ def members_from_state(
         header: Of a hydra.
         state: Fused tensors by name.
         where: What to call the file in errors.
-        dtype: Convert floating-point weights; None keeps them.
+        dtype: Convert floating-point weights; see `in_one_dtype`.
 
     Raises:
         CheckpointError: If the tensors do not fit plan, masks or architecture.
     """
     family = family_of(header.architecture)
-    if dtype is not None:
-        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
     try:
-        states = split_members(family, header, state)
+        states = split_members(family, header, in_one_dtype(state, dtype))
     except ValueError as error:
         raise CheckpointError(f"{where}: {error}", hint=f"{EDITED} fuse the members again") from error
     return members_of(header, states, where=where)

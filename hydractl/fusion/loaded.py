@@ -152,7 +152,8 @@ def load(
         reference: A MODEL reference: a file, a folder, a Hub id.
         arch: Architecture of a bare safetensors file.
         device: `cpu`, `cuda`, `cuda:N`, `mps`, or `auto` for the fastest there is.
-        dtype: Convert floating-point weights: `bf16`, `fp16`, `fp32` or a dtype of torch; None keeps them as stored.
+        dtype: Convert floating-point weights: `bf16`, `fp16`, `fp32` or a dtype of torch; None keeps
+            the one that they are stored in, of several the least that holds all.
         classes: Of a zero-shot model: the names of what it tells apart, in the order of the logits; None for those that it
             stores.
         templates: Texts with `{label}` that a class is asked with; None for the stored ones, or the usual one.

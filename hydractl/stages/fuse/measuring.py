@@ -26,7 +26,7 @@ from hydractl.stages.fuse.config import Measuring
 from hydractl.stages.fuse.outcome import Quality
 from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
-from hydractl.stages.shared.reading import labels_of
+from hydractl.stages.shared.reading import labels_of, warn_mixed
 
 DIGITS = 6
 """Significant ones of a temperature that is stored: as many as its search tells."""
@@ -66,6 +66,7 @@ class Judge:
         first = members[0]
         check_reads(first.header.preprocess, model=first.reference)
         warn_assumed(first, progress)
+        warn_mixed(first, progress)
         if not first.header.num_classes:
             raise UsageError(
                 f"{first.reference}: tells no classes apart yet, so nothing can be measured",

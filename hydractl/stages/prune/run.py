@@ -13,7 +13,14 @@ import torch
 from hydractl.checkpoint import write_checkpoint
 from hydractl.claims import Claim
 from hydractl.errors import CheckFailed, CheckpointError
-from hydractl.families.opening import OpenModel, build_checked, check_tensors, expected_specs, open_model
+from hydractl.families.opening import (
+    OpenModel,
+    build_checked,
+    check_tensors,
+    expected_specs,
+    in_one_dtype,
+    open_model,
+)
 from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
 from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.fusion.streaming import hollow, streamed_logits
@@ -162,10 +169,7 @@ def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
         return specs
     torch_dtype(config.dtype)
     name = config.dtype.upper().replace("FP", "F")
-    return {
-        k: TensorSpec(name, s.shape) if s.dtype in {"F32", "F16", "BF16", "F64"} else s
-        for k, s in specs.items()
-    }
+    return {k: TensorSpec(name, s.shape) if s.is_floating else s for k, s in specs.items()}
 
 
 def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) -> list[float | None]:
@@ -174,17 +178,21 @@ def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) ->
         f"Checking that {len(masks)} pruned {'member equals' if len(masks) == 1 else 'members equal'} the masked base"
     )
     header, family, architecture = opened.header, opened.family, opened.header.architecture
-    read, specs = opened.checkpoint.tensor, opened.checkpoint.specs
+    specs = opened.checkpoint.specs
+
+    def read(name: str) -> dict[str, torch.Tensor]:
+        return dict(in_one_dtype({name: opened.checkpoint.tensor(name)}, torch.float32))
+
     whole = build_checked(family, header, hollow(specs), where=opened.reference)
     inputs = probe_inputs(header)
     found: list[float | None] = []
     for i, mask in enumerate(masks):
 
         def sliced(name: str, towers: Mask = mask.towers) -> list[torch.Tensor]:
-            return [prune_tensor(family, architecture, towers, name, read(name))]
+            return [prune_tensor(family, architecture, towers, name, read(name)[name])]
 
         def zeroed(name: str, towers: Mask = mask.towers) -> list[torch.Tensor]:
-            return [zero_dropped(family, architecture, towers, {name: read(name)})[name]]
+            return [zero_dropped(family, architecture, towers, read(name))[name]]
 
         left = {n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()}
         pruned_header = header.model_copy(update={"kind": Kind.MEMBER, "masks": (mask.towers,)})

@@ -16,7 +16,7 @@ from hydractl.data.reference import DataRef
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.parallel import Team
-from hydractl.progress import Progress
+from hydractl.progress import Progress, quoted
 from hydractl.scoring.job import Samples
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.images import warn_assumed
@@ -64,7 +64,17 @@ def open_sets(
     if given:
         check_reads(how, model=opened.reference)
         warn_assumed(opened, progress)
+        warn_mixed(opened, progress)
     return {role: open_items(reference, how, progress=progress) for role, reference in given.items()}
+
+
+def warn_mixed(opened: OpenModel, progress: Progress) -> None:
+    """Say that a model, which runs in one dtype, is stored in several; see `in_one_dtype`."""
+    stored = sorted({spec.dtype for spec in opened.checkpoint.specs.values() if spec.is_floating})
+    if len(stored) > 1:
+        progress.warn(
+            f"{opened.reference}: its weights are stored as {quoted(stored)}; it runs in the least that holds all, or in `--dtype`"
+        )
 
 
 def labels_of(
