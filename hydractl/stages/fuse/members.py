@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from hydractl.errors import EDITED, CheckpointError, UsageError
-from hydractl.families.opening import OpenModel
+from hydractl.families.opening import OpenModel, check_tensors, expected_specs
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Kind
 from hydractl.progress import counted
@@ -47,6 +47,16 @@ def check_compatible(members: Sequence[OpenModel]) -> None:
                 f"{where}: tensor `{name}` is in this member or in {first.reference}, but not in both"
             )
         _check_specs(member, first)
+
+
+def check_layout(members: Sequence[OpenModel]) -> None:
+    """Refuse compatible members whose tensors are not those of their architecture, which is built without weights.
+
+    Raises:
+        CheckpointError: Naming the first tensor that is missing, unexpected or otherwise.
+    """
+    first = members[0]  # the others have the same tensors
+    check_tensors(first.reference, first.checkpoint.specs, expected_specs(first.family, first.header))
 
 
 def check_one_start(members: Sequence[OpenModel]) -> None:

@@ -20,6 +20,7 @@ from hydractl.publish import is_stream
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.members import (
     check_compatible,
+    check_layout,
     check_one_start,
     check_own_from,
     most_merged,
@@ -114,6 +115,8 @@ def _run(config: FuseConfig, own: Claim, progress: Progress) -> FuseReport:
         files=[config.naming.file],
     )
     check_compatible(members)
+    if not config.verify:  # which would find it out
+        check_layout(members)
     check_own_from(members[0], config.own_from)
     merge_trunk = most_merged(config, members)
     if config.merges and not config.force_merge:

@@ -318,6 +318,24 @@ def test_a_tensor_of_a_block_that_is_not_there(tmp_path, name, verify):
         fuse([sample.save(tmp_path / f"{i}.st") for i in range(2)], tmp_path / "hydra.st", verify=verify)
 
 
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (lambda: without("norm.bias"), "lacks 1 tensor of its architecture, for example `norm.bias`"),
+        (lambda: with_state(extra=torch.ones(2)), "has 1 tensor that its architecture does not, for example `extra`"),
+        (lambda: with_state(norm__bias=torch.ones(33)), r"tensor `norm.bias` has shape (33,), its architecture needs (32,)"),
+        (lambda: with_state(norm__bias=torch.ones(32, dtype=torch.int64)), "tensor `norm.bias` holds I64"),
+    ],
+)  # fmt: skip
+def test_members_that_are_alike_but_not_what_they_say(tmp_path, sample, message, verify):
+    paths = [sample().save(tmp_path / f"{i}.st") for i in range(2)]
+
+    with pytest.raises(CheckpointError, match=re.escape(f"0.st: {message}")):
+        fuse(paths, tmp_path / "hydra.st", verify=verify)
+    assert not (tmp_path / "hydra.st").exists()
+
+
 def test_a_hydra_is_no_member(tmp_path):
     paths = members(tmp_path)
     fuse(paths, tmp_path / "hydra.st")
