@@ -32,7 +32,7 @@ from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
-from hydractl.stages.shared.reading import open_reader
+from hydractl.stages.shared.reading import open_reader, warn_mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
         if team.leads:
             _check_outputs(config, opened, own)
         warn_assumed(opened, progress)
+        warn_mixed(opened, progress)
         return _Run(config, opened, Teller.of(config, opened), team, progress).done(device)
 
 
