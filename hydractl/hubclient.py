@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from hydractl.errors import HubError
@@ -19,14 +21,25 @@ READING = ("GET", "HEAD")
 PLAIN = "identity"
 
 
+def unusable(reference: str, error: Exception | str) -> HubError:
+    """Return what is said of an answer that is no answer: the client takes each for what it should be."""
+    return HubError(
+        f"{reference}: the answer of the Hub cannot be used: {error}",
+        hint="does the network want a log-in, or is HF_ENDPOINT set? a browser shows what the Hub's address answers",
+    )
+
+
 @contextlib.contextmanager
-def asking() -> Iterator[None]:
+def asking(reference: str) -> Iterator[None]:
     """Bound how long and how much the Hub may answer, and keep progress bars off what is no terminal.
 
     An answer to a question must begin, and go on, within `HF_HUB_DOWNLOAD_TIMEOUT` seconds.
 
+    Args:
+        reference: What is asked for.
+
     Raises:
-        HubError: If the Hub wants us to wait for longer than `PATIENCE_S`, or its answer is no JSON that we would read.
+        HubError: If the Hub wants us to wait for longer than `PATIENCE_S`, or its answer is not what it should be.
     """
     from huggingface_hub import get_session  # noqa: PLC0415 - the network stack loads when the Hub is asked
     from huggingface_hub.utils.tqdm import (  # noqa: PLC0415 - as above
@@ -39,13 +52,16 @@ def asking() -> Iterator[None]:
     before = client.event_hooks
     client.event_hooks = {
         "request": [*before["request"], _let_end],
-        "response": [*before["response"], _check_size, _check_wait],
+        "response": [*before["response"], partial(_check, reference)],
     }
     hushed = not (sys.stderr.isatty() or are_progress_bars_disabled())
     if hushed:
         disable_progress_bars()
     try:
         yield
+    # a page to log in to a network, and names of files that lead astray
+    except (AssertionError, AttributeError, LookupError, TypeError) as error:
+        raise unusable(reference, error) from error
     finally:
         client.event_hooks = before
         if hushed:
@@ -66,32 +82,34 @@ def _let_end(request: httpx2.Request) -> None:
         request.extensions = {**request.extensions, "timeout": {**limits, **own}}
 
 
-def _check_size(response: httpx2.Response) -> None:
-    """Refuse an answer of the Hub's that would fill the memory; files go to the disk piece by piece."""
-    if not response.request.url.path.startswith("/api/"):
-        return
-    packed = response.headers.get("content-encoding", PLAIN).strip().lower() != PLAIN
-    size = response.headers.get("content-length", "0")
-    if packed or not size.isdecimal() or len(size) > len(str(MAX_BYTES)) or int(size) > MAX_BYTES:
+def _check(reference: str, response: httpx2.Response) -> None:
+    if response.request.url.path.startswith("/api/"):  # files go to the disk piece by piece
+        packed = response.headers.get("content-encoding", PLAIN).strip().lower() != PLAIN
+        if packed or _is_more(response.headers.get("content-length", ""), MAX_BYTES):
+            raise unusable(reference, "it is compressed, or too long")
+    wait = "" if response.is_success else _wait(response)
+    if _is_more(wait, PATIENCE_S):
         raise HubError(
-            "the answer of the Hub cannot be used: it is compressed, or too long",
-            hint="is HF_ENDPOINT set? a browser shows what the Hub's address answers",
+            f"{reference}: the Hub answers {response.status_code} and wants to be asked again in {wait} seconds",
+            hint="try again then; `hf auth login` raises what the Hub allows",
         )
 
 
-def _check_wait(response: httpx2.Response) -> None:
+def _wait(response: httpx2.Response) -> str:
+    """Return for how many seconds the client would wait."""
     from huggingface_hub.utils._http import parse_ratelimit_headers  # noqa: PLC0415 - as above
 
-    if response.is_success:
-        return
-    asked = response.headers.get("retry-after", "").strip()
-    limit = parse_ratelimit_headers(response.headers)
-    waits = [asked] if asked.isdecimal() else []
+    limit = (
+        parse_ratelimit_headers(response.headers)
+        if response.status_code == HTTPStatus.TOO_MANY_REQUESTS
+        else None
+    )
     if limit is not None and limit.remaining == 0:
-        waits.append(str(limit.reset_in_seconds))
-    for wait in waits:
-        if len(wait.lstrip("0")) > len(str(PATIENCE_S)) or int(wait) > PATIENCE_S:
-            raise HubError(
-                f"the Hub answers {response.status_code} and wants to be asked again in {wait} seconds",
-                hint="try again then; `hf auth login` raises what the Hub allows",
-            )
+        return str(limit.reset_in_seconds)
+    return str(response.headers.get("retry-after", "")).strip()
+
+
+def _is_more(digits: str, most: int) -> bool:
+    """Return whether a whole number, however long, is larger than another one."""
+    digits = digits.lstrip("0")
+    return digits.isdecimal() and (len(digits) > len(str(most)) or int(digits) > most)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydractl.errors import CheckpointError, HubError, UsageError
-from hydractl.hubclient import asking
+from hydractl.hubclient import asking, unusable
 from hydractl.jsonfile import NotJSONError, parse, read_object
 from hydractl.publish import is_stream
 
@@ -114,7 +114,7 @@ def download(identifier: str) -> Path:
 
     name, _, revision = identifier.partition("@")
     try:
-        with asking():
+        with asking(identifier):
             return Path(snapshot_download(name, revision=revision or None, allow_patterns=NEEDED))
     except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
         hint = "check the spelling; a private or gated model needs `hf auth login`"
@@ -143,12 +143,8 @@ def download(identifier: str) -> Path:
         OSError,  # the Hub's own HfHubHTTPError is one, and so is a full disk
     ) as error:
         raise HubError(f"{identifier}: the Hub could not be read: {error}") from error
-    # the client takes an answer for what it should be, a page to log in to a network and names of files that lead astray too
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise HubError(
-            f"{identifier}: the answer of the Hub cannot be used: {error}",
-            hint="does the network want a log-in, or is HF_ENDPOINT set? a browser shows what the Hub's address answers",
-        ) from error
+    except ValueError as error:
+        raise unusable(identifier, error) from error
 
 
 def _one_file(reference: str, path: Path) -> Located:

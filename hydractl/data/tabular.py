@@ -260,7 +260,7 @@ def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
         DataError: If the configuration or split is unknown or has to be chosen.
     """
     progress.step(f"Reading {ref.source}")
-    with _translated(ref), _without_bars(), asking():
+    with _translated(ref), _without_bars(), asking(ref.source):
         dataset = _load(ref, progress)
     return ArrowTable(dataset, ref, where=ref.source)
 
