@@ -60,7 +60,7 @@ class HydraError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = in_one_line(message)
-        self.hint = hint and shortened(hint, HINT)
+        self.hint = hint and shortened(harmless(hint).replace("\n", "\\n"), HINT)
         super().__init__(self.message)
 
 

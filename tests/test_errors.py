@@ -24,12 +24,13 @@ def test_a_message_is_one_line_that_steers_no_terminal(message, shown):
 
 @pytest.mark.parametrize("value", ["x" * 10**6, "x " * 10**6, "x`" * 10**6, "\x1b" * 10**6, "/x" * 10**6])
 def test_a_megabyte_is_not_shown(value):
-    error = InputError(f"a.st: `{value}`: is no model", hint=f"not {value}")
+    error = InputError(f"a.st: `{value}`: is no model", hint=f"not {value}\n")
 
     assert error.message.startswith("a.st: `")
     assert error.message.endswith(": is no model")
     assert len(error.message) <= MESSAGE
     assert len(str(error.hint)) <= HINT
+    assert str(error.hint).isprintable()
 
 
 def test_a_long_value_keeps_its_ends_and_the_message_what_is_wrong():

@@ -18,7 +18,7 @@ from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
 from hydractl.cli.shells import command as shells
-from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.errors import HydraError, InputError, UsageError, in_one_line
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -147,12 +147,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _usage_or_bug(error: Exception) -> int:
-    """Show typer's own usage errors as typer does; anything else is a bug of ours and keeps its traceback."""
+    """Show typer's own usage errors as typer does, less what is too long; a bug of ours keeps its traceback."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):
         from hydractl.cli.output import leader_is_silent
 
         if leader_is_silent():
+            vars(error)["message"] = in_one_line(str(getattr(error, "message", "")))
             show()
         return code
     if isinstance(error, OSError):

@@ -136,6 +136,21 @@ def test_a_usage_error_is_2_and_says_what_was_meant(call, argv, text):
     assert seen.err.startswith("Usage: hydractl")
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [("{}",), ("schema", "{}"), ("schema", "scores", "{}", "{}"), ("schema", "--{}"), ("fuse", "a", "-o", "b", "--mlp", "{}")],
+)  # fmt: skip
+def test_a_usage_error_is_one_line_whatever_was_typed(call, argv):
+    seen = call(*(word.format("x\x1b[31m\n" * 10_000) for word in argv))
+
+    usage, way, *message = seen.err.splitlines()
+    assert (seen.code, usage.split(":")[0], way.split()[0], message[0]) == (2, "Usage", "Try", "")
+    assert len(message) == 2
+    assert message[1].startswith("Error: ")
+    assert len(message[1]) < 500
+    assert message[1].isprintable()
+
+
 def test_an_option_that_takes_one_value_is_given_once():
     lists, flags = set(), set()
     for name, command in command_tree().commands.items():
