@@ -41,7 +41,7 @@ _hydractl() {
         ;;
     score)
         case $prev in
-        -o | --out | --trained)
+        -o | --output | --out | --trained)
             _hydractl_files ''
             ;;
         --method)
@@ -95,7 +95,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -104,7 +104,7 @@ _hydractl() {
         ;;
     prune)
         case $prev in
-        -o | --out)
+        -o | --output | --out)
             _hydractl_files ''
             ;;
         --scores | --mask)
@@ -131,7 +131,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --scores --mask --keep --remove --keep-fraction --per-layer --strategy --members --pool --diverge-from --data --ood --candidates --diversity --batch-size --device --max-length --classes --template --seed --arch --dtype --verify --no-verify --force --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --scores --mask --keep --remove --keep-fraction --per-layer --strategy --members --pool --diverge-from --data --ood --candidates --diversity --batch-size --device --max-length --classes --template --seed --arch --dtype --verify --no-verify --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -144,7 +144,7 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        -o | --out)
+        -o | --output | --out)
             _hydractl_files ''
             ;;
         --max-length | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | --teacher | --teacher-temperature | --teacher-weight | --save-every | --seed | --order-seed | --dropout-seed | --head-seed | --num-classes | --img-size | --mean | --std | --arch)
@@ -173,7 +173,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --arch --force --wait --json -q --quiet -h --help'
+                _hydractl_words '--data --val -o --output --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --arch --force --wait --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -182,7 +182,7 @@ _hydractl() {
         ;;
     fuse)
         case $prev in
-        -o | --out)
+        -o | --output | --out)
             _hydractl_files ''
             ;;
         --mlp)
@@ -200,7 +200,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --mlp --merge-trunk --max-loss --force-merge --own-from --data --temperature --max-length --batch-size --device --classes --template --seed --verify --no-verify --force --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --mlp --merge-trunk --max-loss --force-merge --own-from --data --temperature --max-length --batch-size --device --classes --template --seed --verify --no-verify --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -219,7 +219,7 @@ _hydractl() {
         --ood-score)
             _hydractl_words 'msp entropy mi energy max-logit'
             ;;
-        -o | --out | --save-predictions)
+        -o | --output | --out | --save-predictions)
             _hydractl_files ''
             ;;
         --device)
@@ -230,7 +230,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if -o --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if -o --output --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -239,7 +239,7 @@ _hydractl() {
         ;;
     predict)
         case $prev in
-        -o | --out)
+        -o | --output | --out)
             _hydractl_files ''
             ;;
         --top-k | --max-length | --classes | --template | --arch | --batch-size)
@@ -256,7 +256,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --out --top-k --ood-score --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --top-k --ood-score --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -285,7 +285,7 @@ _hydractl() {
         --arch | --num-classes | --head-seed | --img-size | --mean | --std)
             : # any text
             ;;
-        -o | --out | --labels | --tokenizer)
+        -o | --output | --out | --labels | --tokenizer)
             _hydractl_files ''
             ;;
         --pooling)
@@ -293,7 +293,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--arch -o --out --num-classes --head-seed --pooling --img-size --mean --std --labels --tokenizer --ema --force --json -q --quiet -h --help'
+                _hydractl_words '--arch -o --output --out --num-classes --head-seed --pooling --img-size --mean --std --labels --tokenizer --ema --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'pth|pt|bin|ckpt|tar|safetensors|json'
             fi
@@ -327,14 +327,14 @@ _hydractl() {
         --task)
             _hydractl_words 'digits text zero-shot pretrained'
             ;;
-        -o | --out)
+        -o | --output | --out)
             _hydractl_files ''
             ;;
         --seed)
             : # any text
             ;;
         *)
-            _hydractl_words '--task -o --out --seed --force --json -q --quiet -h --help'
+            _hydractl_words '--task -o --output --out --seed --force --json -q --quiet -h --help'
             ;;
         esac
         ;;

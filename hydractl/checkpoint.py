@@ -29,6 +29,7 @@ from hydractl.claims import keep, remove_dead
 from hydractl.errors import CheckpointError, ManifestError, OutputError
 from hydractl.jsonfile import MAX_BYTES, compact, opened, parse
 from hydractl.manifest.header import Header
+from hydractl.progress import did_you_mean_path
 from hydractl.publish import FULL, Sink, is_stream
 from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
 from hydractl.tensors import (
@@ -323,7 +324,9 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
                 )
             text = file.read(length)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{where}: no such file", hint="check the path") from error
+        raise CheckpointError(
+            f"{where}: no such file", hint=did_you_mean_path(where) or "check the path"
+        ) from error
     except OSError as error:
         raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
     try:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hydractl.errors import CheckpointError, ManifestError
+from hydractl.progress import did_you_mean_path
 
 MAX_BYTES = 100_000_000
 MAX_VALUES = 4_000_000
@@ -157,7 +158,7 @@ def read_text(path: Path) -> str:
     try:
         return _read(path).decode()
     except FileNotFoundError as error:
-        raise ManifestError(f"{path}: no such file") from error
+        raise ManifestError(f"{path}: no such file", hint=did_you_mean_path(str(path))) from error
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: is not UTF-8 text", hint=hint) from error
     except NotJSONError as error:

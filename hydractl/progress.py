@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+MOST_ENTRIES = 2000
+"""Of a folder that are compared with a name that is missing in it: a data set may have a million."""
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -20,10 +25,37 @@ def quoted(names: Iterable[object], *, most: int | None = None) -> str:
     return ", ".join(every if most is None or len(every) <= most else [*every[:most], "..."])
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is nearest to `name`: the shortest that begins with it, else one spelled much like it."""
+    names = sorted(known)
+    begun = sorted((found for found in names if name and found.startswith(name)), key=len)
+    return next(iter(begun or difflib.get_close_matches(name, names, n=1)), None)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """Return a hint with the known name nearest to `name`, or None if none is near."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"did you mean `{near[0]}`?" if near else None
+    near = nearest(name, known)
+    return f"did you mean `{near}`?" if near else None
+
+
+def did_you_mean_path(path: str) -> str | None:
+    """Return a hint with what is there instead of a path that is not, or None where nothing is near.
+
+    Args:
+        path: As it was typed. Its first part that is missing is looked for among what lies where it should be.
+    """
+    missing = Path(path)
+    while missing.parent != missing and not missing.parent.is_dir():
+        missing = missing.parent
+    try:
+        with os.scandir(missing.parent) as entries:
+            there = [entry.name for entry in islice(entries, MOST_ENTRIES)]
+    except OSError:
+        return None
+    near = nearest(missing.name, there)
+    meant = missing.with_name(near) / Path(path).relative_to(missing) if near else missing
+    ending = "/" if path.endswith("/") else ""
+    return f"did you mean `{meant}{ending}`?" if meant.exists() else None
 
 
 class Progress(Protocol):

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hydractl.errors import UsageError
+from hydractl.progress import did_you_mean
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -95,9 +96,8 @@ class Setting:
 
     def _check_choice(self, name: str, value: str) -> None:
         if self.choices and value not in self.choices:
-            raise UsageError(
-                f"`{self.option(name)} {value}`: unknown", hint=f"choose from {', '.join(self.choices)}"
-            )
+            hint = did_you_mean(value, self.choices) or f"choose from {', '.join(self.choices)}"
+            raise UsageError(f"`{self.option(name)} {value}`: unknown", hint=hint)
 
     def _check_range(self, name: str, value: float) -> None:
         refused = f"`{self.option(name)} {value:g}`: must be "

@@ -13,6 +13,7 @@ from pathlib import Path
 from hydractl.errors import CheckpointError, HubError, UsageError
 from hydractl.hubclient import asking, unusable
 from hydractl.jsonfile import NotJSONError, parse, read_object
+from hydractl.progress import did_you_mean_path
 from hydractl.publish import is_stream
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?$")
@@ -73,9 +74,12 @@ def locate(reference: str) -> Located:
         return _in_index(reference, path) if path.name.endswith(".index.json") else _one_file(reference, path)
     if HUB_ID.match(reference) and path.suffix not in {".st", ".safetensors"}:
         return _in_folder(reference, download(reference))
+    bare = not path.suffix and path.name == reference
+    architecture = f"; `arch:{reference}` if that is the name of an architecture" if bare else ""
     raise CheckpointError(
         f"{reference}: no such file or folder",
-        hint="a MODEL is a .st file, a folder, or a Hub id `org/name[@revision]`",
+        hint=did_you_mean_path(str(path))
+        or f"a MODEL is a .st file, a folder, or a Hub id `org/name[@revision]`{architecture}",
     )
 
 

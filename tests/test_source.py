@@ -221,6 +221,22 @@ def folder_with(*names: str):
     return make
 
 
+def test_a_bare_name_may_be_an_architecture(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(CheckpointError, match="no such file or folder") as caught:
+        locate("vit_tiny_patch16_224")
+    assert "`arch:vit_tiny_patch16_224` if that is the name of an architecture" in caught.value.hint
+
+
+def test_a_path_that_is_nearly_right_is_corrected(tmp_path):
+    (tmp_path / "base.st").touch()
+
+    with pytest.raises(CheckpointError, match=r"bse\.st: no such file") as caught:
+        locate(str(tmp_path / "bse.st"))
+    assert caught.value.hint == f"did you mean `{tmp_path / 'base.st'}`?"
+
+
 FOLDERS = {
     "missing": (lambda _: None, "m: no such file or folder"),
     "empty": (folder_with(), "m: no safetensors weights in this folder"),

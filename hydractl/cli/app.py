@@ -19,6 +19,7 @@ from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
 from hydractl.cli.shells import command as shells
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line
+from hydractl.progress import did_you_mean
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -47,27 +48,40 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-class GivenOnce(typer.core.TyperCommand):
-    """A command that refuses an option given twice, unless it is a list: typer lets the last one count without a word."""
+class Strict(typer.core.TyperCommand):
+    """A command that refuses an option given twice, unless it is a list: typer lets the last one count without a word.
+
+    Of a word that is no choice it says which one is near.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - of a private class of typer's
         """Parse what was typed.
 
         Raises:
             UsageError: If an option has two values, or is given beside its opposite.
+            BadParameter: If a word is none of those that may be chosen.
         """
-        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        typed, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option in self.params:
             if not isinstance(option, typer.core.TyperOption) or option.multiple or given.count(option) < 2:
                 continue
             if not option.is_flag or option.secondary_opts:
                 name = "/".join((option.opts[-1], *option.secondary_opts))
                 raise UsageError(f"`{name}` is given twice", hint="only one can count: leave the others out")
+        for parameter in self.params:
+            if not isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument):
+                continue
+            choices = [*map(str, parameter.type_descriptor.choices or ())]
+            word = typed.get(parameter.name)
+            if choices and isinstance(word, str) and word not in choices:
+                near = did_you_mean(word, choices) or ""
+                refused = f"'{word}' is not one of {', '.join(map(repr, choices))}. {near[:1].upper()}{near[1:]}".rstrip()
+                raise typer.BadParameter(refused, ctx=ctx, param=parameter)
         return super().parse_args(ctx, args)
 
 
 for _name, _command in COMMANDS.items():
-    app.command(_name, cls=GivenOnce, no_args_is_help=has_required(_command))(_command)
+    app.command(_name, cls=Strict, no_args_is_help=has_required(_command))(_command)
 
 
 def _version(value: bool) -> None:

@@ -16,7 +16,7 @@ from hydractl.data.reference import SOURCES_HINT, DataRef, SourceKind
 from hydractl.errors import DataError, HubError, reason_of
 from hydractl.hubclient import asking
 from hydractl.jsonfile import NotJSONError, parse
-from hydractl.progress import Progress, did_you_mean, quoted
+from hydractl.progress import Progress, did_you_mean, did_you_mean_path, quoted
 
 if TYPE_CHECKING:
     from hydractl.data.items import Content
@@ -157,7 +157,7 @@ def open_table(ref: DataRef, content: Content) -> Table:
             f"{path}: is a folder, not a file", hint=f"write `{path}/` to read it as a folder of {content}"
         )
     if not path.exists():
-        raise DataError(f"{path}: no such file", hint=SOURCES_HINT)
+        raise DataError(f"{path}: no such file", hint=did_you_mean_path(ref.source) or SOURCES_HINT)
     if path.suffix.lower() == ".parquet":
         return ArrowTable(_read_parquet(path), ref, where=str(path))
     return RowTable(_read_csv(path) if path.suffix.lower() == ".csv" else _read_jsonl(path), path)

@@ -140,6 +140,7 @@ class Family:
             preprocessing and its labels.
         write_config: The inverse, of a model with all its heads: what the library reads of such a folder besides weights and
             tokenizer, by file; None where it would make another model of it.
+        names: The architecture names that it reads, where they are few.
         claims: Whether an architecture name is of this family; of several families the first in the table has it.
         describe: Turn an architecture name and its options into the same.
         build: Make the model with the given mask; on the meta device unless a state dict is given.
@@ -171,6 +172,7 @@ class Family:
     adopt: Callable[[Path, Architecture], dict[str, torch.Tensor]] | None = None
     on_disk: tuple[tuple[str, str], ...] = ()
     scalars: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

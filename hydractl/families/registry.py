@@ -11,6 +11,8 @@ from hydractl.errors import EDITED, UnsupportedModelError
 from hydractl.families.base import Family
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
+from hydractl.families.timm.models import LIBRARY as TIMM
+from hydractl.families.timm.models import check_known
 from hydractl.families.transformers.clip import PAIRS
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
@@ -62,12 +64,15 @@ def family_for_name(name: str) -> Family:
     """
     _refuse(name, where=name)
     _refuse_path(name)
-    return next(family for family in FAMILIES.values() if family.claims(name))
+    found = next(family for family in FAMILIES.values() if family.claims(name))
+    if found.library == TIMM:
+        check_known(name, others=(n for family in FAMILIES.values() for n in family.names))
+    return found
 
 
 def is_architecture(name: str) -> bool:
     """Return whether a family other than timm's reads an architecture of this name; timm's own are not looked up."""
-    return any(family.claims(name) for family in FAMILIES.values() if family.library != "timm")
+    return any(family.claims(name) for family in FAMILIES.values() if family.library != TIMM)
 
 
 def family_for_config(config: Mapping[str, object], *, where: str, backbone: bool = False) -> Family:

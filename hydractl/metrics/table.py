@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -11,6 +10,7 @@ from hydractl.metrics.diversity import DIVERSITY
 from hydractl.metrics.labelled import LABELLED
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.ranking import RANKING
+from hydractl.progress import nearest
 
 TEMPERATURE = "temperature"
 _OTHERS = (
@@ -71,6 +71,9 @@ def by_name(*metrics: Metric) -> Mapping[str, Metric]:
 
 METRICS = by_name(*LABELLED, *DIVERSITY, *RANKING, *_OTHERS)
 
+ALIASES: Mapping[str, str] = MappingProxyType({"acc": "accuracy", "ood": "auroc"})
+"""What metrics are called too, wherever one is named."""
+
 _WITHOUT = {
     Needs.OOD: ("without an OOD data set", "add `--near NAME=DATA` or `--far NAME=DATA`"),
     Needs.TIME: ("with `--no-latency`", "drop `--no-latency`"),
@@ -96,39 +99,39 @@ def choose_metrics(
         UsageError: If a name is unknown, or cannot be measured.
     """
     there = {Needs.OOD: ood, Needs.TIME: latency, Needs.TEMPERATURE: scaled}
-    for metric in (metric_named(name) for name in wanted or ()):
+    chosen = [metric_named(name) for name in wanted or METRICS]
+    for metric in chosen if wanted else ():
         if not there.get(metric.needs, True):
             why, hint = _WITHOUT[metric.needs]
             raise UsageError(f"`{metric.name}` cannot be measured {why}", hint=hint)
     return tuple(
         name
         for name, metric in METRICS.items()
-        if there.get(metric.needs, True) and (wanted is None or name in wanted or name == TEMPERATURE)
+        if there.get(metric.needs, True) and (metric in chosen or name == TEMPERATURE)
     )
 
 
 def metric_named(name: str) -> Metric:
-    """Return a metric.
+    """Return a metric by its name or what it is called too.
 
     Raises:
         UsageError: If the name is unknown, with the nearest known one.
     """
-    if name not in METRICS:
+    known = ALIASES.get(name, name)
+    if known not in METRICS:
         raise UsageError(
             f"unknown metric `{name}`",
             hint=" ".join(filter(None, (_nearest(name), f"Known metrics: {', '.join(METRICS)}"))),
         )
-    return METRICS[name]
+    return METRICS[known]
 
 
 def _nearest(name: str) -> str | None:
     """Return a hint with the metric whose name, or heading in a table, begins with or is near to `name`."""
     columns = {m.column.lower(): m.name for m in METRICS.values() if m.column is not None}
     known = {metric: metric for metric in METRICS} | columns
-    wanted = name.lower().replace("-", "_")
-    found = [known[wanted]] if wanted in known else [m for m in METRICS if wanted and m.startswith(wanted)]
-    found = found or [known[near] for near in difflib.get_close_matches(wanted, known, n=1)]
-    return f"did you mean `{found[0]}`?" if found else None
+    found = nearest(name.lower().replace("-", "_"), known)
+    return f"did you mean `{known[found]}`?" if found else None
 
 
 def needing(metrics: Iterable[str], *needs: Needs) -> tuple[str, ...]:

@@ -120,11 +120,13 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
         (["prune", "base.st", "-o", "x.st", "--kep", "3"], "No such option: --kep"),
         (["prune", "base.st", "-o", "x.st", "--remove", "few"], "Invalid value for '--remove'"),
         (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "greater than or equal to 0"),
-        (["prune", "base.st", "--keep", "3"], "Missing option '-o' / '--out'"),
+        (["prune", "base.st", "--keep", "3"], "Missing option '-o' / '--output' / '--out'"),
         (["prune", "-o", "x.st"], "Missing argument"),
         (["fuse", "a.st", "-o", "x.st", "--mlp", "mean"], "'mean' is not one of"),
         (["schema", "mask"], "'mask' is not one of"),
         (["schema", "scores", "b"], "unexpected extra argument"),
+        (["score", "a.st", "-o", "x.json", "--method", "magnitud"], "Did you mean `magnitude`?"),
+        (["schema", "head-maks"], "Did you mean `head-mask`?"),
     ],
 )
 def test_a_usage_error_is_2_and_says_what_was_meant(call, argv, text):
@@ -199,7 +201,7 @@ def test_every_command_speaks_json(name):
 def test_a_command_that_writes_has_quiet_and_force(name):
     options = {word for p in command_tree().commands[name].params for word in p.opts}
 
-    assert "--out" not in options or {"-q", "--quiet", "--force"} <= options
+    assert "--out" not in options or {"-o", "--output", "-q", "--quiet", "--force"} <= options
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -71,7 +71,7 @@ BAD = {
     "a stream": (("import", "-", "--arch", ARCH), 2, "`import` reads a file, not a stream"),
     "code": (("import", "evil.pth", "--arch", ARCH), 3, "evil.pth: needs code to be read"),
     "classes": (("import", "w.pth", "--arch", ARCH), 3, "hint: add `--num-classes 7`"),
-    "unknown": (("import", "w.pth", "--arch", "vit_tinny"), 3, "timm has no architecture `vit_tinny`"),
+    "unknown": (("import", "w.pth", "--arch", "vit_tinny"), 3, "`vit_tinny`\n\nhint: did you mean `vit_tiny_patch16_224`?"),
     "ours": (("import", "base.st", "--arch", ARCH), 2, "is a checkpoint of hydractl already"),
     "no architecture": (("import", "w.pth", "--arch", "."), 3, "has no config.json"),
 }  # fmt: skip

@@ -6,7 +6,8 @@ import pytest
 
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Metric, Needs
-from hydractl.metrics.table import METRICS, by_name, metric_named
+from hydractl.metrics.table import ALIASES, METRICS, by_name, choose_metrics, metric_named
+from hydractl.scoring.circuit.objective import TERMS, parse_objective
 
 
 def test_every_entry_is_found_under_its_own_name():
@@ -44,6 +45,18 @@ def test_a_known_name_is_accepted(name):
     assert metric_named(name).name == name
 
 
+@pytest.mark.parametrize(("name", "metric"), ALIASES.items())
+def test_a_metric_is_read_by_what_it_is_called_too(name, metric):
+    assert name not in METRICS
+    assert metric_named(name) is METRICS[metric]
+    assert choose_metrics([name], ood=True, latency=False) == (metric,)
+
+
+def test_one_vocabulary_for_metrics_and_objectives():
+    for name in ("acc", "accuracy", "ood", "auroc", "nll", "ece", "fpr95"):
+        assert TERMS[parse_objective(name).terms[0].name] is metric_named(name)
+
+
 @pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize("spoil", [str.upper, lambda n: n.replace("_", "-").title(), lambda n: f"{n}z"])
 def test_a_name_that_is_nearly_right_is_corrected(name, spoil):
@@ -57,7 +70,7 @@ def test_a_name_that_is_nearly_right_is_corrected(name, spoil):
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("acc", "accuracy"),
+        ("accu", "accuracy"),
         ("aECE", "adaptive_ece"),
         ("par", "parameters"),
         ("brir", "brier"),

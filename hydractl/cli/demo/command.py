@@ -60,7 +60,7 @@ def demo(
     context: typer.Context,
     task: Annotated[Task, typer.Option("--task", help="What to show the method on.")] = Task.digits,
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="DIR", help="Where every artefact is kept.")
+        Path, typer.Option("-o", "--output", "--out", metavar="DIR", help="Where every artefact is kept.")
     ] = Path("hydractl-demo"),
     seed: Annotated[int, typed("seed", SEED)] = 0,
     force: Annotated[bool, typed("force", FORCE)] = False,

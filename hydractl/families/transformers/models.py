@@ -217,6 +217,7 @@ def family_of_row(row: Row) -> Family:
         towers=row.towers,
         matches=lambda config: row.name_of(config) is not None,
         holds=lambda config: not row.zero_shot and row.name_of(config, backbone=True) is not None,
+        names=tuple(row.classes),
         claims=lambda name: name in row.classes,
         read_config=lambda config, folder: _read_config(row, config, folder),
         write_config=lambda described: _write_config(row, described),

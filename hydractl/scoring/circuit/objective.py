@@ -17,20 +17,16 @@ from typing import NamedTuple
 
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Metric, Needs
-from hydractl.metrics.table import METRICS
+from hydractl.metrics.table import metric_named
+from hydractl.progress import did_you_mean
 
 TERMS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "acc": METRICS["accuracy"],
-        "ood": METRICS["auroc"],
-        "nll": METRICS["nll"],
-        "ece": METRICS["ece"],
-        "fpr95": METRICS["fpr95"],
-    }
+    {name: metric_named(name) for name in ("acc", "ood", "nll", "ece", "fpr95")}
 )
 """What objectives are made of, in the order in which they are recorded."""
 AVERAGE = "avg"
-ALIASES: Mapping[str, str] = MappingProxyType({"auroc": "ood"})
+ALIASES: Mapping[str, str] = MappingProxyType({metric.name: name for name, metric in TERMS.items()})
+"""What a metric of a report is called here."""
 NAMES = ("acc", "ood", AVERAGE, "auroc", "nll", "ece", "fpr95")
 _TOKEN = re.compile(r"\s*(?:(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z]\w*)|(?P<sign>[-+*]))")
 
@@ -77,7 +73,7 @@ _AVERAGE = (Term("acc", 0.5), Term("ood", 0.5))
 def parse_objective(text: str) -> Objective:
     """Read an objective: `NAME`, or terms `[NUMBER*]NAME` joined by `+` or `-`.
 
-    `avg` stands alone, for `0.5*acc+0.5*ood`; `auroc` is another word for `ood`. Spaces do not count.
+    `avg` stands alone, for `0.5*acc+0.5*ood`; `accuracy` and `auroc` are other words for `acc` and `ood`. Spaces do not count.
 
     Raises:
         UsageError: If it is not of this form, names a metric twice or one that is not known, has a number that is zero or
@@ -165,7 +161,8 @@ class _Reader:
                 self.position, f"`{AVERAGE}` stands alone", hint="write `0.5*acc+0.5*ood` in a sum"
             )
         if name not in TERMS:
-            raise self.refused(self.position, f"unknown metric `{word}`")
+            near = did_you_mean(word, NAMES)
+            raise self.refused(self.position, f"unknown metric `{word}`", hint=near)
         self._next += 1
         return name, word
 

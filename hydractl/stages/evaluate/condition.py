@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from hydractl.errors import UsageError
-from hydractl.metrics.metric import Needs
+from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.scores import MSP, SCORES, number_name
 from hydractl.metrics.table import METRICS, metric_named
 from hydractl.progress import did_you_mean
@@ -48,12 +48,12 @@ class Condition:
         if not metric.low <= self.bound <= metric.high or not math.isfinite(self.bound):
             raise UsageError(
                 f"`{self}`: {self.metric} lies between {metric.low:g} and {metric.high:g}, so this can never change",
-                hint="95 % is written 0.95" if 1 < self.bound <= 100 else None,
+                hint="95 % is written 0.95 or 95%" if 1 < self.bound <= 100 else None,
             )
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `METRIC[@SCORE][SCOPE] OPERATOR NUMBER`, the scope in brackets.
+        """Read `METRIC[@SCORE][SCOPE] OPERATOR NUMBER`, the scope in brackets; a share's bound may be in percent, `95%`.
 
         Raises:
             UsageError: If `text` does not follow the grammar, or the metric is unknown.
@@ -64,14 +64,15 @@ class Condition:
                 f"`--fail-if {text}`: expected METRIC, an operator of {' '.join(OPERATORS)}, and a number",
                 hint=EXAMPLES,
             )
+        metric, number = metric_named(match["metric"]), match["bound"]
+        if number.endswith("%") and metric.unit is not Unit.SHARE:
+            raise UsageError(f"`--fail-if {text}`: {metric.name} is no share", hint="leave the `%` out")
         try:
-            bound = float(match["bound"])
+            bound = float(f"{number[:-1]}e-2" if number.endswith("%") else number)
         except ValueError as error:
-            raise UsageError(
-                f"`--fail-if {text}`: `{match['bound']}` is not a number", hint=EXAMPLES
-            ) from error
+            raise UsageError(f"`--fail-if {text}`: `{number}` is not a number", hint=EXAMPLES) from error
         return cls(
-            metric=match["metric"],
+            metric=metric.name,
             scope=match["scope"],
             comparison=match["operator"],
             bound=bound,

@@ -14,7 +14,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.progress import quoted
+from hydractl.progress import did_you_mean_path, quoted
 from hydractl.publish import is_stream
 from hydractl.source import PICKLES as SUFFIXES
 from hydractl.source import locate
@@ -71,7 +71,7 @@ def files_of(source: str) -> tuple[Path, ...]:
             f"{path}: is a folder", hint=f"name a file in it, for example `hydractl import {example}`"
         )
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file", hint="check the path")
+        raise CheckpointError(f"{path}: no such file", hint=did_you_mean_path(str(path)) or "check the path")
     return locate(source).weights if path.name.endswith(".index.json") else (path,)
 
 

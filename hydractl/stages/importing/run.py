@@ -16,7 +16,7 @@ from hydractl.heads.budget import total_heads
 from hydractl.jsonfile import parse
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
-from hydractl.progress import SILENT, Progress, counted, quoted
+from hydractl.progress import SILENT, Progress, counted, did_you_mean_path, quoted
 from hydractl.runtime import digest_file, digest_text
 from hydractl.source import folder_config, parse_arch
 from hydractl.stages.importing.config import ImportConfig
@@ -132,7 +132,10 @@ def _labels_named(given: str | None) -> tuple[str, ...]:
             text = path.read_text(encoding="utf-8")
             names = parse(text) if path.suffix == ".json" else text.splitlines()
         except FileNotFoundError as error:
-            hint = "a file with a name a line, a JSON list, or the names: `--labels cat,dog`"
+            hint = (
+                did_you_mean_path(given)
+                or "a file with a name a line, a JSON list, or the names: `--labels cat,dog`"
+            )
             raise CheckpointError(f"{given}: no such file of labels", hint=hint) from error
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{given}: cannot be read as labels: {error}") from error

@@ -31,7 +31,9 @@ MODEL = Setting(
     shows=False,
 )
 ARCH = Setting("Architecture of a bare .safetensors file.", metavar="NAME[::K=V,...]", panel=MODEL_PANEL)
-OUT = Setting("Output file; `-` is standard output.", spelled=("-o", "--out"), metavar="PATH", shows=False)
+OUT = Setting(
+    "Output file; `-` is standard output.", spelled=("-o", "--output", "--out"), metavar="PATH", shows=False
+)
 OUT_MODEL = replace(
     OUT,
     help="Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.",

@@ -28,6 +28,8 @@ ROW = Row(
         ("auroc[near]<0.9", "auroc", "near", "<", 0.9),
         ("fpr95[ Tiny ImageNet ] <= 1", "fpr95", "Tiny ImageNet", "<=", 1.0),
         ("parameters>1e9", "parameters", None, ">", 1e9),
+        ("acc<95%", "accuracy", None, "<", 0.95),
+        ("ood[near]<99.9%", "auroc", "near", "<", 0.999),
     ],
 )
 def test_what_a_condition_says(text, metric, scope, comparison, bound):
@@ -65,7 +67,7 @@ def test_a_percentage_is_explained():
     with pytest.raises(UsageError) as caught:
         Condition.parse("accuracy<95")
 
-    assert caught.value.hint == "95 % is written 0.95"
+    assert caught.value.hint == "95 % is written 0.95 or 95%"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,11 @@ def test_a_percentage_is_explained():
 def test_conditions_on_what_is_not_measured_are_refused(text, metrics, scopes, message):
     with pytest.raises(UsageError, match=message):
         Condition.parse(text).check_measured(metrics, scopes)
+
+
+def test_only_a_share_has_a_bound_in_percent():
+    with pytest.raises(UsageError, match="nll is no share"):
+        Condition.parse("nll<95%")
 
 
 @pytest.mark.parametrize(
