@@ -8,6 +8,7 @@ try:
     import io
     import os
     import signal
+    from importlib.util import find_spec
     from typing import TYPE_CHECKING, TextIO
 
     from hydractl.signals import ENDING, heed_no_more_signals, heed_signals, told_to_end
@@ -52,6 +53,9 @@ def main() -> None:
 
 def _run() -> int:
     """Make the streams safe to print anything on, then run."""
+    if find_spec("fcntl") is None:  # outputs are locked with it, and renamed while they are open
+        sys.stderr.write("error: hydractl runs on Linux, macOS and their like\n\nhint: on Windows use WSL\n")
+        return 3
     while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # no file of ours may get the number of a standard stream that is closed
     os.close(spare)

@@ -82,3 +82,13 @@ def test_help_is_there_at_once(environment):
 
     for argv in (["--help"], ["--version"], ["prune", "--help"]):
         assert fastest(environment, "-m", "hydractl", *argv) < max(0.25, 4 * bare), argv
+
+
+def test_a_system_without_locks_of_files_is_refused_in_words(monkeypatch, capsys):
+    from hydractl.__main__ import _run
+
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    assert _run() == 3
+    assert capsys.readouterr().err == (
+        "error: hydractl runs on Linux, macOS and their like\n\nhint: on Windows use WSL\n"
+    )

@@ -223,6 +223,6 @@ def _first(path: Path) -> tuple[Line, int]:
             if isinstance(first, dict) and first.get("schema") == SCHEMA:
                 return first, len(line)
     raise OutputExists(
-        f"{path}: is where the journal of the run goes, and hydractl did not write what is there",
+        f"{path}: is where the journal of the run goes, and this version of hydractl did not write what is there",
         hint="move it away, or choose another name with `-o`",
     )

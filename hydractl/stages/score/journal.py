@@ -218,6 +218,6 @@ def _text(path: Path) -> str:
         except (OSError, NotJSONError):
             pass
     raise OutputExists(
-        f"{path}: is where the journal of the run goes, and hydractl did not write what is there",
+        f"{path}: is where the journal of the run goes, and this version of hydractl did not write what is there",
         hint="move it away, or choose another name with `-o`",
     )
