@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import HubError
 from hydractl.jsonfile import MAX_BYTES
@@ -19,6 +20,8 @@ PATIENCE_S = 300
 """For how long the Hub may tell us to wait: it counts what one asks over five minutes."""
 READING = ("GET", "HEAD")
 PLAIN = "identity"
+LIMIT = re.compile(r";\s*r\s*=\s*0+\s*;\s*t\s*=\s*(\d+)")
+"""In the header `RateLimit`: how many requests are left, here none, and in how many seconds there are more."""
 
 
 def unusable(reference: str, error: Exception | str) -> HubError:
@@ -31,7 +34,7 @@ def unusable(reference: str, error: Exception | str) -> HubError:
 
 @contextlib.contextmanager
 def asking(reference: str) -> Iterator[None]:
-    """Bound how long and how much the Hub may answer, and keep progress bars off what is no terminal.
+    """Bound how long and how much the Hub may answer, show the token to nobody else, and draw bars on terminals alone.
 
     An answer to a question must begin, and go on, within `HF_HUB_DOWNLOAD_TIMEOUT` seconds.
 
@@ -41,36 +44,43 @@ def asking(reference: str) -> Iterator[None]:
     Raises:
         HubError: If the Hub wants us to wait for longer than `PATIENCE_S`, or its answer is not what it should be.
     """
-    from huggingface_hub import get_session  # noqa: PLC0415 - the network stack loads when the Hub is asked
-    from huggingface_hub.utils.tqdm import (  # noqa: PLC0415 - as above
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub import get_session, utils  # noqa: PLC0415 - the network stack loads when the Hub is asked
 
     client = get_session()
     before = client.event_hooks
     client.event_hooks = {
-        "request": [*before["request"], _let_end],
+        "request": [*before["request"], _prepare],
         "response": [*before["response"], partial(_check, reference)],
     }
-    hushed = not (sys.stderr.isatty() or are_progress_bars_disabled())
-    if hushed:
-        disable_progress_bars()
     try:
-        yield
+        with contextlib.nullcontext() if sys.stderr.isatty() else without_bars(utils):
+            yield
     # a page to log in to a network, and names of files that lead astray
     except (AssertionError, AttributeError, LookupError, TypeError) as error:
         raise unusable(reference, error) from error
     finally:
         client.event_hooks = before
-        if hushed:
-            enable_progress_bars()
 
 
-def _let_end(request: httpx2.Request) -> None:
+@contextlib.contextmanager
+def without_bars(*libraries: Any) -> Iterator[None]:  # noqa: ANN401 - modules, which have the same functions
+    """Keep libraries' progress bars off a terminal that is not ours to write to."""
+    shown = [library for library in libraries if not library.are_progress_bars_disabled()]
+    for library in shown:
+        library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bars()
+
+
+def _prepare(request: httpx2.Request) -> None:
     from huggingface_hub import constants  # noqa: PLC0415 - as above
 
+    # the Hub's answers name hosts, whom the client then asks as if they were it
+    if not _is_the_hubs(request.url, constants.ENDPOINT):
+        request.headers.pop("Authorization", None)
     if request.url.path.startswith("/api/"):
         request.headers["Accept-Encoding"] = PLAIN
     if request.method in READING:  # what is sent may take its time
@@ -80,6 +90,14 @@ def _let_end(request: httpx2.Request) -> None:
             name: most if limits.get(name) is None else limits[name] for name in ("connect", "read", "write")
         }
         request.extensions = {**request.extensions, "timeout": {**limits, **own}}
+
+
+def _is_the_hubs(url: httpx2.URL, endpoint: str) -> bool:
+    """Return whether an address is of the Hub that is asked, or of Hugging Face itself."""
+    own = url.join(endpoint)
+    if url.scheme != "https":
+        return (url.scheme, url.host, url.port) == (own.scheme, own.host, own.port)
+    return url.host == own.host or f".{url.host}".endswith((".huggingface.co", ".hf.co"))
 
 
 def _check(reference: str, response: httpx2.Response) -> None:
@@ -97,15 +115,9 @@ def _check(reference: str, response: httpx2.Response) -> None:
 
 def _wait(response: httpx2.Response) -> str:
     """Return for how many seconds the client would wait."""
-    from huggingface_hub.utils._http import parse_ratelimit_headers  # noqa: PLC0415 - as above
-
-    limit = (
-        parse_ratelimit_headers(response.headers)
-        if response.status_code == HTTPStatus.TOO_MANY_REQUESTS
-        else None
-    )
-    if limit is not None and limit.remaining == 0:
-        return str(limit.reset_in_seconds)
+    limit = LIMIT.search(response.headers.get("ratelimit", ""))
+    if limit is not None and response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+        return limit[1]
     return str(response.headers.get("retry-after", "")).strip()
 
 

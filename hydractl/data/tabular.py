@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from hydractl.data.reference import SOURCES_HINT, DataRef, SourceKind
 from hydractl.errors import DataError, HubError, reason_of
-from hydractl.hubclient import asking
+from hydractl.hubclient import asking, without_bars
 from hydractl.jsonfile import NotJSONError, parse
 from hydractl.progress import Progress, did_you_mean, did_you_mean_path, quoted
 
@@ -260,7 +260,7 @@ def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
         DataError: If the configuration or split is unknown or has to be chosen.
     """
     progress.step(f"Reading {ref.source}")
-    with _translated(ref), _without_bars(), asking(ref.source):
+    with _translated(ref), _discreet(), asking(ref.source):
         dataset = _load(ref, progress)
     return ArrowTable(dataset, ref, where=ref.source)
 
@@ -329,16 +329,20 @@ def _translated(ref: DataRef) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Keep the libraries' progress bars off the terminal, which is not ours to write to here."""
-    import datasets  # noqa: PLC0415 - as above
-    from huggingface_hub import utils  # noqa: PLC0415 - as above
+def _discreet() -> Iterator[None]:
+    """Let the library draw no bars and ask the Hub alone, no counter of downloads elsewhere and no `datasets-server.HOST`.
 
-    shown = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
-    for library in shown:
-        library.disable_progress_bars()
+    That is the Hub's own for huggingface.co alone; of another endpoint nobody knows who has such a name, and it gets the token.
+    """
+    import datasets  # noqa: PLC0415 - as above
+    from huggingface_hub import constants, utils  # noqa: PLC0415 - as above
+
+    config = datasets.config
+    before = config.HF_UPDATE_DOWNLOAD_COUNTS, config.USE_PARQUET_EXPORT
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    config.USE_PARQUET_EXPORT = before[1] and constants.ENDPOINT == "https://huggingface.co"
     try:
-        yield
+        with without_bars(datasets, utils):
+            yield
     finally:
-        for library in shown:
-            library.enable_progress_bars()
+        config.HF_UPDATE_DOWNLOAD_COUNTS, config.USE_PARQUET_EXPORT = before
