@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo checks test test-all completions clean
+.PHONY: demo checks test test-all torture completions clean
 
 demo: $(STAMP)
 	$(BIN)/hydractl demo -o demo --force
@@ -19,6 +19,13 @@ test: checks
 
 test-all: checks
 	$(PYTEST) --all-variants
+
+# So many tenths of all that can be tried; three are more than 1,000 kills and 10,000 changed inputs. What fails is said at once,
+# and how to try it again; a table ends it.
+TENTHS := 3
+
+torture: $(STAMP)
+	$(PYTEST) --dist worksteal -s tests/torture --torture=$(TENTHS)
 
 checks: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -27,7 +27,10 @@ def pytest_addoption(parser):
         action="store_true",
         help="laws marked `spread` over all variants, not a few a family",
     )
-    parser.addoption("--torture", action="store_true", help="all that `tests/torture` can try, not a share")
+    parser.addoption(
+        "--torture", nargs="?", const=10, type=int, default=0, metavar="N",
+        help="N tenths of all that `tests/torture` can try, by default all of it, not a small share",
+    )  # fmt: skip
 
 
 def pytest_collection_modifyitems(config, items):
@@ -87,7 +90,7 @@ def pytest_terminal_summary(terminalreporter):
     if counts and terminalreporter.config.getoption("torture"):
         terminalreporter.write_sep("=", "tries and failures")
         for kind, (tries, failed) in sorted(counts.items()):
-            terminalreporter.write_line(f"{kind:12}{tries:8}{failed:8}")
+            terminalreporter.write_line(f"{kind:24}{tries:8}{failed:8}")
 
 
 def pytest_sessionfinish(session):

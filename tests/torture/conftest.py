@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter, defaultdict
+
 import pytest
 
+from support.lying_hub import LyingHub, served
 from support.torture.stages import undisturbed
 from support.torture.tries import Worker
 
@@ -14,14 +18,22 @@ def pytest_generate_tests(metafunc):
     """Give tests that ask for a share the one of a short run, or all."""
     if "share" in metafunc.fixturenames:
         long = metafunc.config.getoption("torture")
-        shares = [Share(number, long=long) for number in range(SHARES if long else 1)]
+        shares = [Share(number, long=bool(long)) for number in range(long or 1)]
         metafunc.parametrize("share", shares, ids=[f"{x.number}" for x in shares])
 
 
 @pytest.fixture(scope="session")
-def worker(tmp_path_factory, python):
+def hub():
+    """Return the Hub that all tries know, and few may ask."""
+    with served(LyingHub()) as lying:
+        yield lying
+
+
+@pytest.fixture(scope="session")
+def worker(tmp_path_factory, python, hub):
     """Return the process that tries."""
-    started = Worker.start(python(), tmp_path_factory.mktemp("torture"))
+    known = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_ETAG_TIMEOUT": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
+    started = Worker.start(python(), tmp_path_factory.mktemp("torture"), **known)
     yield started
     started.end()
 
@@ -48,24 +60,29 @@ class Share:
 
 
 class Tally:
-    """Tries of one kind, and what was wrong with them."""
+    """Tries, by kind, and what was wrong with them."""
 
     def __init__(self, kind, record) -> None:
         self.kind, self.record = kind, record
-        self.tries = 0
-        self.failed: dict[str, list[str]] = {}
+        self.tries, self.failed = Counter(), defaultdict(dict)
 
-    def add(self, what, faults):
-        """Count one try; `what` says how to try it again."""
-        self.tries += 1
+    def add(self, what, faults, *, kind=None):
+        """Count one try; `what` says how to try it again, `kind` what the table calls it besides."""
+        kind = self.kind if kind is None else f"{self.kind}: {kind}"
+        self.tries[kind] += 1
         if found := list(faults):
-            self.failed[str(what)] = found
+            self.failed[kind][str(what)] = found
+            print(
+                kind, what, *found, sep="\n    ", file=sys.stderr, flush=True
+            )  # long before the end, with `-s`
 
     def done(self):
         """Fail if a try did."""
-        self.record("torture", [self.kind, self.tries, len(self.failed)])
-        lines = [f"{what}\n    " + "\n    ".join(faults) for what, faults in self.failed.items()]
-        assert not lines, f"{len(lines)} of {self.tries} failed\n" + "\n".join(lines)
+        for kind, tries in self.tries.items():
+            self.record("torture", [kind, tries, len(self.failed[kind])])
+        failed = {what: faults for some in self.failed.values() for what, faults in some.items()}
+        lines = [f"{what}\n    " + "\n    ".join(faults) for what, faults in failed.items()]
+        assert not lines, f"{len(lines)} of {self.tries.total()} failed\n" + "\n".join(lines)
 
 
 @pytest.fixture

@@ -6,23 +6,40 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+
 from support.torture.mutations import Change, drawn
-from support.torture.stages import STAGES
+from support.torture.readers import UNITS, read_by
 
 CORPUS = Path(__file__).with_name("corpus.jsonl")
-READERS = {
-    "base.st": ("prune-mask", "score"), "m-0.st": ("fuse",), "h.st": ("eval",), "s.json": ("prune", "plot"),
-    "m-0.mask.json": ("prune-mask",), "w.safetensors": ("import",), "labels.txt": ("import",), "r.json": (), "y.safetensors": (),
-}  # fmt: skip
-"""Who reads what, besides `inspect`."""
+KINDS = sorted({unit.kind for unit in UNITS.values()})
 TOGETHER = 20
 """How many changes one process tries."""
 
 
-def test_changes(worker, whole, tally, share):
-    draw = random.Random(f"inputs {share.number}")  # noqa: S311 - the same each time
-    changes = [drawn(draw.choice(list(READERS)), draw) for _ in range(share.count(60, 1000))]
-    tried(worker, whole, tally, [(change, line(change, draw)) for change in changes])
+@pytest.mark.parametrize("kind", KINDS)
+def test_changes(worker, whole, tally, kind, share):
+    draw = random.Random(f"inputs {kind} {share.number}")  # noqa: S311 - the same each time
+    units = [name for name, unit in UNITS.items() if unit.kind == kind]
+    tries = []
+    for _ in range(share.count(6, 350)):
+        unit = draw.choice(units)
+        files = sorted(
+            name for name in whole.files if name == unit or name.startswith(unit.rstrip("/") + "/")
+        )
+        tries.append((drawn(draw.choice(files), draw), draw.choice(UNITS[unit].lines)))
+    tried(worker, whole, tally, tries)
+    tally.done()
+
+
+def test_what_is_not_changed_is_read(worker, whole, tally, share):
+    """Or else nothing would be found out about what is."""
+    lines = sorted({line for unit in UNITS.values() for line in unit.lines})
+    draw = random.Random(f"unchanged {share.number}")  # noqa: S311 - the same each time
+    for words in share.of(lines, draw, few=4):
+        place = worker.place(read(whole, words))
+        tally.add(" ".join(words), place.run(*words).faults({0}))
+        worker.leave(place)
     tally.done()
 
 
@@ -32,16 +49,6 @@ def test_what_was_found_before(worker, whole, tally):
     tally.done()
 
 
-def line(change, draw):
-    """Return a command line that reads the file."""
-    stage = draw.choice(["inspect", *READERS[change.file]])
-    if stage != "inspect":
-        return STAGES[stage].words
-    return draw.choice(
-        [("inspect", change.file), ("inspect", change.file, "--json"), ("inspect", change.file, "--tensors")]
-    )
-
-
 def tried(worker, whole, tally, tries):
     """Try each in a folder of its own, many in one process."""
     for first in range(0, len(tries), TOGETHER):
@@ -49,14 +56,29 @@ def tried(worker, whole, tally, tries):
         places = [worker.place(changed(whole, change, words)) for change, words in some]
         ended = worker.one_after_the_other([(p, words) for p, (_, words) in zip(places, some, strict=True)])
         for place, (change, words), one in zip(places, some, ended, strict=True):
-            tally.add(json.dumps({"change": change.data(), "words": words}), one.faults())
+            said = json.dumps({"change": change.data(), "words": words})
+            tally.add(said, one.faults(), kind=kind_of(change.file))
             worker.leave(place)
+
+
+def kind_of(file):
+    """Return what the table of tries calls a file."""
+    return UNITS[max((name for name in UNITS if file.startswith(name)), key=len)].kind
 
 
 def changed(whole, change, words):
     """Return the files that a command line reads, one of them changed."""
-    names = {name for stage in STAGES.values() if stage.words == tuple(words) for name in stage.reads} | {
-        change.file
-    }
-    files = {name: whole.files[name] for name in names}
+    files = read(whole, words, change.file)
     return files | {change.file: change.of(files[change.file])}
+
+
+def read(whole, words, *files):
+    """Return the files that a command line reads, and `files` with their folders, which none names if they are a run's state."""
+    beside = [name for unit in UNITS.values() if tuple(words) in unit.lines for name in unit.beside]
+    folders = (*beside, *(f"{file.partition('/')[0]}/" for file in files if "/" in file))
+    names = {
+        *files,
+        *read_by(words, whole.files),
+        *(name for name in whole.files if name.startswith(folders)),
+    }
+    return {name: whole.files[name] for name in names}

@@ -1,18 +1,18 @@
-"""Changes of files by what they are: JSON by its values, checkpoints by header and tensors, the rest by bytes.
+"""Changes of files by what they are: JSON by its values, checkpoints by header and tensors, `binaries`, the rest by bytes.
 
 A change is data, one line of JSON in the corpus, so that what it found once is tried for ever.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import struct
-import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from support.torture import binaries
+from support.torture.binaries import CHUNKS, COLUMNS, PICKLED, RECORDS
 from support.torture.points import CANARY
 
 if TYPE_CHECKING:
@@ -41,9 +41,13 @@ BYTES = ("cut", "flip", "insert", "remove", "empty", "append", "double", "mark",
 DTYPES = ("F32", "F16", "BF16", "F64", "I64", "I32", "U8", "BOOL", "F8_E4M3", "X9")
 TENSORS = ("dtype", "reshape", "flat", "rename", "drop", "more", "nan", "infinite", "scalar", "none")
 KINDS = {"st": ("meta", "meta", "meta", "header", "tensor", "bytes"), "json": ("json", "json", "json", "bytes"),
-         "lines": ("line", "line", "bytes"), "zip": ("zip", "bytes"), "text": ("cell", "bytes"), "bytes": ("bytes",)}  # fmt: skip
-FORMS = {".st": "st", ".safetensors": "st", ".json": "json", ".jsonl": "lines", ".journal": "lines", ".pth": "zip",
-         ".csv": "text", ".txt": "text"}  # fmt: skip
+         "lines": ("line", "line", "bytes"), "zip": ("zip", "records", "archived", "archived", "bytes"), "text": ("cell", "bytes"),
+         "pickle": ("pickle", "pickle", "bytes"), "bytes": ("bytes",), "image": ("head", "bytes"), "png": ("chunks", "head", "bytes"),
+         "table": ("columns", "columns", "tail", "bytes")}  # fmt: skip
+FORMS = {".st": "st", ".safetensors": "st", ".json": "json", ".jsonl": "lines", ".journal": "lines", ".pth": "zip", ".ckpt": "zip",
+         ".bin": "zip", ".csv": "text", ".txt": "text", ".parquet": "table", ".png": "png", "old.pth": "pickle"}  # fmt: skip
+FORMS |= dict.fromkeys((".jpg", ".bmp", ".gif", ".webp", ".tif", ".ppm"), "image")
+BINARY = {"archived": PICKLED, "pickle": PICKLED, "records": RECORDS, "chunks": CHUNKS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +71,20 @@ class Change:
 
 def drawn(file: str, draw: Random) -> Change:
     """Draw a change of a file."""
-    kind = draw.choice(KINDS[FORMS.get(file[file.rindex(".") :], "bytes")])
-    where = round(draw.random(), 4)
+    name = file.rpartition("/")[2]
+    kind = draw.choice(KINDS[FORMS.get(name, FORMS.get(name[name.rindex(".") :], "bytes"))])
+    where = int(draw.random() * 10_000) / 10_000
+    hostile, share = draw.choice(list(HOSTILE)), int(draw.random() * 10_000) / 10_000
+    do, what = "set", hostile if kind in {"cell", "columns"} else share
     if kind in {"meta", "header", "json", "line"}:
         do = draw.choice(DO)
-        what: str | float = draw.choice(list(HOSTILE)) if do in {"set", "add"} else round(draw.random(), 4)
-        return Change(file=file, kind=kind, do=do, where=where, what=what)
-    if kind == "tensor":
+        what = hostile if do in {"set", "add"} else share
+    elif kind == "tensor":
         do = draw.choice(TENSORS)
-        return Change(
-            file=file, kind=kind, do=do, where=where, what=draw.choice(DTYPES) if do == "dtype" else 0.0
-        )
-    if kind == "cell":
-        return Change(file=file, kind=kind, do="set", where=where, what=draw.choice(list(HOSTILE)))
-    return Change(file=file, kind=kind, do=draw.choice(BYTES), where=where, what=round(draw.random(), 4))
+        what = draw.choice(DTYPES) if do == "dtype" else 0.0
+    elif kind != "cell":
+        do = draw.choice({"columns": COLUMNS, **BINARY}.get(kind, BYTES))
+    return Change(file=file, kind=kind, do=do, where=where, what=what)
 
 
 def dumps(value: Any) -> str:
@@ -243,16 +247,33 @@ def _cell(change: Change, data: bytes) -> bytes:
 
 
 def _zip(change: Change, data: bytes) -> bytes:
-    """Change the bytes of one file of an archive: of what torch saves, that is its pickle or a tensor."""
-    found = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(found, "w") as new:
-        for name in old.namelist():
-            held = old.read(name)
-            new.writestr(name, _bytes(change, held) if name.endswith("data.pkl") else held)
-    return found.getvalue()
+    """Change the bytes of an archive's pickle."""
+    return binaries.archived(data, lambda held: _bytes(change, held))
+
+
+def _columns(change: Change, data: bytes) -> bytes:
+    value = HOSTILE[str(change.what)]
+    return binaries.columns(data, change.do, change.where, str(value) if isinstance(value, Text) else value)
+
+
+def _within(begin: float, end: float) -> Callable[[Change, bytes], bytes]:
+    """Return what changes bytes of a part of the file only, from and up to shares of it."""
+
+    def within(change: Change, data: bytes) -> bytes:
+        where = begin + change.where * (end - begin)
+        return _bytes(replace(change, where=where), data)
+
+    return within
+
+
+def _of_binary(call: Callable[[bytes, str, float, float], bytes]) -> Callable[[Change, bytes], bytes]:
+    return lambda change, data: call(data, change.do, change.where, float(change.what))
 
 
 CHANGE: dict[str, Callable[[Change, bytes], bytes]] = {
     "json": lambda change, data: _json(change, data.decode()).encode(errors="surrogatepass"),
     "meta": _meta, "header": _header, "tensor": _tensor, "bytes": _bytes, "line": _line, "cell": _cell, "zip": _zip,
+    "archived": lambda change, data: binaries.archived(data, lambda held: _of_binary(binaries.pickled)(change, held)), "pickle": _of_binary(binaries.pickled),
+    "records": _of_binary(binaries.records), "chunks": _of_binary(binaries.chunks), "columns": _columns, "head": _within(0, 0.3),
+    "tail": _within(0.8, 1),
 }  # fmt: skip

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from support.torture.points import Plan
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from support.torture.tries import Worker
 
@@ -19,36 +23,28 @@ STEPS = ("--steps", "2", "--batch-size", "4", "--save-every", "1", "--seed")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A command line, and what it reads and writes.
-
-    Attributes:
-        resumes: Whether it leaves beside its output what a run that was cut off goes on from.
-    """
+    """A command line, and what it reads and writes."""
 
     words: tuple[str, ...]
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...]
-    resumes: bool = False
 
 
 STAGES = {
     "finetune": Stage(
         words=("finetune", f"arch:{ARCH}", "--data", TRAIN, "--val", VAL, *STEPS, "0", "-q", "-o", "base.st"),
         writes=("base.st",),
-        resumes=True,
     ),
     "score": Stage(
         words=("score", "base.st", "--data", VAL, "--objective", "acc", "--remove", "3", "-q", "-o", "s.json"),
         reads=("base.st",),
         writes=("s.json",),
-        resumes=True,
     ),
     "score-trained": Stage(
         words=("score", "base.st", "--data", TRAIN, "--method", "l0", "--training", "joint", "--epochs", "2",
                "--batch-size", "4", "--trained", "t.st", "-q", "-o", "l0.json"),
         reads=("base.st",),
         writes=("l0.json", "t.st"),
-        resumes=True,
     ),
     "prune": Stage(
         words=("prune", "base.st", "--scores", "s.json", "--remove", "1", "--members", "2", "--pool", "3", "-q",
@@ -103,7 +99,11 @@ class Whole:
 
 def undisturbed(worker: Worker) -> Whole:
     """Run all stages once, one after the other."""
-    files = {"labels.txt": "".join(f"digit {i}\n" for i in range(7)).encode()}
+    files = {
+        "labels.txt": "".join(f"digit {i}\n" for i in range(7)).encode(),
+        "labels.json": b'["a", "b", "c", "d", "e", "f", "g"]',
+        "classes.txt": b"a\nb\n",
+    }
     points, seconds = {}, {}
     place = worker.place(files)
     for name, stage in STAGES.items():
@@ -117,7 +117,38 @@ def undisturbed(worker: Worker) -> Whole:
             (place.work / "w.safetensors").write_bytes(bare(weights))
     found = {name: data for name, data in ended.files.items() if data}
     worker.leave(place)
-    return Whole(found, points, seconds)
+    return Whole({**made(worker), **cut_off(worker, found, points), **found}, points, seconds)
+
+
+def made(worker: Worker) -> dict[str, bytes]:
+    """Return what else hostile inputs are made of."""
+    place = worker.place()
+    ended = place.run(program="from support.torture.material import make; make()")
+    assert ended.code == 0, ended.err
+    worker.leave(place)
+    return {name: data for name, data in ended.files.items() if data}
+
+
+def cut_off(
+    worker: Worker, files: Mapping[str, bytes], points: Mapping[str, Sequence[str]]
+) -> dict[str, bytes]:
+    """Return a journal and a state: of runs that were killed when their output was to get its name."""
+    left = {}
+    for name, kind in (("score", ".journal"), ("finetune", ".state/")):
+        stage = STAGES[name]
+        place = worker.place({file: files[file] for file in stage.reads})
+        (out,) = stage.writes
+        at = max(
+            i
+            for i, what in enumerate(points[name])
+            if re.match(rf"os\.rename '(.*/)?\.{out}\.[0-9a-f]+\.hydra", what)
+        )
+        ended = place.run(*stage.words, plan=Plan(at=at, number=signal.SIGKILL))
+        kept = {file: data for file, data in ended.files.items() if data and file.startswith(f"{out}{kind}")}
+        assert kept, (name, ended)
+        left |= kept
+        worker.leave(place)
+    return left
 
 
 def bare(checkpoint: bytes) -> bytes:

@@ -23,6 +23,8 @@ ROOT = Path(hydractl.__file__).parents[1]
 TOKEN = "hf_tortureTORTUREtortureTORTUREtort"  # noqa: S105 - nobody's
 DOCUMENTED = {0, 2, 3, 4, 5, 6}
 LONG = 500
+BESIDE = 12
+"""How many tries run side by side that do little but wait."""
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -179,6 +181,19 @@ class Worker:
                 found.append(place.run(*words, **asked))
             else:
                 found.append(place.ended(wall=0.0, grown=0, **json.loads(path.read_text())))
+        return found
+
+    def together(self, tries: Sequence[tuple[Place, Sequence[object]]], **asked: Any) -> list[Ended]:
+        """Run command lines side by side, each in its place."""
+        found: list[Ended] = []
+        for first in range(0, len(tries), BESIDE):
+            some = tries[first : first + BESIDE]
+            request = {"environment": {}, **asked}
+            lines = [
+                {**request, "folder": str(place.folder), "words": [str(w) for w in words]}
+                for place, words in some
+            ]
+            found += [place.ended(**end) for (place, _), end in zip(some, self.ask(lines), strict=True)]
         return found
 
     def place(self, files: Path | Mapping[str, bytes] | None = None) -> Place:

@@ -38,8 +38,11 @@ def main() -> None:
     os.environ |= {"TYPER_USE_RICH": "0"}
     for name in warm.LIBRARIES:
         importlib.import_module(name)
+    import huggingface_hub.constants
+
     import hydractl
 
+    importlib.reload(huggingface_hub.constants)  # who loaded it before had another environment
     for module in pkgutil.walk_packages(hydractl.__path__, "hydractl."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -82,7 +85,7 @@ def _together(tries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _due(asked: dict[str, Any]) -> float:
-    after: float = asked.get("after", WALL_S)
+    after: float = asked.get("after", asked.get("wall", WALL_S))
     return after
 
 
@@ -96,7 +99,8 @@ def _try(asked: dict[str, Any]) -> NoReturn:
         folder = Path(asked["folder"])
         streams = [os.open(asked.get("stdin", os.devnull), os.O_RDONLY), *_said(folder)]
         _armed(asked, _record(folder))
-        warm.end(warm.become(_how(asked, folder, ["-c", PROGRAM, *asked["words"]]), streams))
+        program = asked.get("program", PROGRAM)
+        warm.end(warm.become(_how(asked, folder, ["-c", program, *asked["words"]]), streams))
     os._exit(1)
 
 

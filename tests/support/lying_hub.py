@@ -1,0 +1,327 @@
+"""A Hub that lies, each repository in a way of its own, and a stranger beside it who writes down what reaches him."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+from support.hub import COMMIT, Hub
+from support.torture.mutations import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+OK = 200
+HTML = b"<!DOCTYPE html><html><body><form action=/login>Welcome to the hotel</form></body></html>"
+LONG_WAIT = 3600
+OWNED = "owned.safetensors"
+"""How files are called that must not come to lie outside a cache."""
+FAR = f"{'../' * 12}tmp/{OWNED}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a server sends.
+
+    Attributes:
+        sent: How many bytes of the body it sends before it closes the connection; None for all.
+        stops: Whether it then says no more, and keeps the connection open.
+        raw: Bytes instead of all that.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    sent: int | None = None
+    stops: bool = False
+    raw: bytes | None = None
+
+
+NOTHING = Answer(status=404, headers={"X-Error-Code": "EntryNotFound"}, body=b"{}")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What it is asked: a path, whether it is for a file's content, and the stranger's address."""
+
+    path: str
+    stranger: str
+
+    @property
+    def is_file(self) -> bool:
+        return not self.path.startswith("/api/")
+
+    @property
+    def is_tree(self) -> bool:
+        return "/tree/" in self.path
+
+    @property
+    def is_weights(self) -> bool:
+        return self.is_file and self.path.partition("?")[0].endswith((".safetensors", ".parquet"))
+
+
+Lie = Callable[[Answer, Asked], Answer]
+
+
+def _html(truth: Answer, _: Asked) -> Answer:
+    return Answer(headers={"Content-Type": "text/html"}, body=HTML)
+
+
+def _html_with_names(truth: Answer, _: Asked) -> Answer:
+    """As a proxy that keeps the headers."""
+    return replace(truth, body=HTML)
+
+
+def _cut(truth: Answer, _: Asked) -> Answer:
+    return replace(truth, sent=len(truth.body) // 2)
+
+
+def _shorter(truth: Answer, _: Asked) -> Answer:
+    return replace(truth, body=truth.body[: len(truth.body) // 2])
+
+
+def _stopping(truth: Answer, _: Asked) -> Answer:
+    return replace(truth, sent=len(truth.body) // 2, stops=True)
+
+
+def _silent(truth: Answer, _: Asked) -> Answer:
+    return Answer(stops=True, raw=b"")
+
+
+def _status(status: int, **headers: str) -> Lie:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda _truth, _asked: Answer(status=status, headers=named, body=b"{}")
+
+
+def _headers(**headers: str) -> Lie:
+    """Say other headers."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda truth, _: replace(truth, headers={**truth.headers, **named})
+
+
+def _elsewhere(status: int) -> Lie:
+    return lambda _, asked: Answer(status=status, headers={"Location": f"{asked.stranger}{asked.path}"})
+
+
+def _for_ever(_: Answer, asked: Asked) -> Answer:
+    return Answer(status=302, headers={"Location": asked.path})
+
+
+def _changed(truth: Answer, asked: Asked) -> Answer:
+    """Answer with other bytes of the same length, under the digest of the true ones."""
+    return replace(truth, body=bytes([truth.body[0]]) + bytes(len(truth.body) - 1)) if truth.body else truth
+
+
+def _listing(path: str, **more: object) -> Lie:
+    """Add a file to the list."""
+
+    def lie(truth: Answer, asked: Asked) -> Answer:
+        entry = {"type": "file", "path": path, "size": 8, "oid": "0" * 40, **more}
+        return replace(truth, body=json.dumps([*json.loads(truth.body), entry]).encode())
+
+    return lie
+
+
+def _json(text: str) -> Lie:
+    return lambda truth, _: replace(truth, body=text.encode())
+
+
+def _bomb(truth: Answer, _: Asked) -> Answer:
+    """Answer with 4 MB that become 4 GB."""
+    return replace(truth, headers={**truth.headers, "Content-Encoding": "gzip"}, body=_bomb_of(400))
+
+
+@cache
+def _bomb_of(times: int) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    begin = packer.compress(b" " * 10_000_000) + packer.flush(zlib.Z_FULL_FLUSH)
+    return (
+        begin
+        + (packer.compress(b" " * 10_000_000) + packer.flush(zlib.Z_FULL_FLUSH)) * times
+        + packer.flush()
+    )
+
+
+def _xet(truth: Answer, asked: Asked) -> Answer:
+    headers = {"X-Xet-Hash": "a" * 64, "Link": f'<{asked.stranger}/xet>; rel="xet-auth"'}
+    return replace(truth, headers={**truth.headers, **headers})
+
+
+EVERYTHING, API, TREE, FILES, WEIGHTS = (
+    lambda _: True, lambda asked: not asked.is_file, lambda asked: asked.is_tree, lambda asked: asked.is_file,
+    lambda asked: asked.is_weights,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Told:
+    """A lie, where it is told, and how a command may end that hears it."""
+
+    lie: Lie
+    where: Callable[[Asked], bool] = EVERYTHING
+    codes: frozenset[int] = frozenset({4})
+
+
+BROKEN, UNHARMED = frozenset({3, 4}), frozenset({0})
+LIES: dict[str, Told] = {
+    "none": Told(lambda truth, _: truth, codes=UNHARMED),
+    "portal": Told(_html),
+    "portal-in-list": Told(_html, TREE),
+    "portal-in-files": Told(_html, FILES),
+    "portal-kept-headers": Told(_html_with_names, FILES, BROKEN),
+    "cut": Told(_cut),
+    "cut-list": Told(_cut, TREE),
+    "cut-files": Told(_cut, FILES),
+    "shorter-list": Told(_shorter, TREE),
+    "shorter-files": Told(_shorter, FILES, BROKEN),
+    "stopping-files": Told(_stopping, FILES),
+    "silent": Told(_silent),
+    "silent-list": Told(_silent, TREE),
+    "silent-files": Told(_silent, FILES),
+    "closing": Told(lambda _truth, _asked: Answer(raw=b"")),
+    "no-http": Told(lambda _truth, _asked: Answer(raw=b"SSH-2.0-OpenSSH_9.6\r\n")),
+    "wrong-weights": Told(_changed, WEIGHTS, BROKEN),
+    "wrong-files": Told(_changed, FILES, BROKEN),
+    "no-etag": Told(_headers(ETag=""), FILES),
+    "strange-etag": Told(_headers(ETag=f'"{FAR}"'), FILES, BROKEN),
+    "long-etag": Told(_headers(ETag=f'"{"e" * 5000}"'), FILES, BROKEN),
+    "strange-commit": Told(_headers(X_Repo_Commit=FAR), FILES, frozenset({0, 3, 4})),
+    "strange-length": Told(_headers(X_Linked_Size=str(10**15)), FILES, frozenset({0, 3, 4})),
+    "redirect-all": Told(_elsewhere(302)),
+    "redirect-files": Told(_elsewhere(302), FILES, BROKEN),
+    "redirect-kept": Told(_elsewhere(307), FILES, BROKEN),
+    "redirect-for-ever": Told(_for_ever),
+    "xet": Told(_xet, FILES, frozenset({0, 3, 4})),
+    "too-many": Told(_status(429)),
+    "too-many-for-an-hour": Told(_status(429, Retry_After=str(LONG_WAIT))),
+    "too-many-for-ever": Told(_status(429, Retry_After="9" * 40)),
+    "too-many-files": Told(_status(429, Retry_After=str(LONG_WAIT)), FILES),
+    "limited": Told(_status(429, RateLimit=f'"api";r=0;t={LONG_WAIT}')),
+    "broken": Told(_status(500)),
+    "busy-for-an-hour": Told(_status(503, Retry_After=str(LONG_WAIT))),
+    "broken-list": Told(_status(502), TREE),
+    "broken-files": Told(_status(504), FILES),
+    "teapot": Told(_status(418)),
+    "unauthorised": Told(_status(401)),
+    "gone": Told(_status(410)),
+    "traversal": Told(_listing(f"../../../{OWNED}"), TREE),
+    "far-traversal": Told(_listing(FAR), TREE),
+    "absolute": Told(_listing(f"/tmp/{OWNED}"), TREE),  # noqa: S108 - nobody writes it
+    "backslashes": Told(_listing(f"..\\..\\{OWNED}"), TREE, frozenset({0, 3, 4})),
+    "long-name": Told(_listing("n" * 5000 + ".json"), TREE),
+    "no-name": Told(_listing(""), TREE, frozenset({0, 3, 4})),
+    "number-for-a-name": Told(_listing(7), TREE),  # type: ignore[arg-type]
+    "terminal-name": Told(_listing("\x1b[31m\x07.json"), TREE),
+    "size-of-words": Told(_listing("a.json", size="much"), TREE),
+    "null": Told(_json("null"), API),
+    "list": Told(_json("[]"), API),
+    "object-list": Told(_json('{"error": "no"}'), TREE),
+    "numbers": Told(_json("[1, 2]"), TREE),
+    "nothing": Told(_json(""), API),
+    "deep": Told(_json("[" * 100_000), API),
+    "no-commit": Told(_json('{"id": "org/x", "siblings": []}'), API, BROKEN),
+    "bomb": Told(_bomb, API),
+    "empty-list": Told(_json("[]"), TREE, BROKEN),
+}  # fmt: skip
+
+
+class LyingHub(Hub):
+    """Repositories `org/LIE.NUMBER`, all with the same files.
+
+    Attributes:
+        truth: The files of models, and `data` those of data sets.
+        tokens: What it was shown.
+        stranger: The address of another host's server, and `heard` what reached that.
+        changes: Of JSON answers, by the repository's name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.truth: dict[str, bytes] = {}
+        self.data: dict[str, bytes] = {}
+        self.stranger = ""
+        self.heard: list[str] = []
+        self.tokens: set[str] = set()
+        self.changes: dict[str, Change] = {}
+        self.over = threading.Event()
+
+    def told(self, path: str) -> Answer:
+        """Return what is answered to a path."""
+        parts = path.partition("?")[0].strip("/").split("/")
+        of_data = "datasets" in parts[:2]
+        own = parts[2:] if parts[0] == "api" else parts[of_data:]
+        name, lie = "/".join(own[:2]), "".join(own[1:2]).rpartition(".")[0]
+        if lie not in LIES:
+            return NOTHING
+        self.files.setdefault(name, self.data if of_data else self.truth)
+        inside = own[2:3] == ["tree"] and len(own) > 4  # all files lie at the top
+        plain = path.replace("/api/datasets/", "/api/models/").removeprefix("/datasets")
+        status, headers, body = self.answer(plain)
+        truth = NOTHING if inside else Answer(status=status, headers=headers, body=body)
+        asked = Asked(path, self.stranger)
+        if name in self.changes and not asked.is_file and truth.status == OK:
+            return replace(truth, body=self.changes[name].of(truth.body))
+        return LIES[lie].lie(truth, asked) if LIES[lie].where(asked) else truth
+
+
+@contextlib.contextmanager
+def served(hub: LyingHub) -> Iterator[LyingHub]:
+    """Run a lying Hub and a stranger for as long as the block lasts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            hub.asked.append(self.path)
+            hub.tokens.add(self.headers.get("Authorization", ""))
+            self._send(hub.told(self.path), body=self.command != "HEAD")
+
+        do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815 - the library's names
+
+        def _send(self, answer: Answer, *, body: bool) -> None:
+            if answer.raw is not None:
+                self.wfile.write(answer.raw)
+            else:
+                self.send_response(answer.status)
+                for key, value in {"Content-Length": str(len(answer.body)), **answer.headers}.items():
+                    self.send_header(key, value)
+                self.end_headers()
+                self.wfile.write(answer.body[: answer.sent] if body else b"")
+            if answer.stops and (body or answer.raw is not None):
+                hub.over.wait()
+            self.close_connection = answer.raw is not None or answer.sent is not None
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Stranger(Handler):
+        def do_GET(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            hub.heard.append(f"{self.requestline}\n{self.headers}\n{self.rfile.read(length)!r}")
+            own = Answer(headers={"ETag": f'"{"f" * 64}"', "X-Repo-Commit": COMMIT}, body=b'{"evil": 1}')
+            self._send(own, body=self.command != "HEAD")
+
+        do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815 - as above
+
+    with contextlib.ExitStack() as stack:
+        servers = [
+            ThreadingHTTPServer((host, 0), kind)
+            for host, kind in (("127.0.0.1", Handler), ("127.0.0.2", Stranger))
+        ]
+        hub.endpoint, hub.stranger = (f"http://{s.server_address[0]}:{s.server_port}" for s in servers)
+        for server in servers:
+            server.daemon_threads = True
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+        stack.callback(hub.over.set)
+        yield hub
