@@ -24,7 +24,7 @@ from typing import ClassVar
 
 EDITED = "was the file edited?"
 """The hint where a file says what no command of ours writes."""
-VALUE, MESSAGE, HINT = 200, 480, 1000
+VALUE, MESSAGE, HINT = 200, 480, 480
 """How many letters of a value, a message and a hint are shown: what is wrong with a file may be a megabyte long."""
 
 

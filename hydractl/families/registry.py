@@ -18,6 +18,7 @@ from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.vision_models import IMAGES
 from hydractl.manifest.header import Architecture
+from hydractl.progress import did_you_mean
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -46,7 +47,8 @@ def family_of(architecture: Architecture) -> Family:
     if family is None:
         raise UnsupportedModelError(
             f"{architecture.name}: family `{architecture.family}` is unknown here",
-            hint=f"this version knows: {', '.join(FAMILIES)}",
+            hint=did_you_mean(architecture.family, FAMILIES)
+            or "a newer version may know it: `pip install --upgrade hydractl`",
         )
     if family.towers.keys() != architecture.towers.keys():
         raise UnsupportedModelError(
