@@ -133,6 +133,7 @@ def columns(data: bytes, do: str, where: float, value: Any) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    value = {"x": None} if value == {} else value  # of nothing no column is made
     table = pq.read_table(io.BytesIO(data))
     place = int(where * table.num_columns)
     name, rows = table.column_names[place], table.num_rows
