@@ -318,6 +318,7 @@ def served(hub: LyingHub) -> Iterator[LyingHub]:
         hub.endpoint, hub.stranger = (f"http://{s.server_address[0]}:{s.server_port}" for s in servers)
         for server in servers:
             server.daemon_threads = True
+            server.handle_error = lambda *_: None  # who is lied to hangs up
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
             stack.callback(thread.join)

@@ -130,15 +130,11 @@ UNITS = {
 
 
 def read_by(words: Iterable[str], names: Iterable[str]) -> set[str]:
-    """Return those files that a command line names, or whose folder it names."""
+    """Return those files that a command line names, or one of whose folder it names, or the folder itself."""
     parts, written = set(), False
     for word in words:
         if not written:
             parts |= {*re.split(r"::|[:,=]", word), word}
         written = word in WRITTEN
-    found = {part.removesuffix("/") for part in parts}
-    return {
-        name
-        for name in names
-        if name in found or any(f"{x}/" in found or name.startswith(f"{x}/") for x in found if x)
-    }
+    folders = {part.partition("/")[0] for part in parts}
+    return {name for name in names if name in parts or ("/" in name and name.partition("/")[0] in folders)}
