@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickletools
 import struct
+import warnings
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,11 @@ def archived(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
 def records(data: bytes, do: str, where: float, what: float) -> bytes:
     """Change the records of an archive, not what they hold."""
     found = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(found, "w") as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as old,
+        zipfile.ZipFile(found, "w") as new,
+        warnings.catch_warnings(action="ignore"),  # that a name stands twice
+    ):
         names = old.namelist()
         chosen = names[int(where * len(names))]
         for name in names:
