@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1024
 """How many texts are tokenised side by side."""
+SEGMENTS = 2
+"""How many parts a text has at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,7 +106,8 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
             found = tokenizer.encode_batch_fast(list(texts[begin : begin + CHUNK]))
         lengths += [len(encoding.ids) for encoding in found]
         ids.append(torch.tensor([*chain.from_iterable(e.ids for e in found)], dtype=torch.int32))
-        segments.append(torch.tensor([*chain.from_iterable(e.type_ids for e in found)], dtype=torch.uint8))
+        marks = torch.tensor([*chain.from_iterable(e.type_ids for e in found)], dtype=torch.int64)
+        segments.append(marks.clamp(max=SEGMENTS).to(torch.uint8))
     counts = torch.tensor([0, *lengths])
     tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=counts.cumsum(0))
     _check(tokens, where)
@@ -129,6 +132,11 @@ def _check(tokens: Tokens, where: str) -> None:
         raise CheckpointError(
             f"the tokenizer gave token {most}, but the model knows tokens 0 to {known - 1}",
             hint="is it another model's tokenizer? in an `arch:` reference set `vocab_size=` to the tokenizer's",
+        )
+    if "token_type_ids" in tokens.how.names and int(tokens.segments.max()) >= SEGMENTS:
+        raise CheckpointError(
+            "the tokenizer marks the parts of a text by numbers above 1, where a text is one or two",
+            hint="is it another model's tokenizer?",
         )
 
 
