@@ -61,6 +61,27 @@ def test_a_column_of_texts(cached, heard):
     assert heard.steps == ["Reading hf:org/name"]
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "viewer"), [("https://huggingface.co", True), ("https://mirror", False)]
+)
+def test_nobody_but_the_hub_is_asked(cached, monkeypatch, endpoint, viewer):
+    """Neither who counts downloads, nor a host beside the Hub that is its own for huggingface.co alone."""
+    load, config, said = datasets.load_dataset, datasets.config, []
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    monkeypatch.setattr(config, "HF_UPDATE_DOWNLOAD_COUNTS", True)
+    monkeypatch.setattr(config, "USE_PARQUET_EXPORT", True)
+
+    def loaded(*words, **named):
+        said.append((config.HF_UPDATE_DOWNLOAD_COUNTS, config.USE_PARQUET_EXPORT))
+        return load(*words, **named)
+
+    monkeypatch.setattr(datasets, "load_dataset", loaded)
+    open_data("hf:org/name::config=small,split=test")
+
+    assert said == [(False, viewer)]
+    assert (config.HF_UPDATE_DOWNLOAD_COUNTS, config.USE_PARQUET_EXPORT) == (True, True)
+
+
 def test_a_slice(cached):
     assert len(open_data("hf:org/name::config=small,split=test[:50%]")) == 1
 

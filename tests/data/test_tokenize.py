@@ -162,6 +162,19 @@ def test_another_models_tokenizer():
     assert "vocab_size=" in caught.value.hint
 
 
+@pytest.mark.parametrize("mark", [2, 300])
+def test_a_tokenizer_that_marks_more_parts_than_texts_have(mark):
+    """It would lead out of the model's table of parts; a model without one does not mind."""
+    document = json.loads(tokenization().tokenizer)
+    document["post_processor"]["single"][0]["SpecialToken"]["type_id"] = mark
+    names = ("attention_mask", "token_type_ids")
+
+    with pytest.raises(CheckpointError, match="marks the parts of a text by numbers above 1"):
+        tokenize(["a cat"], tokenization(tokenizer=json.dumps(document), names=names))
+
+    tokenize(["a cat"], tokenization(tokenizer=json.dumps(document), names=names[:1]))
+
+
 def test_a_text_without_a_token():
     from tokenizers import Tokenizer, models
 
