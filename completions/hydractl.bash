@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval predict inspect import schema completion demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval predict inspect lineage import schema doctor completion demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -280,6 +280,17 @@ _hydractl() {
             ;;
         esac
         ;;
+    lineage)
+        case $prev in
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--verify --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors|json'
+            fi
+            ;;
+        esac
+        ;;
     import)
         case $prev in
         --arch | --num-classes | --head-seed | --img-size | --mean | --std)
@@ -308,6 +319,16 @@ _hydractl() {
             else
                 _hydractl_words 'scores head-mask report'
             fi
+            ;;
+        esac
+        ;;
+    doctor)
+        case $prev in
+        --timeout)
+            : # any text
+            ;;
+        *)
+            _hydractl_words '--timeout --json -q --quiet -h --help'
             ;;
         esac
         ;;

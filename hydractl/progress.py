@@ -52,7 +52,8 @@ def did_you_mean_path(path: str) -> str | None:
             there = [entry.name for entry in islice(entries, MOST_ENTRIES)]
     except OSError:
         return None
-    near = nearest(missing.name, there)
+    hidden = missing.name.startswith(".")
+    near = nearest(missing.name, (name for name in there if hidden or not name.startswith(".")))
     meant = missing.with_name(near) / Path(path).relative_to(missing) if near else missing
     ending = "/" if path.endswith("/") else ""
     return f"did you mean `{meant}{ending}`?" if meant.exists() else None

@@ -13,7 +13,7 @@ import typer.core
 import typer.main
 
 from hydractl import __version__
-from hydractl.cli import eval, finetune, fuse, import_, predict, prune, schema, score
+from hydractl.cli import doctor, eval, finetune, fuse, import_, lineage, predict, prune, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
@@ -41,8 +41,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval.evaluate,
     "predict": predict.predict,
     "inspect": inspect.inspect,
+    "lineage": lineage.lineage,
     "import": import_.import_weights,
     "schema": schema.schema,
+    "doctor": doctor.doctor,
     "completion": shells.completion,
     "demo": demo.demo,
 }

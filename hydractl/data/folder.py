@@ -153,7 +153,7 @@ def _nothing(root: Path, what: Content, skipped: list[str]) -> DataError:
 def _root(ref: DataRef) -> Path:
     root = Path(ref.source)
     if not root.exists():
-        near = did_you_mean_path(ref.source) or did_you_mean(ref.source, BUILT_IN)
+        near = did_you_mean(ref.source, BUILT_IN) or did_you_mean_path(ref.source)
         raise DataError(f"{ref.source}: no such folder or file", hint=near or SOURCES_HINT)
     if not root.is_dir():
         raise DataError(f"{ref.source}: is neither a folder nor a data file", hint=SOURCES_HINT)

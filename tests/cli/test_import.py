@@ -71,7 +71,9 @@ BAD = {
     "a stream": (("import", "-", "--arch", ARCH), 2, "`import` reads a file, not a stream"),
     "code": (("import", "evil.pth", "--arch", ARCH), 3, "evil.pth: needs code to be read"),
     "classes": (("import", "w.pth", "--arch", ARCH), 3, "hint: add `--num-classes 7`"),
-    "unknown": (("import", "w.pth", "--arch", "vit_tinny"), 3, "`vit_tinny`\n\nhint: did you mean `vit_tiny_patch16_224`?"),
+    "unknown": (("import", "w.pth", "--arch", "vit_tinny"), 3, "timm has no architecture `vit_tinny`"),
+    "misspelt": (("import", "w.pth", "--arch", "vit_tiny_patch16_24"), 3, "hint: did you mean `vit_tiny_patch16_224`?"),
+    "other library": (("import", "w.pth", "--arch", "bret"), 3, "hint: did you mean `bert`?"),
     "ours": (("import", "base.st", "--arch", ARCH), 2, "is a checkpoint of hydractl already"),
     "no architecture": (("import", "w.pth", "--arch", "."), 3, "has no config.json"),
 }  # fmt: skip

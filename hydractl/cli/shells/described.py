@@ -18,6 +18,7 @@ VALUES = {
     "MODEL": Completes(files=True, suffixes=CHECKPOINTS),
     "MODEL...": Completes(files=True, suffixes=CHECKPOINTS),
     "FILE...": Completes(files=True, suffixes=(*CHECKPOINTS, "json")),
+    "MODEL [FILE...]": Completes(files=True, suffixes=(*CHECKPOINTS, "json")),
     "WEIGHTS": Completes(files=True, suffixes=("pth", "pt", "bin", "ckpt", "tar", "safetensors", "json")),
     "JSON": Completes(files=True, suffixes=("json",)),
     "PATH": Completes(files=True),

@@ -1,0 +1,43 @@
+"""`hydractl doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hydractl.cli.command import QUIET, command
+from hydractl.cli.output import Terminal, line, table
+from hydractl.stages.doctor.config import DoctorConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hydractl.stages.doctor.run import DoctorReport
+
+
+@command(DoctorConfig, quiet=replace(QUIET, help="Print nothing: the exit code says whether all is well."))
+def doctor(config: DoctorConfig, terminal: Terminal) -> None:
+    """Look whether everything that hydractl needs is there: libraries, devices, cache, Hub, token.
+
+    Exits with 5 if a check fails, and says what to type. With `HF_HUB_OFFLINE=1` nothing is asked of the network. The token
+    is never shown.
+
+    Examples:
+      hydractl doctor
+      hydractl doctor --json > doctor.json   # for a bug report
+      HF_HUB_OFFLINE=1 hydractl doctor -q && hydractl demo
+    """
+    from hydractl.stages.doctor.run import run_doctor
+
+    report = run_doctor(config, terminal.progress())
+    terminal.result(report, render)
+    report.require_checks()
+
+
+def render(report: DoctorReport, out: Console) -> None:
+    """Show a line a finding, and how to mend what is not as it should be."""
+    rows = [(f.group, f.name, f.state.value, f.found) for f in report.findings]
+    out.print(table(["", "what", "state", "found"], rows, left=4))
+    for found in report.findings:
+        if found.fix:
+            line(out, f"{found.state.value}: {found.name}: {found.fix}")

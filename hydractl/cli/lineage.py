@@ -1,0 +1,50 @@
+"""`hydractl lineage`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hydractl.cli.command import QUIET, command
+from hydractl.cli.inspect.documents import lineage_tree, short
+from hydractl.cli.output import Terminal, line, model_cell
+from hydractl.stages.lineage.config import LineageConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hydractl.stages.lineage.run import LineageReport
+
+
+@command(
+    LineageConfig,
+    quiet=replace(QUIET, help="Print nothing: the exit code says whether the files are genuine."),
+)
+def lineage(config: LineageConfig, terminal: Terminal) -> None:
+    """Draw the chain of stages and files that led to a model, back to its base; or verify those files.
+
+    A model's header holds the digest of every file that each stage read. A file is looked for by its content, else by its
+    name. Data sets are recorded by the items that were taken of them, and are no files to verify.
+
+    Examples:
+      hydractl lineage hydra.st
+      hydractl lineage hydra.st --verify base.st scores.json a.st b.st c.st
+      hydractl lineage org/name --json | jq .step.options
+    """
+    from hydractl.stages.lineage.run import run_lineage
+
+    report = run_lineage(config, terminal.progress())
+    terminal.result(report, render)
+    report.require_checks()
+
+
+def render(report: LineageReport, out: Console) -> None:
+    """Show the tree, or what came of each file."""
+    if report.verified:
+        for found in report.verified:
+            as_read = f" is `{found.read_as}`" if not found.problem else f": {found.problem}"
+            line(out, f"{'failed' if found.problem else 'ok'}: {found.file}{as_read}, {short(found.sha256)}")
+    elif report.step is None:
+        line(out, f"{model_cell(report.model)}: a {report.kind} that no stage of hydractl made")
+    else:
+        out.print(lineage_tree(model_cell(report.model), report.step))

@@ -1,0 +1,1 @@
+"""doctor: is everything there that hydractl needs?"""

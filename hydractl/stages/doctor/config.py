@@ -1,0 +1,17 @@
+"""What `doctor` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hydractl.settings import check, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorConfig:
+    """How long to wait for the Hub."""
+
+    timeout: float = setting(5.0, "Wait so many seconds for the Hub.", above=0, high=600, metavar="S")
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,122 @@
+"""The Hub: the cache, whether it answers, and whether it knows the token, which is never shown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from stat import S_ISREG
+
+from hydractl.errors import reason_of
+from hydractl.stages.doctor.finding import Finding, State
+
+LITTLE = 1 << 30
+"""Bytes free below which a download is likely to fail."""
+OFFLINE = (
+    "set HF_HUB_OFFLINE=1 to work without it, or check the network, a proxy (HTTPS_PROXY) and HF_ENDPOINT"
+)
+finding = partial(Finding, group="hub")
+
+
+def hub(timeout: float) -> Iterator[Finding]:
+    """Yield what is found of the cache, the Hub and the token.
+
+    Args:
+        timeout: Seconds to wait at most, for everything together.
+    """
+    from huggingface_hub import constants, get_token  # noqa: PLC0415 - `--help` loads no network stack
+
+    yield _cache(Path(constants.HF_HUB_CACHE))
+    token = get_token()
+    if constants.HF_HUB_OFFLINE:
+        yield finding(
+            name="endpoint",
+            found=f"{constants.ENDPOINT}: not asked, HF_HUB_OFFLINE is set",
+            state=State.SKIPPED,
+        )
+        yield _untried(token)
+    else:
+        yield from _asked(constants.ENDPOINT, token, timeout)
+
+
+def _cache(folder: Path) -> Finding:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    used, free = _size(folder), shutil.disk_usage(there).free
+    found = f"{folder}, {used / 1e9:.2f} GB, {free / 1e9:.1f} GB free"
+    if not os.access(there, os.W_OK):
+        return finding(
+            name="cache", found=f"{found}, cannot be written", state=State.FAILED, fix="export HF_HOME=FOLDER"
+        )
+    if free < LITTLE:
+        return finding(
+            name="cache", found=found, state=State.WARNING, fix="`hf cache prune`, or export HF_HOME=FOLDER"
+        )
+    return finding(name="cache", found=found)
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of a folder's files; links count nothing, and neither does what cannot be read."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                about = (Path(where) / name).lstat()
+            except OSError:
+                continue
+            total += about.st_size if S_ISREG(about.st_mode) else 0
+    return total
+
+
+def _asked(endpoint: str, token: str | None, timeout: float) -> Iterator[Finding]:
+    """Ask the Hub who the token's owner is: one call that tells both whether it answers and whether it knows the token."""
+    answers: list[Finding] = []
+    # looking up a name has no timeout of its own
+    asking = threading.Thread(target=lambda: answers.extend(_answer(endpoint, token, timeout)), daemon=True)
+    asking.start()
+    asking.join(timeout)
+    late = finding(
+        name="endpoint", found=f"{endpoint}: no answer in {timeout:g} s", state=State.FAILED, fix=OFFLINE
+    )
+    yield from [*answers] or [late, _untried(token)]
+
+
+def _untried(token: str | None) -> Finding:
+    return finding(name="token", found="there is one, not tried" if token else "none", state=State.SKIPPED)
+
+
+def _answer(endpoint: str, token: str | None, timeout: float) -> Iterator[Finding]:
+    import httpx2  # noqa: PLC0415 - as above
+
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = httpx2.get(f"{endpoint}/api/whoami-v2", headers=headers, timeout=timeout)
+        owner = answer.json().get("name") if answer.status_code == 200 else None
+    except Exception as error:  # noqa: BLE001 - a client may raise anything of an address or an answer that makes no sense
+        reason = reason_of(error).replace(token or "\0", "***")
+        yield finding(
+            name="endpoint",
+            found=f"{endpoint}: {type(error).__name__}: {reason}",
+            state=State.FAILED,
+            fix=OFFLINE,
+        )
+        yield _untried(token)
+        return
+    refused = answer.status_code in {401, 403}
+    works = owner is not None or refused
+    yield finding(
+        name="endpoint",
+        found=f"{endpoint} answers" if works else f"{endpoint}: HTTP {answer.status_code}",
+        state=State.OK if works else State.FAILED,
+        fix=None if works else OFFLINE,
+    )
+    if token is None:
+        yield finding(name="token", found="none: private and gated models cannot be read")
+    elif refused:
+        yield finding(
+            name="token", found="there is one, which the Hub refuses", state=State.FAILED, fix="hf auth login"
+        )
+    elif works:
+        yield finding(name="token", found=f"there is one, of `{owner}`")

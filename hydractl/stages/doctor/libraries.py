@@ -1,0 +1,125 @@
+"""Releases of libraries: whether they are those that hydractl, and they among each other, can be used with."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module, metadata
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from hydractl import __version__
+from hydractl.errors import reason_of
+from hydractl.stages.doctor.finding import Finding, State
+
+LOADED = ("torch", "torchvision", "timm", "transformers", "safetensors", "huggingface_hub")
+"""Modules that are loaded to see whether they can be: torchvision's fails beside another torch than it was built for."""
+NOT_FOR_USERS = {"dev", "demo"}
+finding = partial(Finding, group="libraries")
+
+
+def libraries() -> Iterator[Finding]:
+    """Yield what is found of Python, of each library that hydractl names, and of how they go together."""
+    yield finding(name="hydractl", found=__version__)
+    yield finding(name="python", found=platform.python_version())
+    try:
+        wanted = [Requirement(text) for text in metadata.requires("hydractl") or ()]
+    except metadata.PackageNotFoundError:
+        yield finding(
+            name="requirements",
+            found="unknown: hydractl is not installed, only on the path",
+            state=State.SKIPPED,
+        )
+        wanted = []
+    needed = [wish for wish in wanted if wish.marker is None or wish.marker.evaluate({"extra": ""})]
+    for wish in needed:
+        yield from _required(wish)
+    for extra in sorted(
+        {*(metadata.metadata("hydractl").get_all("Provides-Extra") or ())} - NOT_FOR_USERS if wanted else ()
+    ):
+        yield from _optional(extra, [wish for wish in wanted if wish not in needed])
+    yield from _builds()
+    for module in LOADED:
+        yield from _loaded(module)
+
+
+def installed(name: str) -> str | None:
+    """Return the release of a distribution, or None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _required(wish: Requirement) -> Iterator[Finding]:
+    release, spelled = installed(wish.name), f"{wish.name}{wish.specifier}"
+    fix = f"pip install '{spelled}'"
+    if release is None:
+        yield finding(name=wish.name, found="not installed", state=State.FAILED, fix=fix)
+    elif not wish.specifier.contains(release, prereleases=True):
+        yield finding(name=wish.name, found=f"{release}, not {wish.specifier}", state=State.FAILED, fix=fix)
+    else:
+        yield finding(name=wish.name, found=release)
+        yield from _apart(wish.name)
+
+
+def _apart(name: str) -> Iterator[Finding]:
+    """Yield what a library that is installed needs in other releases than are."""
+    for text in metadata.requires(name) or ():
+        wish = Requirement(text)
+        release = installed(wish.name)
+        if release is None or (wish.marker is not None and not wish.marker.evaluate({"extra": ""})):
+            continue
+        if not wish.specifier.contains(release, prereleases=True):
+            yield finding(
+                name=f"{name} with {wish.name}",
+                found=f"{name} {installed(name)} needs {wish.name}{wish.specifier}, and {release} is installed",
+                state=State.FAILED,
+                fix=f"pip install --upgrade {name} '{wish.name}{wish.specifier}'",
+            )
+
+
+def _optional(extra: str, wishes: list[Requirement]) -> Iterator[Finding]:
+    for wish in wishes:
+        if wish.marker is None or not wish.marker.evaluate({"extra": extra}):
+            continue
+        release = installed(wish.name)
+        found = release or f"not installed: `pip install 'hydractl[{extra}]'` if it is needed"
+        bad = release is not None and not wish.specifier.contains(release, prereleases=True)
+        yield finding(
+            name=f"{canonicalize_name(wish.name)} (optional)",
+            found=f"{found}, not {wish.specifier}" if bad else found,
+            state=State.WARNING if bad else State.OK if release else State.SKIPPED,
+            fix=f"pip install 'hydractl[{extra}]'" if bad else None,
+        )
+
+
+def _builds() -> Iterator[Finding]:
+    """Yield torch and torchvision of different builds: `+cpu` beside `+cu130`."""
+    torch, vision = installed("torch"), installed("torchvision")
+    if torch is None or vision is None:
+        return
+    builds = [release.partition("+")[2] for release in (torch, vision)]
+    if builds[0] != builds[1] and all(builds):
+        index = f"https://download.pytorch.org/whl/{builds[0]}"
+        yield finding(
+            name="torch with torchvision",
+            found=f"torch {torch} and torchvision {vision} are of different builds",
+            state=State.FAILED,
+            fix=f"pip install --force-reinstall --no-deps torchvision --index-url {index}",
+        )
+
+
+def _loaded(module: str, load: Callable[[str], object] = import_module) -> Iterator[Finding]:
+    """Yield a library that cannot be loaded; a broken one may raise anything."""
+    try:
+        load(module)
+    except Exception as error:  # noqa: BLE001 - as said
+        yield finding(
+            name=f"import {module}",
+            found=f"{type(error).__name__}: {reason_of(error)}",
+            state=State.FAILED,
+            fix=f"pip install --force-reinstall {module}",
+        )

@@ -1,0 +1,74 @@
+"""The machine: devices, what they compute with, threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hydractl.errors import reason_of
+from hydractl.progress import counted
+from hydractl.runtime import DTYPES, torch_dtype
+from hydractl.stages.doctor.finding import Finding, State
+
+if TYPE_CHECKING:
+    import torch
+
+finding = partial(Finding, group="machine")
+
+
+def machine() -> Iterator[Finding]:
+    """Yield what is found of devices and threads; nothing where torch cannot be loaded, which is found elsewhere."""
+    try:
+        import torch  # noqa: PLC0415 - `--help` loads no torch
+    except Exception:  # noqa: BLE001 - of a broken installation
+        return
+    yield _threads(torch.get_num_threads())
+    yield finding(
+        name="cpu", found=f"{torch.backends.cpu.get_cpu_capability()}; {computes(torch.device('cpu'))}"
+    )
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        device = torch.device("cuda", index)
+        yield finding(
+            name=f"cuda:{index}", found=f"{about.name}, {about.total_memory / 1e9:.1f} GB; {computes(device)}"
+        )
+    if torch.backends.mps.is_available():
+        yield finding(name="mps", found=computes(torch.device("mps")))
+    if not torch.cuda.is_available() and shutil.which("nvidia-smi"):
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU alone"
+        yield finding(
+            name="cuda",
+            found=f"there is an NVIDIA driver, and torch, {built}, sees no GPU",
+            state=State.WARNING,
+            fix="`nvidia-smi` shows what CUDA the driver takes; install torch for it: https://pytorch.org/get-started/locally",
+        )
+
+
+def _threads(threads: int) -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return finding(
+        name="threads",
+        found=f"{counted(threads, 'thread')} of torch, {counted(cores, 'core')}",
+        state=State.WARNING if threads > cores else State.OK,
+        fix=f"export OMP_NUM_THREADS={cores}" if threads > cores else None,
+    )
+
+
+def computes(device: torch.device) -> str:
+    """Return which dtypes a device multiplies matrices with, found by trying."""
+    import torch  # noqa: PLC0415 - as above
+
+    able: list[str] = []
+    unable: list[str] = []
+    for name in sorted(DTYPES):
+        try:
+            matrix = torch.ones(8, 8, dtype=torch_dtype(name), device=device)
+            right = bool((matrix @ matrix == 8).all())
+        except (RuntimeError, TypeError) as error:
+            unable.append(f"{name} ({reason_of(error)})")
+        else:
+            (able if right else unable).append(name)
+    return " ".join(able) + (f"; not {', '.join(unable)}" if unable else "")

@@ -1,0 +1,41 @@
+"""doctor: look at libraries, machine and Hub, and say what to type where something is amiss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydractl.errors import CheckFailed
+from hydractl.progress import SILENT, Progress, counted, quoted
+from hydractl.stages.doctor.config import DoctorConfig
+from hydractl.stages.doctor.finding import Finding, State
+from hydractl.stages.doctor.hub import hub
+from hydractl.stages.doctor.libraries import libraries
+from hydractl.stages.doctor.machine import machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorReport:
+    """Everything that was found."""
+
+    findings: tuple[Finding, ...]
+    paths: tuple[Path, ...] = ()
+
+    def require_checks(self) -> None:
+        """Make what is amiss an error.
+
+        Raises:
+            CheckFailed: Naming it.
+        """
+        failed = [found for found in self.findings if found.state is State.FAILED]
+        if failed:
+            raise CheckFailed(
+                f"{counted(len(failed), 'check')} failed: {quoted(found.name for found in failed)}",
+                hint="\n".join(found.fix for found in failed if found.fix),
+            )
+
+
+def run_doctor(config: DoctorConfig, progress: Progress = SILENT) -> DoctorReport:
+    """Look at everything; nothing is changed, and nothing is asked of the network but the Hub's address, once."""
+    progress.step("Looking at libraries, machine and Hub")
+    return DoctorReport(findings=(*libraries(), *machine(), *hub(config.timeout)))

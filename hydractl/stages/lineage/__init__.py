@@ -1,0 +1,1 @@
+"""lineage: what did a model come from, and is it still that?"""

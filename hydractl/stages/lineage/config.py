@@ -1,0 +1,46 @@
+"""What `lineage` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hydractl.errors import UsageError
+from hydractl.settings import Setting, flag, required
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageConfig:
+    """Whose lineage, and which files to hold against it."""
+
+    files: tuple[str, ...] = required(
+        Setting(
+            "A checkpoint, a folder or a Hub id; with `--verify`, then the files that it was made of.",
+            positional=True,
+            metavar="MODEL [FILE...]",
+            shows=False,
+        )
+    )
+    verify: bool = flag(
+        Setting("Compute the digests of FILE... anew, and exit 5 unless each is what the lineage says.")
+    )
+
+    def __post_init__(self) -> None:
+        if self.verify and not self.of:
+            raise UsageError(
+                "`--verify` of which files?", hint=f"name them: `{self.model} --verify a.st scores.json`"
+            )
+        if self.of and not self.verify:
+            raise UsageError(
+                f"`{self.of[0]}`: one model's lineage is drawn at a time",
+                hint="`--verify` holds more files against it",
+            )
+
+    @property
+    def model(self) -> str:
+        """Whose lineage."""
+        return self.files[0]
+
+    @property
+    def of(self) -> tuple[str, ...]:
+        """The files to verify."""
+        return self.files[1:]

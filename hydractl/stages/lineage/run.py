@@ -1,0 +1,114 @@
+"""lineage: which stages led to a model, and whether files are the ones that they read. Headers alone are read of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.errors import CheckFailed, CheckpointError
+from hydractl.manifest.header import InputFile, Step
+from hydractl.progress import SILENT, Progress, counted, quoted
+from hydractl.runtime import digest_file
+from hydractl.source import locate
+from hydractl.stages.lineage.config import LineageConfig
+
+JSON = ".json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What came of one file.
+
+    Attributes:
+        file: As it was named.
+        sha256: Of its bytes, of a model's shards in order.
+        read_as: What it was called where it was read; None where no stage read such a file.
+        problem: Why it is not what it claims; empty where it is.
+    """
+
+    file: str
+    sha256: str
+    read_as: str | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageReport:
+    """Where a model is from; `step` is the last stage, None where nothing says one."""
+
+    model: str
+    kind: str
+    step: Step | None
+    verified: tuple[Verified, ...] = ()
+    paths: tuple[Path, ...] = ()
+
+    def require_checks(self) -> None:
+        """Make files that are not what they claim an error.
+
+        Raises:
+            CheckFailed: Naming them.
+        """
+        wrong = [found.file for found in self.verified if found.problem]
+        if wrong:
+            raise CheckFailed(
+                f"{len(wrong)} of {counted(len(self.verified), 'file')} not what the lineage of {self.model} says: "
+                f"{quoted(wrong)}"
+            )
+
+
+def run_lineage(config: LineageConfig, progress: Progress = SILENT) -> LineageReport:
+    """Read a model's lineage, and hold files against it.
+
+    Raises:
+        CheckpointError: If the model or a file cannot be read, or the model was not made by a command of ours.
+    """
+    header = _open(config.model).header
+    if header is None:
+        raise CheckpointError(
+            f"{config.model}: says nothing of where it is from",
+            hint="files that hydractl wrote do: `hydractl import` or `hydractl finetune` makes one",
+        )
+    recorded = tuple(_read(header.made_by))
+    verified = (
+        _verified(file, recorded) for file in progress.track(config.of, label="files", total=len(config.of))
+    )
+    return LineageReport(
+        model=config.model, kind=header.kind.value, step=header.made_by, verified=tuple(verified)
+    )
+
+
+def _open(reference: str) -> Checkpoint:
+    located = locate(reference)
+    if located.arch is not None:
+        raise CheckpointError(f"{reference}: random weights are of no file")
+    return Checkpoint.open(located.path, shards=located.weights if located.path.is_dir() else ())
+
+
+def _read(step: Step | None) -> Iterator[InputFile]:
+    """Yield every file that led to a step, the last ones first."""
+    for source in () if step is None else step.inputs:
+        yield source
+        yield from _read(source.made_by)
+
+
+def _verified(file: str, recorded: tuple[InputFile, ...]) -> Verified:
+    document = file.lower().endswith(JSON)
+    checkpoint = None if document else _open(file)
+    try:
+        digest = checkpoint.digest if checkpoint else digest_file(Path(file))
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+    name = Path(file).name
+    same = next((source for source in recorded if source.sha256 == digest), None)
+    if same is not None:
+        header = checkpoint.header if checkpoint else None
+        forged = header is not None and header.made_by != same.made_by
+        problem = f"tells of itself what the lineage does not tell of `{same.name}`" if forged else ""
+        return Verified(file=file, sha256=digest, read_as=same.name, problem=problem)
+    called = next((source for source in recorded if source.name == name), None)
+    if called is not None:
+        problem = f"is not the `{name}` that was read, {called.sha256}"
+        return Verified(file=file, sha256=digest, read_as=name, problem=problem)
+    return Verified(file=file, sha256=digest, problem="no stage read a file of this name or content")

@@ -1,0 +1,99 @@
+"""`hydractl lineage`: the chain to the base, and files held against it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from hydractl.checkpoint import Checkpoint, write_checkpoint
+
+FILES = ("base.st", "scores.json", "m-0.st", "m-1.st", "m-2.st")
+
+
+def test_the_chain_ends_at_the_base(work, call):
+    seen = call("lineage", "hydra.st")
+    lines = seen.out.splitlines()
+
+    assert (seen.code, seen.err) == (0, "")
+    assert lines[0].startswith("hydra.st  fuse ")
+    assert "m-0.st" in lines[1]
+    assert "prune" in lines[1]
+    assert "base.st" in lines[2]
+    assert Checkpoint.open(work / "base.st").digest[:16] in lines[2]
+    assert all(name in seen.out for name in FILES)
+    assert json.loads(call("lineage", "hydra.st", "--json").out)["step"]["command"] == "fuse"
+
+
+def test_genuine_files(work, call):
+    shutil.copy("base.st", "renamed.st")
+    seen = call("lineage", "hydra.st", "--verify", *FILES, "renamed.st")
+
+    assert (seen.code, seen.err) == (0, "")
+    assert [line.split(", sha256:")[0] for line in seen.out.splitlines()] == [
+        *(f"ok: {name} is `{name}`" for name in FILES),
+        "ok: renamed.st is `base.st`",
+    ]
+
+
+def test_the_file_that_is_not_what_it_claims_is_named(work, call):
+    scores = work / "scores.json"
+    scores.write_text(scores.read_text().replace("circuit", "taylor"))
+    shutil.copy("m-1.st", "m-2.st")  # another's content: the lineage has it
+    shutil.copy("five.st", "base.st")
+    shutil.copy("five.st", "other.st")
+    seen = call("lineage", "hydra.st", "--verify", *FILES, "other.st", "--json")
+    found = {one["file"]: (one["read_as"], one["problem"]) for one in json.loads(seen.out)["verified"]}
+
+    assert seen.code == 5
+    assert (
+        "3 of 6 files not what the lineage of hydra.st says: `base.st`, `scores.json`, `other.st`" in seen.err
+    )
+    assert found["m-0.st"] == ("m-0.st", "")
+    assert found["m-2.st"] == ("m-1.st", "")
+    assert found["base.st"][0] == "base.st"
+    assert found["base.st"][1].startswith("is not the `base.st` that was read, sha256:")
+    assert found["other.st"] == (None, "no stage read a file of this name or content")
+    assert call("lineage", "hydra.st", "--verify", *FILES, "-q").out == ""
+
+
+def test_a_lineage_that_was_edited_is_not_believed(work, call):
+    checkpoint = Checkpoint.open(work / "hydra.st")
+    step = checkpoint.header.made_by
+    member = step.inputs[0]
+    forged = member.model_copy(update={"made_by": member.made_by.model_copy(update={"command": "finetune"})})
+    step = step.model_copy(update={"inputs": (forged, *step.inputs[1:])})
+    header = checkpoint.header.model_copy(update={"made_by": step})
+    with (work / "forged.st").open("wb") as file:
+        write_checkpoint(file, checkpoint.specs, lambda n: checkpoint.spans[n].pieces(), header=header)
+
+    seen = call("lineage", "forged.st", "--verify", "m-0.st", "m-1.st")
+
+    assert seen.code == 5
+    assert "failed: m-0.st: tells of itself what the lineage does not tell of `m-0.st`" in seen.out
+    assert "ok: m-1.st" in seen.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "text"),
+    [
+        (["none.st"], 3, "none.st: no such file"),
+        (["scores.json"], 3, "scores.json: is JSON, not a checkpoint"),
+        (["foreign.st"], 3, "foreign.st: says nothing of where it is from"),
+        (["arch:bert"], 3, "arch:bert: random weights are of no file"),
+        (["hydra.st", "base.st"], 2, "`--verify` holds more files against it"),
+        (["hydra.st", "--verify"], 2, "`--verify` of which files?"),
+        (["hydra.st", "--verify", "none.st"], 3, "none.st: no such file"),
+        (["hydra.st", "--verify", "none.json"], 3, "none.json: cannot be read: No such file"),
+    ],
+)  # fmt: skip
+def test_refused(work, call, argv, code, text):
+    checkpoint = Checkpoint.open(work / "base.st")
+    with (work / "foreign.st").open("wb") as file:
+        write_checkpoint(file, checkpoint.specs, lambda n: checkpoint.spans[n].pieces(), header=None)
+
+    seen = call("lineage", *argv)
+
+    assert seen.code == code
+    assert text in seen.err
