@@ -213,13 +213,13 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        --near | --far | --compare | --temperature | --name | --metrics | --bootstrap | --fail-if | --max-length | --batch-size | --classes | --template | --arch | --seed)
+        --near | --far | --compare | --temperature | --name | --metrics | --bootstrap | --fail-if | --threshold-for | --delta | --max-length | --batch-size | --classes | --template | --arch | --seed)
             : # any text
             ;;
         --ood-score)
             _hydractl_words 'msp entropy mi energy max-logit'
             ;;
-        -o | --output | --out | --save-predictions)
+        --store | -o | --output | --out | --save-predictions)
             _hydractl_files ''
             ;;
         --device)
@@ -230,7 +230,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if -o --output --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -242,7 +242,7 @@ _hydractl() {
         -o | --output | --out)
             _hydractl_files ''
             ;;
-        --top-k | --max-length | --classes | --template | --arch | --batch-size)
+        --top-k | --threshold | --max-length | --classes | --template | --arch | --batch-size)
             : # any text
             ;;
         --ood-score)
@@ -256,7 +256,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --top-k --ood-score --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --top-k --ood-score --threshold --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

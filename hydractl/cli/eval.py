@@ -33,7 +33,7 @@ CELLS: dict[Unit, Callable[[float], str]] = {
 }
 
 
-@command(EvalConfig, streams=("out", "save_predictions"))
+@command(EvalConfig, streams=("out", "save_predictions", "store"))
 def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.
 
@@ -47,13 +47,16 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --fail-if 'auroc[near]<0.9' -o report.json
       hydractl eval hydra.st --data digits::split=test --temperature digits::split=val --compare base.st
       hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --ood-score msp,entropy,mi
+      hydractl eval hydra.st --data heldout/ --threshold-for 'risk<=0.01' --store selective.st
       hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
       hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'
     """
     from hydractl.stages.evaluate.run import run_eval
 
-    if terminal.quiet and not (config.out or config.save_predictions or config.fail_if):
+    if terminal.quiet and not (
+        config.out or config.save_predictions or config.fail_if or config.threshold_for or config.store
+    ):
         raise UsageError(
             "`-q` prints the paths written, and nothing is written: nothing would be said",
             hint="add `-o report.json` or `--fail-if COND`, or leave `-q` out",
@@ -99,6 +102,8 @@ def render(document: Report, out: Console) -> None:
         by_score = _means(document, METRICS[metric.name])
         title = f"{METRICS[metric.name].column} by OOD score, means over data sets"
         out.print(_table(document, by_score, [str(m.column) for _, m in by_score], title=title))
+    for row in document.rows if "threshold_for" in document.options else ():
+        line(out, _threshold(row, document))
     for name, columns in foreign.items():
         title = f"{name} ({kinds[name]} OOD: {_samples(document.data[name], ', ')})"
         out.print(_table(document, columns, [str(m.column) for _, m in columns], title=title))
@@ -194,6 +199,18 @@ def _scaling(document: Report) -> str:
     apart = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
     rest = f"; the models of {_listed(apart)} store different ones, which T does not count" if apart else ""
     return f"Logits are divided by T, {', '.join(sources)}{rest}"
+
+
+def _threshold(row: Row, document: Report) -> str:
+    """Return what a row may answer, and what that promises."""
+    found = row.threshold
+    if found is None:
+        return f"{row.name}: no threshold keeps {document.options['threshold_for']}"
+    return (
+        f"{row.name}: answers where {found.score} is below {found.below:.6g}, {100 * found.coverage:.1f} % of "
+        f"{counted(found.count, 'sample')}, {found.errors} wrong; with {100 * (1 - found.delta):g} % confidence at most "
+        f"{100 * found.risk:g} % of its answers are"
+    )
 
 
 def _samples(data: Fingerprint, between: str) -> str:

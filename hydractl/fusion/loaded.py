@@ -20,7 +20,7 @@ from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
 from hydractl.fusion.encoder import Encoder
 from hydractl.fusion.hydra import Hydra, members_from_state
 from hydractl.fusion.plan import join_members
-from hydractl.fusion.predictions import Predictions
+from hydractl.fusion.predictions import Bound, Predictions
 from hydractl.fusion.responding import respond_to_all
 from hydractl.inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.manifest.header import Header, Kind
@@ -80,7 +80,8 @@ class Loaded(Towers):
         seen = progress.track(batches, label=self.reference, total=-(-count // batch_size))
         with self._evaluating():
             said = respond_to_all(self, seen, count=count, name=self.reference, data="the items")
-        return Predictions.of(said, self.labels)
+        stored = self.header.threshold
+        return Predictions.of(said, self.labels, Bound(stored.score, stored.below) if stored else None)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a checkpoint of the weights as they are now and return its path; the file is whole or not there at all.
@@ -191,9 +192,12 @@ def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | Loaded
 
 
 def _naming(header: Header, classes: Classes) -> Header:
-    """Return the header of a zero-shot model that has been told its classes."""
+    """Return the header of a zero-shot model that has been told its classes; a threshold is of those that it stores."""
+    stored = header.prompting and (header.labels, header.prompting.templates)
+    if stored == (classes.names, classes.templates):
+        return header
     prompting = header.prompting and header.prompting.model_copy(update={"templates": classes.templates})
-    return header.model_copy(update={"labels": classes.names, "prompting": prompting})
+    return header.model_copy(update={"labels": classes.names, "prompting": prompting, "threshold": None})
 
 
 def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,13 @@ from torch import Tensor
 from hydractl.metrics.measures import SAMPLES_AT_ONCE, scored
 from hydractl.metrics.samples import Responses, ensemble_log_probs
 from hydractl.metrics.scores import SCORES
+
+
+class Bound(NamedTuple):
+    """A threshold: samples are accepted whose OOD score is below it."""
+
+    score: str
+    below: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,6 +35,8 @@ class Predictions:
         member_probabilities: Each member's own, (N, M, C), float32.
         votes: The class (N, M), int64, that each member takes for the most probable.
         scores: Every OOD score of `eval` by its name, (N,), float32; the higher, the stranger the sample.
+        accepted: Whether the model answers for each sample, (N,), boolean: by the threshold that its checkpoint stores, None
+            where it stores none.
     """
 
     labels: tuple[str, ...]
@@ -35,26 +45,30 @@ class Predictions:
     member_probabilities: Tensor
     votes: Tensor
     scores: Mapping[str, Tensor]
+    accepted: Tensor | None = None
 
     @classmethod
-    def of(cls, said: Responses, names: Sequence[str]) -> Predictions:
+    def of(cls, said: Responses, names: Sequence[str], bound: Bound | None = None) -> Predictions:
         """Return what follows from what members say.
 
         Args:
             said: With the logits' logsumexp.
             names: Of the C classes.
+            bound: What accepts samples.
         """
         parts = said.split(SAMPLES_AT_ONCE)
         mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
         members = said.log_probs.exp().transpose(0, 1)
         classes = mean.argmax(1)
+        scores = {name: scored(said, score).float() for name, score in SCORES.items()}
         return cls(
             labels=tuple(names[i] for i in classes.tolist()),
             classes=classes,
             probabilities=mean,
             member_probabilities=members,
             votes=members.argmax(2),
-            scores={name: scored(said, score).float() for name, score in SCORES.items()},
+            scores=scores,
+            accepted=None if bound is None else scores[bound.score] < bound.below,
         )
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from hydractl.manifest.document import Document, Fingerprint, Option, Strict
 from hydractl.manifest.heads import HeadMask, HeadScores
+from hydractl.manifest.threshold import Threshold
 
 USUAL = "msp"
 """The OOD score that a report has used if it says nothing."""
@@ -26,13 +27,14 @@ class Row(Strict):
     """What was measured of one model or ensemble.
 
     `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`;
-    `stored_temperatures` are the models' own, if any has one. What ranks samples is the report's first OOD score; by another
+    `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for. What ranks samples is the report's first OOD score; by another
     one a metric is called `metric@score`.
     """
 
     name: str
     models: tuple[Fingerprint, ...]
     stored_temperatures: tuple[float, ...] = Field(default=(), exclude_if=lambda value: not value)
+    threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     members: int = Field(ge=1)
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})

@@ -6,6 +6,7 @@ module loads no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,6 +28,8 @@ class Score:
         compute: Maps what the members say, (M, ..., C), to scores (...).
         raw: Whether it reads logits; else their log-softmax, which forgets how large they are.
         several: Whether it is about several members: of a single model it is 0 everywhere.
+        low: The least value it may have.
+        high: The greatest one.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Score:
     compute: Callable[[Tensor], Tensor]
     raw: bool = False
     several: bool = False
+    low: float = -math.inf
+    high: float = math.inf
 
     def of(self, logits: Tensor) -> Tensor:
         """Return the scores (...) of finite member logits (M, ..., C)."""
@@ -89,17 +94,21 @@ _TABLE = (
         name=MSP,
         definition="Negated largest of the members' mean probabilities (Hendrycks and Gimpel 2017).",
         compute=msp,
+        low=-1.0,
+        high=0.0,
     ),
     Score(
         name="entropy",
         definition="Entropy of the members' mean probabilities, in nats.",
         compute=entropy,
+        low=0.0,
     ),
     Score(
         name="mi",
         definition="Mutual information: entropy of the members' mean probabilities less the mean of the members' "
         "entropies, in nats; 0 for one member (Depeweg et al. 2018).",
         compute=mutual_information,
+        low=0.0,
         several=True,
     ),
     Score(

@@ -19,6 +19,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.training.recipes.named import RECIPES
@@ -29,10 +30,11 @@ CONFIGS = {
     "finetune": FinetuneConfig,
     "fuse": FuseConfig,
     "eval": EvalConfig,
+    "predict": PredictConfig,
     "inspect": InspectConfig,
     "import": ImportConfig,
 }
-BY_HAND = {"schema", "demo"}
+BY_HAND = {"schema", "demo", "completion"}
 TERMINAL = ("json", "quiet")
 TEXTS = {
     "out": "a{i}.st",
@@ -51,6 +53,8 @@ TEXTS = {
     "ood_score": "mi,msp",
     "merge_trunk": "3",
     "fail_if": "ece>0.25",
+    "threshold_for": "risk<=0.25",
+    "threshold": "-0.5",
     "lr": "0.5,0.25",
     "warmup": "7",
     "swa": "7",
@@ -104,7 +108,10 @@ COMPANIONS = {
         **dict.fromkeys(("keep", "remove", "keep_fraction"), ("--plot", "heads.svg")),
         "force": ("--plot", "heads.svg"),
     },
-    "eval": {"ood_score": ("--near", "birds=noise")},
+    "eval": {
+        "ood_score": ("--near", "birds=noise"),
+        **dict.fromkeys(("delta", "store"), ("--threshold-for", "risk<=0.5")),
+    },
     "finetune": {
         "momentum": ("--optimizer", "sgd"),
         "patience_delta": ("--early-stop", "1"),
@@ -177,7 +184,10 @@ def test_an_option_reaches_the_field_of_its_name(made, name, option):
     words, value = words_for(option.name, option)
     besides = COMPANIONS.get(name, {}).get(option.name, ALWAYS.get(name, ()))
 
-    found = made(name, *required(config, but=option.name), *besides, *words)
+    if option.setting.positional:  # in its place among others
+        found = made(name, *required(config, but=None), *besides)
+    else:
+        found = made(name, *required(config, but=option.name), *besides, *words)
 
     assert value != option.default
     assert type(found) is config

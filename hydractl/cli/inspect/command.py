@@ -135,6 +135,10 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
         rows += [("template", template) for template in model.prompting.templates]
     if report.temperature != 1:
         rows.append(("temperature", f"{report.temperature:g}, which logits are divided by"))
+    if report.threshold is not None:
+        found = report.threshold
+        promise = f"at most {100 * found.risk:g} % of its answers are wrong, with {100 * (1 - found.delta):g} % confidence"
+        rows.append(("threshold", f"answers where {found.score} is below {found.below:.6g}: {promise}"))
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
     if not report.predictions:

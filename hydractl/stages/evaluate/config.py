@@ -11,6 +11,7 @@ from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
+from hydractl.places import output
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
@@ -19,10 +20,11 @@ from hydractl.stages.evaluate.refs import (
     check_distinct,
     model_name,
 )
+from hydractl.stages.evaluate.risk import DELTA, OPTION, parse_risk
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
-TABLE, DATA = "Table", "Data"
+TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,31 @@ class EvalConfig:
         repeated=True,
         metavar="COND",
     )
+    threshold_for: float | None = setting(
+        None,
+        "Find which inputs a row may answer, by its OOD score, so that at most the share R of these answers is wrong. `--data` "
+        "must be held out. Exit 5 if MODEL cannot keep it.",
+        parse=parse_risk,
+        metavar="'risk<=R'",
+        panel=THRESHOLD,
+    )
+    delta: float | None = setting(
+        None,
+        f"The chance that the threshold does not keep it (default {DELTA:g}).",
+        above=0.0,
+        below=1.0,
+        tells=False,
+        metavar="D",
+        panel=THRESHOLD,
+    )
+    store: Path | None = setting(
+        None,
+        "Write a copy of MODEL that stores its threshold and its `--temperature`, which `predict` then applies.",
+        parse=output,
+        metavar="PATH",
+        panel=THRESHOLD,
+        shows=False,
+    )
     out: Path | None = by_default(None, replace(shared.OUT, help="Report; `-` is standard output."))
     save_predictions: Path | None = setting(
         None,
@@ -123,8 +150,15 @@ class EvalConfig:
         check_distinct([d.name for d in self.ood], what="OOD data sets", option="--near")
         if [m for row in self.rows for m in row.models].count("-") > 1:
             raise UsageError("only one model can come from standard input")
-        if self.out is not None and self.out == self.save_predictions:
-            raise UsageError("`-o` and `--save-predictions` name the same file")
+        written = [path for path in (self.out, self.save_predictions, self.store) if path is not None]
+        if len({*written}) < len(written):
+            names = (
+                "`-o` and `--save-predictions`"
+                if self.store is None
+                else "`-o`, `--save-predictions` and `--store`"
+            )
+            raise UsageError(f"{names} name the same file")
+        self._check_threshold()
         self._check_temperature()
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores(chosen)
@@ -142,8 +176,19 @@ class EvalConfig:
                 hint="call it something else: `--near NAME=DATA`",
             )
 
+    def _check_threshold(self) -> None:
+        if self.delta is not None and self.threshold_for is None:
+            raise UsageError(
+                f"`--delta {self.delta:g}`: no effect without `{OPTION}`", hint=f"add `{OPTION} 'risk<=0.01'`"
+            )
+        if self.store is not None and self.threshold_for is None and self.temperature is None:
+            raise UsageError(
+                "`--store`: there is nothing to store",
+                hint=f"add `{OPTION} 'risk<=0.01'`, or `--temperature DATA`",
+            )
+
     def _check_scores(self, chosen: Sequence[str]) -> None:
-        if self.ood_score is not None and not needing(chosen, Needs.OOD):
+        if self.ood_score is not None and self.threshold_for is None and not needing(chosen, Needs.OOD):
             raise UsageError(
                 "`--ood-score` has no effect: no metric of OOD data is measured",
                 hint="leave it out, or add `--near NAME=DATA`" if not self.ood else "see `--metrics`",
@@ -155,6 +200,11 @@ class EvalConfig:
     def scores(self) -> tuple[str, ...]:
         """The OOD scores; the numbers of the first have the metrics' own names."""
         return (MSP,) if self.ood_score is None else self.ood_score
+
+    @property
+    def chance(self) -> float:
+        """The chance that a threshold does not keep its risk."""
+        return DELTA if self.delta is None else self.delta
 
     @property
     def heldout(self) -> DataRef | None:

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from hydractl import __version__
+from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.claims import Claim
 from hydractl.data.inputs import content_of
 from hydractl.errors import CheckFailed, InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.hydra import load_any
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import Header
 from hydractl.manifest.report import Report, Row, Value
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
@@ -26,15 +28,22 @@ from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import METRICS, needing
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import publish_together
 from hydractl.runtime import pick_device, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
+from hydractl.stages.evaluate.risk import told
 from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.evaluate.selection import (
+    check_count,
+    check_storable,
+    require_threshold,
+    stored_header,
+    threshold_of,
+)
 from hydractl.stages.shared.classes import settle
-from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.outputs import check_models, check_outputs, claim, publish_models
 from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
 from hydractl.stages.shared.reading import open_reader
 
@@ -45,13 +54,15 @@ class EvalReport:
 
     document: Report
     paths: tuple[Path, ...]
+    config: EvalConfig
 
     def require_checks(self) -> None:
-        """Raise if a condition came true; call it once the report has been shown.
+        """Raise if a condition came true, or no threshold was found; call it once the report has been shown.
 
         Raises:
             CheckFailed: Naming each such condition and the number found.
         """
+        require_threshold(self.config, self.document.rows[0])
         failed = [check for check in self.document.checks if check.failed]
         if failed:
             what = ", ".join(f"`{c.condition}` (found {c.found:.6g})" for c in failed)
@@ -73,7 +84,7 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
     require_one_process("eval")
     device = pick_device(config.device)
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
-    with claim([config.out, config.save_predictions], progress, force=config.force) as own:
+    with claim([config.out, config.save_predictions, config.store], progress, force=config.force) as own:
         return _run(config, Machine(device, dtype), own, progress)
 
 
@@ -82,11 +93,18 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     _check_outputs(config, opened, own)
     _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
     data = EvalData.open(config, opened, progress)
+    check_count(config, len(data.labels))
+    check_storable(config, opened[0][0], data.classes)
     rows, predictions = _measure_rows(config, opened, data, machine, progress)
     document = _document(config, data, rows, machine.device, opened)
-    _publish(config, document, predictions, own)
-    paths = tuple(path for path in (config.save_predictions, config.out) if path is not None)
-    return EvalReport(document=document, paths=paths)
+    model = opened[0][0]
+    failed = config.threshold_for is not None and rows[0].threshold is None
+    stored = None
+    if config.store is not None and not failed:
+        stored = model.checkpoint, stored_header(config, model, rows[0], data.fingerprints)
+    _publish(config, document, predictions, own, stored)
+    paths = (config.save_predictions, config.out, config.store if stored else None)
+    return EvalReport(document=document, paths=tuple(p for p in paths if p is not None), config=config)
 
 
 class Machine(NamedTuple):
@@ -116,6 +134,9 @@ def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], ow
             files=[config.naming.file],
             option=option,
         )
+    if config.store is not None:
+        models = [m for row in opened for m in row]
+        check_models([config.store], own, models=models, option="--store")
 
 
 def _check_alike(models: Sequence[OpenModel], *, renamed: bool) -> None:
@@ -231,6 +252,7 @@ def _row(
         members=len(found[ID_NAME].log_probs),
         values=measured.values | others,
         ood=measured.ood,
+        threshold=threshold_of(config, found[ID_NAME], labels),
         means=means(measured.ood, config.groups),
     )
 
@@ -268,6 +290,11 @@ def _document(
             ),
             **({} if config.max_length is None else {"max_length": config.max_length}),
             "seed": config.seed,
+            **(
+                {}
+                if config.threshold_for is None
+                else {"threshold_for": told(config.threshold_for), "delta": config.chance}
+            ),
             **({} if config.given_temperature is None else {"temperature": config.given_temperature}),
         },
         checks=tuple(condition.check(rows[0], config.scores) for condition in config.fail_if),
@@ -280,10 +307,24 @@ def _definitions(scores: Sequence[str]) -> dict[str, str]:
     return {} if scores == (MSP,) else {f"@{name}": SCORES[name].definition for name in scores}
 
 
-def _publish(config: EvalConfig, document: Report, predictions: SavedPredictions, own: Claim) -> None:
-    """Write both files or neither."""
-    with publish_together(own) as begin:
+def _publish(
+    config: EvalConfig,
+    document: Report,
+    predictions: SavedPredictions,
+    own: Claim,
+    stored: tuple[Checkpoint, Header] | None,
+) -> None:
+    """Write all files or none."""
+    with publish_models(own) as begin:
+        if stored is not None and config.store is not None:
+            checkpoint, header = stored
+            write_checkpoint(
+                begin(config.store, header),
+                checkpoint.specs,
+                lambda name: [checkpoint.spans[name]],
+                header=header,
+            )
         if config.save_predictions is not None:
-            predictions.write(begin(config.save_predictions))
+            predictions.write(begin(config.save_predictions, None))
         if config.out is not None:
-            begin(config.out).write(document.to_json().encode())
+            begin(config.out, None).write(document.to_json().encode())

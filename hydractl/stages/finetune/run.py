@@ -259,4 +259,4 @@ def _finished(work: Work, report: FinetuneReport) -> Header:
             "trained_parameters": report.trained_parameters,
         },
     )
-    return header.model_copy(update={"base": base, "temperature": 1.0, "assumed": False, "made_by": step})
+    return header.of_other_weights({"base": base, "assumed": False, "made_by": step})

@@ -258,8 +258,8 @@ def _header(
         | ({} if measured is None else measured.results())
         | ({} if config.measuring.heldout is None else {"temperature": made.temperature}),
     )
-    return first.model_copy(
-        update={
+    return first.of_other_weights(
+        {
             "kind": Kind.HYDRA,
             "masks": tuple(m.header.masks[0] for m in members),
             "plan": FusePlan(

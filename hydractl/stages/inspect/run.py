@@ -17,6 +17,7 @@ from hydractl.families.registry import FAMILIES
 from hydractl.manifest.document import Document
 from hydractl.manifest.header import Fate, Header, Step
 from hydractl.manifest.heads import HeadScores
+from hydractl.manifest.threshold import Threshold
 from hydractl.progress import SILENT, Progress
 from hydractl.source import Located
 from hydractl.stages.inspect.config import InspectConfig
@@ -104,6 +105,7 @@ class CheckpointReport:
         kind: `base`, `member`, `hydra`, `predictions`, or `foreign` where hydractl did not write it.
         model: Which model it is.
         temperature: What its logits are divided by.
+        threshold: Which inputs it answers, if it says so.
         total: All tensors.
         dtypes: By safetensors dtype.
         parts: By what tensors belong to.
@@ -119,6 +121,7 @@ class CheckpointReport:
     kind: str
     model: Identity
     temperature: float
+    threshold: Threshold | None
     total: Tally
     dtypes: dict[str, Tally]
     parts: dict[str, Tally]
@@ -221,6 +224,7 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         kind=header.kind.value if header else PREDICTIONS if predictions else FOREIGN,
         model=identity_of(header, masks=header.masks) if header else found.identity if found else Identity(),
         temperature=header.temperature if header else 1.0,
+        threshold=header.threshold if header else None,
         total=_tally(lines),
         dtypes=_by(lines, lambda line: line.dtype),
         parts=_by(sorted(lines, key=_place), lambda line: line.part),

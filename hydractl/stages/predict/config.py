@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from hydractl.data.reference import FILE_SUFFIXES, IMAGE_SUFFIXES, DataRef
@@ -10,12 +11,43 @@ from hydractl.errors import UsageError
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.parallel import refuse_shared_input
 from hydractl.publish import STDOUT, is_stream
-from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.settings import Setting, by_default, check, flag, number, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 LINES = "-"
 """DATA that come on standard input, one a line."""
+
+
+NO_THRESHOLD = inf
+
+
+def parse_threshold(text: str) -> float | Path:
+    """Read a number, `none`, or the name of a report; one that is called as a number is written `./2`."""
+    if text == "none":
+        return NO_THRESHOLD
+    try:
+        return number("--threshold", text)
+    except UsageError:
+        if text.lower().endswith(".json") or "/" in text:
+            return Path(text)
+        raise
+
+
+def check_bound(score: str, bound: float) -> None:
+    """Refuse a threshold that accepts everything or nothing.
+
+    Raises:
+        UsageError: If an OOD score is always or never below it.
+    """
+    known = SCORES[score]
+    if bound != NO_THRESHOLD and not known.low <= bound <= known.high:
+        raise UsageError(
+            f"`--threshold {bound:g}`: the OOD score `{score}` lies between {known.low:g} and {known.high:g}",
+            hint=f"to accept probabilities above {bound:g}: `--threshold {-bound:g}`"
+            if score == MSP and 0 < bound < 1
+            else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +81,15 @@ class PredictConfig:
         metavar="SCORE",
         choices=tuple(SCORES),
     )
+    threshold: float | Path | None = setting(
+        None,
+        "Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses "
+        "nothing. Default: as the checkpoint says.",
+        parse=parse_threshold,
+        metavar="X|REPORT|none",
+        shows=False,
+    )
+    """Infinite for none."""
     skip_bad: bool = flag(Setting("Tell of an image that cannot be read in its line, and go on."))
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
@@ -61,6 +102,8 @@ class PredictConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if isinstance(self.threshold, float) and self.ood_score is not None:
+            check_bound(self.ood_score, self.threshold)
         if not self.data:
             raise UsageError("nothing to predict", hint="name DATA: a folder, image files, a table; or `-`")
         if LINES in self.data:

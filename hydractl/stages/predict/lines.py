@@ -24,9 +24,7 @@ Line = dict[str, Any]
 PATH, ROW, DATA, ERROR = "path", "row", "data", "error"
 
 
-def lines_of(
-    found: Predictions, names: Sequence[str], *, top_k: int, score: str, accepted: Sequence[bool] | None
-) -> Iterator[Line]:
+def lines_of(found: Predictions, names: Sequence[str], *, top_k: int, score: str) -> Iterator[Line]:
     """Yield what is told of each sample, without what it is called.
 
     Args:
@@ -34,7 +32,6 @@ def lines_of(
         names: Of the classes.
         top_k: How many classes are told, at most all.
         score: The OOD score that is told.
-        accepted: Whether each sample is accepted, where there is a threshold.
     """
     likeliest = found.probabilities.sort(dim=1, descending=True, stable=True)
     chances, classes = (x[:, :top_k] for x in likeliest)
@@ -43,7 +40,7 @@ def lines_of(
         classes.tolist(),
         found.votes.tolist(),
         *map(_numbers, (found.entropy, found.mutual_information, found.scores[score])),
-        [None] * len(found) if accepted is None else accepted,
+        [None] * len(found) if found.accepted is None else found.accepted.tolist(),
         strict=True,
     )
     for own, top, votes, entropy, information, strangeness, accept in rows:

@@ -44,6 +44,7 @@ class PredictReport:
         inputs: How many there were.
         labels: How often each class is the most probable.
         bad: How many images could not be read.
+        accepted: How many the threshold accepts, where there is one.
         resumed_from: How many lines an earlier run had done.
     """
 
@@ -51,6 +52,7 @@ class PredictReport:
     inputs: int
     labels: dict[str, int]
     bad: int
+    accepted: int | None
     resumed_from: int
 
     @property
@@ -65,10 +67,13 @@ class _Counted:
 
     labels: Counter[str] = field(default_factory=Counter)
     bad: int = 0
+    accepted: int | None = None
 
     def add(self, some: Sequence[Line]) -> None:
         self.labels.update(line["label"] for line in some if ERROR not in line)
         self.bad += sum(ERROR in line for line in some)
+        if any("accept" in line for line in some):
+            self.accepted = (self.accepted or 0) + sum(line.get("accept", False) for line in some)
 
 
 class _Block(NamedTuple):
@@ -101,7 +106,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
             _check_outputs(config, opened, own)
         warn_assumed(opened, progress)
         warn_mixed(opened, progress)
-        return _Run(config, opened, Teller.of(config, opened), team, progress).done(device)
+        return _Run(config, opened, Teller.of(config, opened, progress), team, progress).done(device)
 
 
 def _check_outputs(config: PredictConfig, opened: OpenModel, own: Claim) -> None:
@@ -111,7 +116,11 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, own: Claim) -> None
         force=own.may_replace,
         models=[opened],
         data=[DataRef.parse(given) for given in named if not is_image(given)],
-        files=[config.naming.file, *(Path(given) for given in named if is_image(given))],
+        files=[
+            config.naming.file,
+            config.threshold if isinstance(config.threshold, Path) else None,
+            *(Path(given) for given in named if is_image(given)),
+        ],
     )
 
 
@@ -155,6 +164,7 @@ class _Run:
             inputs=self.counted.labels.total() + self.counted.bad,
             labels=dict(sorted(self.counted.labels.items())),
             bad=self.counted.bad,
+            accepted=self.counted.accepted,
             resumed_from=begun,
         )
 

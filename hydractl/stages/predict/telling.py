@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from hydractl.errors import UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.families.opening import OpenModel
-from hydractl.fusion.predictions import Predictions
-from hydractl.manifest.header import Tokenization
+from hydractl.fusion.predictions import Bound, Predictions
+from hydractl.jsonfile import read_text
+from hydractl.manifest.header import Header, Tokenization
+from hydractl.manifest.report import Report
+from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.scores import MSP
-from hydractl.stages.predict.config import PredictConfig
+from hydractl.metrics.table import TEMPERATURE
+from hydractl.progress import Progress
+from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
 from hydractl.stages.predict.lines import DATA, ERROR, PATH, ROW, Line, columns, lines_of
 from hydractl.stages.predict.sources import Source
 from hydractl.stages.predict.stream import Answered
@@ -27,6 +34,7 @@ class Teller:
         names: Of the classes.
         classes: What a zero-shot model is asked about.
         score: The OOD score that is told.
+        below: The threshold on it, where there is one.
     """
 
     config: PredictConfig
@@ -34,13 +42,16 @@ class Teller:
     names: tuple[str, ...]
     classes: Classes | None
     score: str
+    below: float | None
 
     @classmethod
-    def of(cls, config: PredictConfig, opened: OpenModel) -> Teller:
+    def of(cls, config: PredictConfig, opened: OpenModel, progress: Progress) -> Teller:
         """Look at what the model's header says.
 
         Raises:
-            UsageError: If nothing names the classes of a zero-shot model, or classes are named that a model has itself.
+            UsageError: If nothing names the classes of a zero-shot model, or classes are named that a model has itself; or
+                a threshold is not for the OOD score that is asked for.
+            InputError: If a report has no threshold, or one of another model.
         """
         header = opened.header
         classes = config.naming.classes(opened)
@@ -49,18 +60,27 @@ class Teller:
             raise UsageError(
                 f"{opened.reference}: tells no classes apart yet", hint="name them: `--classes cat,dog`"
             )
+        stored = header.prompting and classes and (header.labels, header.prompting.templates)
+        if header.threshold and stored and stored != (classes and (classes.names, classes.templates)):
+            progress.warn(
+                f"{opened.reference}: its threshold is for the classes that it stores, and not applied"
+            )
+            header = header.model_copy(update={"threshold": None})
+        score, below = _bound(config, opened, header)
         return cls(
             config=config,
             opened=opened,
             names=names,
             classes=classes,
-            score=config.ood_score or MSP,
+            score=score,
+            below=below,
         )
 
     def lines(self, source: Source, answered: Answered) -> list[Line]:
         """Return the lines of consecutive items of a source."""
-        found = Predictions.of(answered.said, self.names)
-        told = lines_of(found, self.names, top_k=self.config.top_k, score=self.score, accepted=None)
+        bound = None if self.below is None else Bound(self.score, self.below)
+        found = Predictions.of(answered.said, self.names, bound)
+        told = lines_of(found, self.names, top_k=self.config.top_k, score=self.score)
         called = [self._called(source, i) for i in answered.places]
         return [
             key | (line if i not in answered.bad else {ERROR: answered.bad[i]})
@@ -81,7 +101,7 @@ class Teller:
             [key for key, is_there in there.items() if is_there],
             top_k=min(self.config.top_k, len(self.names)),
             members=len(self.opened.header.masks),
-            accepts=False,
+            accepts=self.below is not None,
             skips=self.config.skip_bad,
         )
 
@@ -93,8 +113,47 @@ class Teller:
             "classes": self.names,
             "templates": self.classes and self.classes.templates,
             "score": self.score,
+            "below": self.below,
             **{
                 name: getattr(config, name)
                 for name in ("top_k", "skip_bad", "max_length", "batch_size", "dtype")
             },
         }
+
+
+def _bound(config: PredictConfig, opened: OpenModel, header: Header) -> tuple[str, float | None]:
+    """Return the OOD score that is told, and the threshold on it."""
+    given = config.threshold
+    if isinstance(given, float):
+        score = config.ood_score or (header.threshold.score if header.threshold else MSP)
+        check_bound(score, given)
+        return score, None if given == NO_THRESHOLD else given
+    found = header.threshold if given is None else _reported(given, opened)
+    if found is None:
+        return config.ood_score or MSP, None
+    if config.ood_score not in {None, found.score}:
+        raise UsageError(
+            f"`--ood-score {config.ood_score}`: the threshold is for `{found.score}`",
+            hint="leave it out, or add `--threshold X`, or `--threshold none`",
+        )
+    return found.score, found.below
+
+
+def _reported(path: Path, opened: OpenModel) -> Threshold:
+    """Return the threshold that a report has for a model."""
+    report = Report.from_json(read_text(path), where=str(path))
+    row = next((r for r in report.rows if [m.sha256 for m in r.models] == [opened.checkpoint.digest]), None)
+    if row is None:
+        raise InputError(f"{path}: is not about {opened.reference}, or not as it is now")
+    if row.threshold is None:
+        raise InputError(
+            f"{path}: has no threshold for `{row.name}`",
+            hint="`hydractl eval ... --threshold-for 'risk<=0.01'`",
+        )
+    scaled = row.values[TEMPERATURE].value if TEMPERATURE in row.values else 1.0
+    if not math.isclose(scaled, opened.header.temperature, rel_tol=1e-5):
+        raise InputError(
+            f"{path}: its threshold is for the temperature {scaled:g}, {opened.reference} stores {opened.header.temperature:g}",
+            hint="store both in a copy: `hydractl eval ... --store PATH`",
+        )
+    return row.threshold

@@ -226,12 +226,11 @@ def _member_header(
         seed=origin.seed if origin else None,
         results={"verified": config.verify, "tolerance": TOLERANCE} if config.verify else {},
     )
-    return opened.header.model_copy(
-        update={
+    return opened.header.of_other_weights(
+        {
             "kind": Kind.MEMBER,
             "masks": (mask.towers,),
             "base": opened.header.base or opened.checkpoint.digest,
-            "temperature": 1.0,
             "made_by": step,
         }
     )

@@ -183,9 +183,9 @@ def _header(
         seed=config.seed,
         results=scores.results,
     )
-    update = {"base": base, "temperature": 1.0, "made_by": step}
+    update: dict[str, object] = {"base": base, "made_by": step}
     if config.max_length is None:
-        return opened.header.model_copy(update=update)
+        return opened.header.of_other_weights(update)
     # texts were cut in this run, and the model still reads longer ones
     whole = opened.checkpoint.header or open_model(config.model, arch=config.arch, seed=config.seed).header
-    return opened.header.model_copy(update=update | {"preprocess": whole.preprocess})
+    return opened.header.of_other_weights(update | {"preprocess": whole.preprocess})

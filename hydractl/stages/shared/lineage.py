@@ -38,7 +38,9 @@ def make_step(
 
 
 def warn_temperature(opened: OpenModel, progress: Progress) -> None:
-    """Say that a temperature is left behind with the weights that it was found for."""
+    """Say that a temperature or a threshold is left behind with the weights that it was found for."""
+    if opened.header.threshold is not None:
+        progress.warn(f"{opened.reference}: its threshold is not kept: other weights need their own")
     if opened.header.temperature != 1:
         progress.warn(
             f"{opened.reference}: its temperature {opened.header.temperature:g} is not kept: other weights need their own"

@@ -77,20 +77,20 @@ def check_models(outputs: Iterable[Path], claim: Claim, **read: Any) -> None:  #
 
 
 @contextmanager
-def publish_models(claim: Claim) -> Iterator[Callable[[Path, Header], Sink]]:
+def publish_models(claim: Claim) -> Iterator[Callable[[Path, Header | None], Sink]]:
     """Open models for writing, and publish all of them if the block ends well, or none.
 
     One that is a folder comes with what libraries read besides weights; what a former model had there, and this one has not,
     goes.
 
     Yields:
-        What opens one by its path and its header, of which the lineage may not be final yet.
+        What opens one by its path and its header, of which the lineage may not be final yet; None for a file that is no model.
     """
     stale: list[Path] = []
     with publish_together(claim) as begin:
 
-        def model(path: Path, header: Header) -> Sink:
-            if not is_folder(path):
+        def model(path: Path, header: Header | None) -> Sink:
+            if header is None or not is_folder(path):
                 return begin(path)
             from hydractl.hub.layout import files_of, of_model  # noqa: PLC0415 - as above
 

@@ -1,0 +1,47 @@
+"""Which inputs a model answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from hydractl.manifest.document import Strict
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Threshold(Strict):
+    """Inputs are accepted whose OOD score is below a bound, and what is known of the answers to them.
+
+    With probability 1 - `delta` over the draw of the samples that it was found on, at most `risk` of the answers to accepted
+    inputs, drawn as these samples were, are wrong.
+
+    Attributes:
+        score: The name of the OOD score.
+        below: The bound.
+        risk: As above.
+        delta: As above.
+        count: How many samples it was found on.
+        accepted: How many of them it accepts.
+        errors: How many of these the model answers wrongly.
+    """
+
+    score: str
+    below: float
+    risk: Share
+    delta: Share
+    count: int = Field(ge=1)
+    accepted: int = Field(ge=1)
+    errors: int = Field(ge=0)
+
+    @property
+    def coverage(self) -> float:
+        """The share of the samples that it accepts."""
+        return self.accepted / self.count
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.errors <= self.accepted <= self.count:
+            raise ValueError("errors, accepted, count: each is at most the next")
+        return self

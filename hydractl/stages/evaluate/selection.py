@@ -1,0 +1,117 @@
+"""Thresholds: which inputs each row answers so that few enough answers are wrong, and a copy of the model that stores its own."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hydractl.errors import CheckFailed, UsageError
+from hydractl.families.opening import OpenModel
+from hydractl.fusion.predictions import Predictions
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import Header, InputFile, Kind
+from hydractl.manifest.report import Row
+from hydractl.manifest.threshold import Threshold
+from hydractl.metrics.samples import Responses
+from hydractl.metrics.selective import fewest, select
+from hydractl.metrics.table import TEMPERATURE
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import ID_NAME
+from hydractl.stages.evaluate.risk import OPTION, told
+from hydractl.stages.shared.classes import Classes
+from hydractl.stages.shared.lineage import make_step
+
+DIGITS = 6
+"""Significant ones of a temperature that is stored, as `fuse` stores it."""
+
+
+def check_count(config: EvalConfig, count: int) -> None:
+    """Refuse samples that are too few for any threshold, before a model is loaded.
+
+    Raises:
+        CheckFailed: If they are.
+    """
+    if config.threshold_for is None:
+        return
+    least = fewest(config.threshold_for, config.chance) + 1
+    if count < least:
+        raise CheckFailed(
+            f"`{OPTION} {told(config.threshold_for)}`: {count} samples cannot tell, even if every answer were right",
+            hint=f"give at least {least} samples, allow more risk, or a greater `--delta`",
+        )
+
+
+def threshold_of(config: EvalConfig, found: Responses, labels: Tensor) -> Threshold | None:
+    """Return the threshold of a row, None if no threshold keeps the risk, or none is asked for."""
+    if config.threshold_for is None:
+        return None
+    score = config.scores[0]
+    said = Predictions.of(found, tuple(map(str, range(found.log_probs.shape[2]))))
+    hits = said.classes == labels
+    selected = select(said.scores[score], hits, risk=config.threshold_for, delta=config.chance)
+    if selected is None:
+        return None
+    return Threshold(
+        score=score, risk=config.threshold_for, delta=config.chance, count=len(labels), **selected._asdict()
+    )
+
+
+def require_threshold(config: EvalConfig, row: Row) -> None:
+    """Raise if the model has no threshold that was asked for; call it once the report has been shown.
+
+    Raises:
+        CheckFailed: If that is so.
+    """
+    if config.threshold_for is not None and row.threshold is None:
+        kept = "; nothing was stored" if config.store else ""
+        raise CheckFailed(
+            f"`{OPTION} {told(config.threshold_for)}`: no threshold on `{config.scores[0]}` keeps it for `{row.name}`{kept}",
+            hint="give more samples, allow more risk, or try another `--ood-score`",
+        )
+
+
+def check_storable(config: EvalConfig, opened: OpenModel, classes: Classes | None) -> None:
+    """Refuse to store what is of classes that the model does not store.
+
+    Raises:
+        UsageError: If it is.
+    """
+    prompting = opened.header.prompting
+    stored = (opened.header.labels, prompting.templates) if prompting else None
+    if config.store and classes and stored and stored != (classes.names, classes.templates):
+        raise UsageError(
+            f"`--store`: {opened.reference} stores other classes, or none",
+            hint="fuse the members with `--classes` and `--template` first",
+        )
+
+
+def stored_header(config: EvalConfig, opened: OpenModel, row: Row, data: dict[str, Fingerprint]) -> Header:
+    """Return the header of a copy of a model that stores its temperature and its threshold."""
+    header = opened.header
+    scaled = row.values.get(TEMPERATURE)
+    temperature = header.temperature if scaled is None else float(f"{scaled.value:.{DIGITS}g}")
+    found = row.threshold
+    step = make_step(
+        "eval",
+        family=opened.family,
+        options={
+            "temperature": config.given_temperature,
+            "threshold_for": None if config.threshold_for is None else told(config.threshold_for),
+            "delta": None if config.threshold_for is None else config.chance,
+            "ood_score": None if config.threshold_for is None else config.scores[0],
+            "max_length": config.max_length,
+        },
+        inputs=[
+            opened.as_input(),
+            *(
+                InputFile(name=data[n].reference, sha256=data[n].sha256)
+                for n in (ID_NAME, TEMPERATURE)
+                if n in data
+            ),
+        ],
+        results={"temperature": temperature} | ({} if found is None else {"coverage": found.coverage}),
+    )
+    base = header.base
+    if header.kind == Kind.BASE and base is None and not opened.is_random:
+        base = opened.checkpoint.digest
+    update = {"base": base, "temperature": temperature, "threshold": found, "made_by": step}
+    return header.model_copy(update=update)

@@ -1,0 +1,204 @@
+"""A threshold: found by `eval`, kept in reports and copies of models, applied by `predict`, dropped with the weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import hydractl
+from hydractl.checkpoint import Checkpoint
+from hydractl.cli.app import main
+from hydractl.data.reference import DataRef
+from hydractl.errors import InputError, UsageError
+from hydractl.families.opening import open_model
+from hydractl.manifest.report import Report
+from hydractl.metrics import selective
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.predict.config import PredictConfig, parse_threshold
+from hydractl.stages.predict.run import run_predict
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.run import run_prune
+from support.builders import base, mask_file
+from support.heard import Heard
+
+HELD = "digits::split=val,classes=0-6"
+QUICK = {"latency": False, "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",)}
+RISK = 0.95  # of a model that was never trained
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made = tmp_path_factory.mktemp("models")
+    base().save(made / "base.st")
+    for i in range(2):
+        base().pruned((0, 1), (2,), (0, 3)).tuned(i).save(made / f"m{i}.st")
+    run_fuse(
+        FuseConfig(models=(str(made / "m0.st"), str(made / "m1.st")), out=made / "hydra.st", verify=False)
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def stored(models):
+    """A report, and a copy of the hydra with a temperature and a threshold."""
+    config = EvalConfig(
+        model=str(models / "hydra.st"), data=DataRef.parse(HELD), threshold_for=RISK, delta=0.2, temperature=2.0,
+        ood_score=("entropy",), store=models / "copy.st", out=models / "report.json", **QUICK,
+    )  # fmt: skip
+    report = run_eval(config)
+    report.require_checks()
+    return report.document.rows[0].threshold
+
+
+def lines(models, model, data=HELD, out="out.jsonl", **settings):
+    path = models / out
+    path.unlink(missing_ok=True)
+    run_predict(PredictConfig(model=str(models / model), data=(data,), out=path, device="cpu", **settings))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_report_says_what_is_accepted_and_what_that_promises(models, stored):
+    written = Report.from_json((models / "report.json").read_text(), where="report")
+
+    assert written.rows[0].threshold == stored
+    assert (stored.score, stored.risk, stored.delta, stored.count) == ("entropy", RISK, 0.2, 252)
+    assert (written.options["threshold_for"], written.options["delta"]) == (f"risk<={RISK}", 0.2)
+    assert 0 < stored.errors < stored.accepted < stored.count
+    copy = Checkpoint.open(models / "copy.st").header
+    assert (copy.threshold, copy.temperature, copy.made_by.command) == (stored, 2.0, "eval")
+    assert copy.made_by.inputs[0].sha256 == Checkpoint.open(models / "hydra.st").digest
+
+
+def test_predict_accepts_what_eval_counted(models, stored):
+    found = lines(models, "copy.st")
+    model = hydractl.load(models / "copy.st")
+
+    accepted = [line["accept"] for line in found]
+    assert sum(accepted) == stored.accepted
+    assert [line["ood_score"] < stored.below for line in found] == accepted
+    assert [line["ood_score"] for line in found] == [line["entropy"] for line in found]
+    inputs = base().inputs(batch=3)
+    assert torch.equal(model.predict(inputs).accepted, model.predict(inputs).entropy < stored.below)
+    assert hydractl.load(models / "hydra.st").predict(inputs).accepted is None
+    assert "accept" not in lines(models, "copy.st", threshold=parse_threshold("none"))[0]
+    assert "accept" not in lines(models, "hydra.st")[0]
+
+
+def test_predict_takes_a_threshold_from_a_report_or_a_number(models):
+    config = EvalConfig(
+        model=str(models / "hydra.st"),
+        data=DataRef.parse(HELD),
+        threshold_for=RISK,
+        delta=0.2,
+        out=models / "plain.json",
+        **QUICK,
+    )
+    found = run_eval(config).document.rows[0].threshold
+    by_report = lines(models, "hydra.st", threshold=models / "plain.json")
+
+    assert sum(line["accept"] for line in by_report) == found.accepted
+    assert lines(models, "hydra.st", threshold=found.below) == by_report
+    with pytest.raises(InputError, match=r"report.json: its threshold is for the temperature 2, .* stores 1"):
+        lines(models, "hydra.st", threshold=models / "report.json")
+    with pytest.raises(InputError, match=r"plain.json: is not about .*base.st, or not as it is now"):
+        lines(models, "base.st", threshold=models / "plain.json")
+    with pytest.raises(UsageError, match="`--ood-score mi`: the threshold is for `entropy`"):
+        lines(models, "copy.st", ood_score="mi")
+    with pytest.raises(
+        UsageError, match=r"`--threshold 0\.9`: the OOD score `msp` lies between -1 and 0"
+    ) as caught:
+        lines(models, "hydra.st", threshold=0.9)
+    assert caught.value.hint == "to accept probabilities above 0.9: `--threshold -0.9`"
+
+
+def test_other_weights_drop_it(models, stored):
+    member = hydractl.load(models / "base.st")
+    member.header = member.header.model_copy(update={"threshold": stored})
+    member.save(models / "answering.st")
+    heard = Heard()
+    mask = mask_file(models / "mask.json", base().header, (0, 1), (2,), (0, 3))
+    run_prune(
+        PruneConfig(
+            model=str(models / "answering.st"),
+            masks=(mask,),
+            out=models / "pruned.st",
+            verify=False,
+        ),
+        heard,
+    )
+    run_fuse(FuseConfig(models=(str(models / "answering.st"),), out=models / "fused.st", verify=False))
+
+    assert Checkpoint.open(models / "answering.st").header.threshold == stored
+    assert open_model(str(models / "pruned.st")).header.threshold is None
+    assert open_model(str(models / "fused.st")).header.threshold is None
+    assert any("its threshold is not kept" in warning for warning in heard.warnings)
+
+
+def test_the_command_says_what_it_found_or_that_there_is_none(models, capsys):
+    argv = [
+        "eval",
+        str(models / "base.st"),
+        "--data",
+        HELD,
+        "--no-latency",
+        "--bootstrap",
+        "0",
+        "--metrics",
+        "accuracy",
+        "--device",
+        "cpu",
+    ]
+    assert main([*argv, "--threshold-for", f"risk<={RISK}", "--delta", "0.2"]) == 0
+    assert "wrong; with 80 % confidence at most 95 % of its answers are" in capsys.readouterr().out
+
+    copy = models / "none.st"
+    assert (
+        main([*argv, "--threshold-for", "risk<=0.1", "--store", str(copy), "-o", str(models / "r.json")]) == 5
+    )
+    seen = capsys.readouterr()
+    assert "base: no threshold keeps risk<=0.1" in seen.out
+    assert (
+        "error: `--threshold-for risk<=0.1`: no threshold on `msp` keeps it for `base`; nothing was stored"
+        in seen.err
+    )
+    assert (models / "r.json").exists()
+    assert not copy.exists()
+    assert main([*argv, "--threshold-for", "risk<=0.01"]) == 5
+    assert "252 samples cannot tell" in capsys.readouterr().err
+
+
+def test_a_temperature_alone_can_be_stored(models):
+    config = EvalConfig(
+        model=str(models / "base.st"),
+        data=DataRef.parse(HELD),
+        temperature=1.5,
+        store=models / "warm.st",
+        **QUICK,
+    )
+    assert run_eval(config).paths == (models / "warm.st",)
+    header = Checkpoint.open(models / "warm.st").header
+    assert (header.temperature, header.threshold) == (1.5, None)
+    assert header.base == Checkpoint.open(models / "base.st").digest
+
+
+REFUSED = {
+    "a percentage": (["--threshold-for", "risk<=5"], "1 % is written 0.01: `--threshold-for 'risk<=0.05'`"),
+    "no bound": (["--threshold-for", "risk"], "expected `risk<=R`"),
+    "nothing to store": (["--store", "c.st"], "`--store`: there is nothing to store"),
+    "delta alone": (["--delta", "0.1"], "`--delta 0.1`: no effect without `--threshold-for`"),
+    "delta of 1": (["--threshold-for", "risk<=0.1", "--delta", "1"], "`--delta 1`: must be"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(models, capsys, options, message):
+    assert main(["eval", str(models / "base.st"), "--data", HELD, *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("c.st").exists()
+    assert selective.fewest(0.5, 0.5) == 1
