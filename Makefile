@@ -34,9 +34,11 @@ checks: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python -m hydractl.cli.completion --check
 	$(BIN)/python -m hydractl.cli.supported --check
+	$(BIN)/python -m hydractl.api.stub --check
 
 completions: $(STAMP)
 	$(BIN)/python -m hydractl.cli.completion
+	$(BIN)/python -m hydractl.api.stub
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from hydractl.version import __version__
+
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
 if TYPE_CHECKING:
+    from hydractl.api.stages import evaluate, finetune, fuse, predict, prune, score
     from hydractl.fusion.hydra import Hydra
     from hydractl.fusion.loaded import load
     from hydractl.fusion.predictions import Predictions
 
-__all__ = ["Hydra", "Predictions", "__version__", "load"]
-__version__ = "0.1.0"
+__all__ = [
+    "Hydra",
+    "Predictions",
+    "__version__",
+    "evaluate",
+    "finetune",
+    "fuse",
+    "load",
+    "predict",
+    "prune",
+    "score",
+]
 _PLACES = {
     "Hydra": "hydractl.fusion.hydra",
     "Predictions": "hydractl.fusion.predictions",
     "load": "hydractl.fusion.loaded",
+    **dict.fromkeys(("score", "prune", "finetune", "fuse", "evaluate", "predict"), "hydractl.api.stages"),
 }
 
 

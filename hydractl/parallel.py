@@ -53,7 +53,7 @@ def require_one_process(command: str) -> None:
     if world_size() > 1:
         raise UsageError(
             f"`{command}` runs in one process, not in {world_size()}",
-            hint="leave out `torchrun`; `finetune` and `score` take it",
+            hint="leave out `torchrun`; `finetune`, `predict` and `score` take it",
         )
 
 

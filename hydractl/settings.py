@@ -72,7 +72,8 @@ class Setting:
             return tuple(map(self.read, typed))
         if self.parse is not None and isinstance(typed, str):
             return self.parse(typed)
-        return self.choices[self.choices.index(typed)] if isinstance(typed, str) and self.choices else typed
+        # the choice itself, which may be of an enumeration; another text is refused by `check`
+        return next((choice for choice in self.choices if choice == typed), typed)
 
     def check(self, name: str, value: object) -> None:
         """Refuse a value, or an item of one, that is no choice or out of range.

@@ -12,7 +12,6 @@ import typer
 import typer.core
 import typer.main
 
-from hydractl import __version__
 from hydractl.cli import doctor, eval, finetune, fuse, import_, lineage, predict, prune, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
@@ -20,6 +19,7 @@ from hydractl.cli.inspect import command as inspect
 from hydractl.cli.shells import command as shells
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line
 from hydractl.progress import did_you_mean
+from hydractl.version import __version__
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141

@@ -212,7 +212,7 @@ def test_a_usage_error_of_one_rank_alone_is_said(call, work, monkeypatch):
     seen = call("eval", "base.st", "--data", "digits")
 
     assert seen.err.startswith("rank 1: error: `eval` runs in one process, not in 2")
-    assert "`finetune` and `score` take it" in seen.err
+    assert "`finetune`, `predict` and `score` take it" in seen.err
     assert len(slept) == 1
 
 

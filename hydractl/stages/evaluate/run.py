@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl import __version__
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.claims import Claim
 from hydractl.data.inputs import content_of
@@ -46,6 +45,7 @@ from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import check_models, check_outputs, claim, publish_models
 from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
 from hydractl.stages.shared.reading import open_reader
+from hydractl.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hydractl import __version__
 from hydractl.claims import Claim
 from hydractl.data.inputs import Reading, check_augment, check_reads, limited, open_items, shortened
 from hydractl.data.items import Items
@@ -26,6 +25,7 @@ from hydractl.training.feeding.mix import Mixing
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
+from hydractl.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl import __version__
 from hydractl.claims import Claim
 from hydractl.data.items import Items
 from hydractl.data.reference import DataRef
@@ -33,6 +32,7 @@ from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
 from hydractl.stages.shared.reading import open_reader, warn_mixed
+from hydractl.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

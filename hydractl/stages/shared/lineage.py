@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hydractl import __version__
 from hydractl.families.base import Family
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Option
@@ -13,6 +12,7 @@ from hydractl.manifest.header import InputFile, Step
 from hydractl.progress import Progress
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
+from hydractl.version import __version__
 
 TOOL = f"hydractl {__version__}"
 

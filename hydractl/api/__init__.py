@@ -1,0 +1,1 @@
+"""The stages as functions of Python."""

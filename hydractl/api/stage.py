@@ -1,0 +1,172 @@
+"""A stage as a function: its keyword arguments are the command's options, made of what its configuration declares."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydractl.progress import Progress, Silent, did_you_mean
+from hydractl.settings import Declared, Setting, configured, options_of
+
+FIRST_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+class Stage(NamedTuple):
+    """What makes a function.
+
+    Attributes:
+        name: Of the function.
+        does: One sentence.
+        config: Declares the options.
+        run: The stage's own function, `MODULE:NAME`, from a configuration and a `Progress` to a report.
+        report: The report's class, likewise.
+        needs: Options that have a default on a command line alone.
+    """
+
+    name: str
+    does: str
+    config: type[Any]
+    run: str
+    report: str
+    needs: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[Declared, ...]:
+        """The options, those without a name first."""
+        found = [o._replace(default=...) if o.name in self.needs else o for o in options_of(self.config)]
+        return tuple(sorted(found, key=lambda o: not o.setting.positional))
+
+    @property
+    def doc(self) -> str:
+        """What the function's help says."""
+        told = "\n".join(f"    {o.name}: {o.setting.help}" for o in self.options)
+        return (
+            f"{self.does}\n\nArguments are those of `hydractl {self.command}`, and read as it reads them; None is an option that is "
+            f"not given.\n\nArgs:\n{told}\n    progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is "
+            "quiet, and warnings are those of Python's `warnings`.\n\nReturns:\n    What the command tells with `--json`, as an object.\n\n"
+            "Raises:\n    HydraError: Whatever ends the command; `exit_code` is the command's.\n    TypeError: If there is no such option.\n"
+        )
+
+    @property
+    def command(self) -> str:
+        """What the command is called."""
+        return {"evaluate": "eval"}.get(self.name, self.name)
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function; it loads the stage when it is called."""
+        options = {o.name: o for o in self.options}
+        signature = inspect.Signature([*map(_parameter, options.values()), _PROGRESS])
+
+        def run(*args: object, **given: object) -> Any:  # noqa: ANN401 - the stage's report
+            for name in given:
+                if name not in options and name != "progress":
+                    near = did_you_mean(name, options)
+                    raise TypeError(f"{self.name}() has no option `{name}`{f'; {near}' if near else ''}")
+            bound = signature.bind(*args, **given).arguments
+            heard = bound.pop("progress", None)
+            typed = {name: _typed(options[name], value) for name, value in bound.items()}
+            config = configured(self.config, dict.fromkeys(options) | typed)
+            module, _, function = self.run.partition(":")
+            return getattr(import_module(module), function)(config, _heard(heard))
+
+        run.__name__ = run.__qualname__ = self.name
+        run.__module__ = "hydractl"
+        run.__doc__ = self.doc
+        run.__signature__ = signature  # type: ignore[attr-defined]  # what `help` looks at
+        return run
+
+
+class _Warning(Silent):
+    """A `Progress` that is quiet but for warnings, which are Python's."""
+
+    def warn(self, message: str) -> None:
+        warnings.warn(message, UserWarning, stacklevel=2)
+
+
+class _Calling(Silent):
+    """A `Progress` that calls a function with each message."""
+
+    def __init__(self, call: Callable[[str], object]) -> None:
+        self._call = call
+
+    def step(self, message: str) -> None:
+        self._call(message)
+
+    def warn(self, message: str) -> None:
+        self._call(f"warning: {message}")
+
+
+def _heard(progress: Any) -> Progress:  # noqa: ANN401 - what a caller gave
+    if progress is None:
+        return _Warning()
+    if hasattr(progress, "track"):
+        found: Progress = progress
+        return found
+    return _Calling(progress)
+
+
+def _typed(option: Declared, value: object) -> object:
+    """Return what a command line would hold: lists as it writes them, paths as such.
+
+    Raises:
+        ValueError: If a text of a list that a command line writes with commas holds one.
+    """
+    setting, plural = option.setting, option.kind.startswith("tuple[")
+    listed = setting.repeated or (plural and setting.parse is None)
+    if plural and setting.parse is not None and isinstance(value, int | float):
+        return repr(value)
+    if not isinstance(value, list | tuple):
+        return [_as_path(option, value)] if listed and value is not None else _as_path(option, value)
+    items = [_as_path(option, item) for item in value]
+    if listed or not all(isinstance(item, str) for item in items):
+        return items if listed else tuple(items)
+    if odd := [item for item in items if "," in str(item)]:
+        raise ValueError(f"{option.name}: `{odd[0]}` holds a comma, which parts items")
+    return ",".join(map(str, items))
+
+
+def _as_path(option: Declared, value: object) -> object:
+    """Return a text as a path where the option is one and takes it as it is, and a path as a text where it is none."""
+    bare = "Path" in option.kind and option.setting.parse is None
+    if isinstance(value, Path):
+        return value if bare else str(value)
+    return Path(value) if bare and isinstance(value, str) else value
+
+
+def _parameter(option: Declared) -> inspect.Parameter:
+    kind = FIRST_POSITIONAL if option.setting.positional else inspect.Parameter.KEYWORD_ONLY
+    default = inspect.Parameter.empty if option.default is ... else None
+    return inspect.Parameter(option.name, kind, default=default, annotation=type_of(option))
+
+
+_PROGRESS = inspect.Parameter(
+    "progress",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation="Callable[[str], object] | Progress | None",
+)
+
+
+def type_of(option: Declared) -> str:
+    """Return the type of an argument as it is written."""
+    found = _given_type(option.kind.removesuffix(" | None"), option.setting)
+    return found if option.default is ... else f"{found} | None"
+
+
+def _given_type(kind: str, setting: Setting) -> str:
+    words = re.findall(r"\w+", kind)
+    path = ["Path"] if setting.positional or {"Path", "DataRef"} & {*words} else []
+    one = " | ".join(["str", *path, *(name for name in ("int", "float") if name in words and setting.parse)])
+    plural = kind.startswith("tuple[") or setting.repeated
+    if setting.choices and not plural:
+        return f"Literal[{', '.join(map(repr, map(str, setting.choices)))}]".replace("'", '"')
+    if plural or (
+        kind == "str" and setting.metavar and "," in setting.metavar and "=" not in setting.metavar
+    ):
+        return f"{one} | Sequence[{one}]"
+    return one if setting.parse or "Path" in kind or kind == "str" else kind

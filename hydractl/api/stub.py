@@ -1,0 +1,59 @@
+"""Write `stages.pyi`, the functions' signatures for type checkers and editors; `--check` compares instead."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hydractl.api.stage import Stage, type_of
+from hydractl.api.stages import STAGES
+
+FILE = Path(__file__).with_name("stages.pyi")
+HEAD = '''"""The stages as functions. Made by `python -m hydractl.api.stub`; not written by hand."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from hydractl.api.stage import Stage
+from hydractl.progress import Progress
+{imports}
+
+STAGES: tuple[Stage, ...]
+'''
+
+
+def stub() -> str:
+    """Return what the file holds."""
+    imports = sorted("from {} import {}".format(*stage.report.split(":")) for stage in STAGES)
+    return HEAD.format(imports="\n".join(imports)) + "".join(map(_function, STAGES))
+
+
+def _function(stage: Stage) -> str:
+    first = [o for o in stage.options if o.setting.positional]
+    rest = [o for o in stage.options if not o.setting.positional]
+    lines = [f"    {o.name}: {type_of(o)}{'' if o.default is ... else ' = ...'}," for o in (*first, *rest)]
+    lines.insert(len(first), "    *,")
+    told = "\n".join(f"    {line}".rstrip() for line in stage.doc.rstrip().splitlines())
+    return (
+        f"\ndef {stage.name}(\n"
+        + "\n".join(lines)
+        + "\n    progress: Callable[[str], object] | Progress | None = ...,\n"
+        + f') -> {stage.report.partition(":")[2]}:\n    r"""{told.strip()}\n    """\n'
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Write or check the file; returns the exit code."""
+    text = stub()
+    if argv == ["--check"]:
+        same = FILE.is_file() and FILE.read_text(encoding="utf-8") == text
+        if not same:
+            sys.stderr.write(f"{FILE} is not what the options say: `python -m hydractl.api.stub`\n")
+        return 0 if same else 1
+    FILE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
