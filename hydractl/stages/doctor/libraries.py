@@ -10,9 +10,9 @@ from importlib import import_module, metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from hydractl import __version__
 from hydractl.errors import reason_of
 from hydractl.stages.doctor.finding import Finding, State
+from hydractl.version import __version__
 
 LOADED = ("torch", "torchvision", "timm", "transformers", "safetensors", "huggingface_hub")
 """Modules that are loaded to see whether they can be: torchvision's fails beside another torch than it was built for."""
