@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval predict inspect lineage import schema doctor completion demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval predict inspect lineage import push schema doctor completion demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -307,6 +307,23 @@ _hydractl() {
                 _hydractl_words '--arch -o --output --out --num-classes --head-seed --pooling --img-size --mean --std --labels --tokenizer --ema --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'pth|pt|bin|ckpt|tar|safetensors|json'
+            fi
+            ;;
+        esac
+        ;;
+    push)
+        case $prev in
+        --report)
+            _hydractl_files 'json'
+            ;;
+        --base-model | --license | --revision | --commit-message | --max-shard-size | --arch)
+            : # any text
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--report --base-model --license --private --revision --create-pr --commit-message --max-shard-size --dry-run --arch --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
             fi
             ;;
         esac

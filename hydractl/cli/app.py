@@ -12,7 +12,7 @@ import typer
 import typer.core
 import typer.main
 
-from hydractl.cli import doctor, eval, finetune, fuse, import_, lineage, predict, prune, schema, score
+from hydractl.cli import doctor, eval, finetune, fuse, import_, lineage, predict, prune, push, schema, score
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
@@ -43,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "inspect": inspect.inspect,
     "lineage": lineage.lineage,
     "import": import_.import_weights,
+    "push": push.push,
     "schema": schema.schema,
     "doctor": doctor.doctor,
     "completion": shells.completion,

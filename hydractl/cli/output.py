@@ -29,8 +29,8 @@ class StageReport(Protocol):
     """What every stage returns: at least the files it wrote."""
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files written, in order."""
+    def paths(self) -> tuple[Path | str, ...]:
+        """The files written, in order, or addresses of what was made elsewhere."""
         ...
 
 

@@ -14,13 +14,16 @@ from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, Composed, Declared, configured, declared, options_of, spelled
+from hydractl.stages.doctor.config import DoctorConfig
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.inspect.config import InspectConfig
+from hydractl.stages.lineage.config import LineageConfig
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
+from hydractl.stages.push.config import PushConfig
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.training.recipes.named import RECIPES
 
@@ -33,12 +36,18 @@ CONFIGS = {
     "predict": PredictConfig,
     "inspect": InspectConfig,
     "import": ImportConfig,
+    "push": PushConfig,
+    "lineage": LineageConfig,
+    "doctor": DoctorConfig,
 }
 BY_HAND = {"schema", "demo", "completion"}
 TERMINAL = ("json", "quiet")
 TEXTS = {
     "out": "a{i}.st",
     "max_memory": "2KiB",
+    "max_shard_size": "2KiB",
+    "repository": "org/name",
+    "base_model": "org/base",
     "towers": "text,vision",
     "objective": "acc",
     "classes": "a,b",
@@ -100,6 +109,7 @@ COMPANIONS = {
         "strategy": ("--pool", "9", "--data", "d", *ALWAYS["prune"]),
         "members": ("--pool", "9", *ALWAYS["prune"]),
     },
+    "lineage": {"verify": ("b.st",)},
     "fuse": {
         "max_loss": ("--merge-trunk", "auto", "--data", "digits"),
         **dict.fromkeys(("max_length", "batch_size", "device"), ("--data", "digits")),
@@ -167,27 +177,24 @@ def words_for(name, option):
     return [*flag, text], value
 
 
-def required(config, *, but):
-    """Return what a command cannot do without, but for one option."""
-    needed = [o for o in options_of(config) if o.default is ... and o.name != but]
-    model = MODELS.get(but)
+def required(config, option):
+    """Return what a command cannot do without, in order, and what one option is typed with."""
+    needed = [o for o in options_of(config) if o.default is ... or o.name == option.name]
+    model = MODELS.get(option.name)
     return [
         word
-        for option in needed
-        for word in ([model] if model and option.name == "model" else words_for(option.name, option)[0])
+        for one in needed
+        for word in ([model] if model and one.name == "model" else words_for(one.name, one)[0])
     ]
 
 
 @pytest.mark.parametrize(("name", "option"), CASES, ids=[f"{n}-{o.name}" for n, o in CASES])
 def test_an_option_reaches_the_field_of_its_name(made, name, option):
     config = CONFIGS[name]
-    words, value = words_for(option.name, option)
+    _, value = words_for(option.name, option)
     besides = COMPANIONS.get(name, {}).get(option.name, ALWAYS.get(name, ()))
 
-    if option.setting.positional:  # in its place among others
-        found = made(name, *required(config, but=None), *besides)
-    else:
-        found = made(name, *required(config, but=option.name), *besides, *words)
+    found = made(name, *required(config, option), *besides)
 
     assert value != option.default
     assert type(found) is config

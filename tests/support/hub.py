@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 COMMIT = "c" * 40
 GATED = "org/gated"
 BROKEN = "org/broken"
+
+
+class Asked(NamedTuple):
+    """One request."""
+
+    method: str
+    path: str
+    body: bytes
+    authorization: str | None
 
 
 class Hub:
@@ -42,6 +51,10 @@ class Hub:
     def add_folder(self, name: str, folder: Path) -> None:
         """Serve a folder's files as a repository."""
         self.files[name] = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    def respond(self, asked: Asked) -> tuple[int, Mapping[str, str], bytes]:
+        """Return the answer to a request; one that is cut off raises `ConnectionAbortedError`."""
+        return self.answer(asked.path)
 
     def answer(self, path: str) -> tuple[int, Mapping[str, str], bytes]:
         """Return status, headers and body for a path."""
@@ -82,10 +95,22 @@ class Hub:
         return 200, {}, json.dumps(info).encode()
 
 
+def body_of(request: BaseHTTPRequestHandler) -> bytes:
+    """Return what came with a request."""
+    if request.headers.get("Transfer-Encoding") != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length", 0)))
+    parts = []
+    while size := int(request.rfile.readline(), 16):
+        parts.append(request.rfile.read(size))
+        request.rfile.readline()
+    request.rfile.readline()
+    return b"".join(parts)
+
+
 @contextlib.contextmanager
-def serve() -> Iterator[Hub]:
+def serve(hub: Hub | None = None) -> Iterator[Hub]:
     """Run a Hub on a free port for as long as the block lasts."""
-    hub = Hub()
+    hub = hub or Hub()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -93,12 +118,20 @@ def serve() -> Iterator[Hub]:
         def do_GET(self) -> None:
             self._reply(body=True)
 
+        do_POST = do_PUT = do_GET  # noqa: N815 - as the library calls them
+
         def do_HEAD(self) -> None:
             self._reply(body=False)
 
         def _reply(self, *, body: bool) -> None:
             hub.asked.append(self.path)
-            status, headers, data = hub.answer(self.path)
+            given = body_of(self)
+            try:
+                asked = Asked(self.command, self.path, given, self.headers.get("Authorization"))
+                status, headers, data = hub.respond(asked)
+            except ConnectionAbortedError:
+                self.close_connection = True
+                return
             self.send_response(status)
             for key, value in headers.items():
                 self.send_header(key, value)

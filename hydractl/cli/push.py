@@ -1,0 +1,55 @@
+"""`hydractl push`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hydractl.cli.command import command
+from hydractl.cli.output import Terminal, line, size, table
+from hydractl.settings import Setting
+from hydractl.stages.push.config import PushConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hydractl.stages.push.run import PushReport
+
+QUIET = Setting("Print only the address of the commit.", spelled=("-q", "--quiet"))
+
+
+@command(PushConfig, quiet=QUIET, streams=())
+def push(config: PushConfig, terminal: Terminal) -> None:
+    """Push a base, a member or a hydra to the Hub: weights, configuration, head masks, report and a card, in one commit.
+
+    The card says what the model is, what it was made from and by which commands, what `eval` measured of it, and how to load
+    it. Pushing the same again makes no commit. The token comes from HF_TOKEN, or from `hf auth login`.
+
+    Examples:
+      hydractl push hydra.st my-team/my-hydra --report report.json --base-model timm/vit_small_patch16_224.augreg_in21k --license apache-2.0
+      hydractl push hydra.st my-team/my-hydra --report report.json --dry-run
+      hydractl push hydra.st my-team/my-hydra --revision v2 --create-pr --commit-message "Three seeds more"
+      hydractl push member.st my-team/my-member --private
+    """
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    from hydractl.stages.push.run import run_push
+
+    if terminal.quiet or terminal.as_json or not sys.stderr.isatty():
+        disable_progress_bars()
+    report = run_push(config, terminal.progress())
+    terminal.result(report, render)
+
+
+def render(report: PushReport, out: Console) -> None:
+    """Show files and what became of them; in a dry run, the card too."""
+    words = {None: "", True: "written", False: "as it was"}
+    rows = [(file.name, size(file.size_bytes), words[file.written]) for file in report.files]
+    rows += [(name, "", "deleted") for name in report.deleted]
+    out.print(table(["file", "bytes", report.repository], rows))
+    if report.commit is None:
+        line(out, "")
+        for text in report.card.splitlines():
+            line(out, text)
+    elif report.unchanged:
+        line(out, f"Nothing has changed since {report.url}")

@@ -1,0 +1,358 @@
+"""A model's card: its README on the Hub, made of its header, of a report and of what the user says.
+
+Texts of files are shown as code, where they mark nothing up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import harmless, shortened
+from hydractl.hub.layout import is_stock, labels_of
+from hydractl.hub.repository import MAIN
+from hydractl.manifest.document import Option
+from hydractl.manifest.header import Header, Kind, Preprocess, Step
+from hydractl.manifest.report import Report, Row, Value
+from hydractl.metrics.metric import Needs, Unit
+from hydractl.metrics.table import METRICS
+from hydractl.progress import counted
+from hydractl.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+PICTURE, REPORT = "heads.png", "report.json"
+SHOWN_LABELS = 20
+_LENGTH = 300
+_LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
+_IMAGES, _TEXTS, _ZERO_SHOT = "image-classification", "text-classification", "zero-shot-image-classification"
+_WHAT = {
+    Kind.BASE: "A classifier that `hydractl` prepared for head pruning.",
+    Kind.MEMBER: "A classifier with attention heads cut out of it.",
+    Kind.HYDRA: (
+        "An ensemble in one model: pruned members that run in a single forward pass and answer with the mean of their softmaxes, "
+        "so that it tells how sure it is."
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a card is made of.
+
+    Attributes:
+        name: `org/name`.
+        revision: The branch that it stands on.
+        header: What the model is.
+        specs: Its tensors.
+        report: What was measured of it, and maybe of others.
+        row: The report's row that is of this model.
+        base_model: Hub id of what it was made from.
+        license: As the Hub calls it; None where nobody has said.
+        pictured: Whether `heads.png` lies beside the card.
+    """
+
+    name: str
+    revision: str
+    header: Header
+    specs: Mapping[str, TensorSpec]
+    report: Report | None = None
+    row: Row | None = None
+    base_model: str | None = None
+    license: str | None = None
+    pictured: bool = False
+
+    @property
+    def reference(self) -> str:
+        """The model as a reference of hydractl."""
+        return self.name if self.revision == MAIN else f"{self.name}@{self.revision}"
+
+    @property
+    def task(self) -> str:
+        """What the Hub calls what it does."""
+        if not isinstance(self.header.preprocess, Preprocess):
+            return _TEXTS
+        return _IMAGES if self.header.num_classes else _ZERO_SHOT
+
+
+def card_of(facts: Facts) -> str:
+    """Return the text of a card."""
+    parts = (_metadata(facts), _what(facts), _results(facts), _loading(facts), _making(facts), _limits(facts))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _metadata(facts: Facts) -> str:
+    from huggingface_hub import ModelCardData  # noqa: PLC0415 - the Hub's client loads when it is wanted
+
+    header = facts.header
+    stock = is_stock(header)
+    trained = any(step.command == "finetune" for step in _steps(header.made_by))
+    relation = "merge" if header.kind == Kind.HYDRA else "finetune" if trained else None
+    more: dict[str, Any] = {"base_model_relation": relation} if facts.base_model and relation else {}
+    results = list(_eval_results(facts))
+    data = ModelCardData(
+        base_model=facts.base_model,
+        eval_results=results or None,
+        library_name=_LIBRARIES[header.architecture.library] if stock else "hydractl",
+        license=facts.license,
+        metrics=sorted({result.metric_type for result in results}) or None,
+        model_name=facts.name,
+        pipeline_tag=facts.task,
+        tags=[
+            "hydractl",
+            header.kind.value,
+            *(["ensemble", "uncertainty"] if header.kind == Kind.HYDRA else []),
+        ],
+        **more,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _eval_results(facts: Facts) -> Iterator[EvalResult]:
+    """Yield what was measured of the model on data, as the Hub's metadata have it, intervals in `args`."""
+    from huggingface_hub import EvalResult  # noqa: PLC0415 - as above
+
+    if facts.report is None or facts.row is None:
+        return
+    measured = {"id": facts.row.values, **facts.row.ood}
+    for name, values in measured.items():
+        data = facts.report.data.get(name)
+        if data is None:
+            continue
+        source, _, options = data.reference.removeprefix("hf:").partition("::")
+        split = dict(pair.partition("=")[::2] for pair in options.split(",")).get("split")
+        for metric, value in values.items():
+            if METRICS[metric.partition("@")[0]].needs in {Needs.WEIGHTS, Needs.TIME}:
+                continue
+            told = {"low": value.low, "high": value.high, "level": 0.95 if value.low is not None else None}
+            told["count"] = value.count
+            yield EvalResult(
+                task_type=facts.task,
+                dataset_type=source,
+                dataset_name=data.reference if name == "id" else f"{name} as out-of-distribution data",
+                dataset_split=split,
+                metric_type=metric,
+                metric_value=value.value,
+                metric_name=_named(metric),
+                metric_args={k: v for k, v in told.items() if v is not None} or None,
+            )
+
+
+def _what(facts: Facts) -> str:
+    header, architecture = facts.header, facts.header.architecture
+    rows = {
+        "kind": header.kind.value + (f" of {counted(len(header.masks), 'member')}" if header.plan else ""),
+        "architecture": f"{_code(architecture.name)} of {architecture.library}",
+        "classes": _classes(header),
+        "heads": "; ".join(_heads(header)),
+        "parameters": f"{sum(prod(spec.shape) for spec in facts.specs.values()):,}",
+    }
+    if header.plan is not None:
+        layers = sum(tower.layers for tower in architecture.towers.values())
+        rows["runs once"] = f"the first {header.plan.trunk} of {counted(layers, 'block')}"
+        fates = list(header.plan.fates.values())
+        rows["tensors"] = ", ".join(f"{fates.count(fate)} {fate.value}" for fate in sorted(set(fates)))
+    if header.temperature != 1:
+        rows["temperature"] = f"{header.temperature:g}, which divides all logits"
+    if facts.base_model is not None:
+        rows["base model"] = f"[{facts.base_model}](https://huggingface.co/{facts.base_model})"
+    if header.base is not None:
+        rows["base weights"] = _code(header.base)
+    table = "\n".join(f"| {name} | {said} |" for name, said in rows.items() if said)
+    picture = f"\n\n![Heads that are kept, layer by layer]({PICTURE})" if facts.pictured else ""
+    return f"# {facts.name}\n\n{_WHAT[header.kind]}\n\n| | |\n|---|---|\n{table}{picture}"
+
+
+def _classes(header: Header) -> str:
+    names = header.labels[:SHOWN_LABELS]
+    more = ", ..." if len(header.labels) > SHOWN_LABELS else ""
+    shown = f": {', '.join(map(_code, names))}{more}" if names else ""
+    return f"{header.num_classes}{shown}" if header.num_classes else "named by texts"
+
+
+def _heads(header: Header) -> Iterator[str]:
+    """Yield how many heads each member keeps."""
+    towers = header.architecture.towers
+    total = sum(tower.layers * tower.num_heads for tower in towers.values())
+    for i, mask in enumerate(header.masks):
+        who = f"member {i} " if len(header.masks) > 1 else ""
+        yield f"{who}keeps {sum(tower.kept for tower in mask.values())} of {total}"
+
+
+def _results(facts: Facts) -> str:
+    """Return a table of everything that was measured, a column a model, this one first."""
+    report, own = facts.report, facts.row
+    if report is None or own is None:
+        return ""
+    rows = [own, *(row for row in report.rows if row != own)]
+    lines = [
+        "## Results",
+        "",
+        f"| | {' | '.join(_code(row.name) for row in rows)} |",
+        f"|---|{'---:|' * len(rows)}",
+    ]
+    for name, pick in _measured(report):
+        values = [pick(row) for row in rows]
+        if any(values):
+            lines.append(f"| {name} | {' | '.join(map(_shown, values))} |")
+    data = report.data.get("id")
+    on = (
+        ""
+        if data is None
+        else f" on {_code(data.reference)}" + (f" ({data.count} samples)" if data.count else "")
+    )
+    lines += [
+        "",
+        f"The first column is this model{on}. In brackets are 95 % intervals; [`{REPORT}`]({REPORT}) defines every number.",
+    ]
+    return "\n".join(lines)
+
+
+def _measured(report: Report) -> Iterator[tuple[str, _Pick]]:
+    """Yield what the lines of the table are called, and what picks them out of a row."""
+    order = list(METRICS)
+
+    def sorted_names(tables: Iterable[Iterable[str]]) -> list[str]:
+        found = {name for table in tables for name in table}
+        return sorted(found, key=lambda name: (order.index(name.partition("@")[0]), name))
+
+    for metric in sorted_names(row.values for row in report.rows):
+        yield _named(metric), _Pick(metric)
+    for data in (*report.near, *report.far):
+        for metric in sorted_names(row.ood.get(data, {}) for row in report.rows):
+            yield f"{_named(metric)}, {_code(data)}", _Pick(metric, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    metric: str
+    data: str | None = None
+
+    def __call__(self, row: Row) -> Value | None:
+        return (row.values if self.data is None else row.ood.get(self.data, {})).get(self.metric)
+
+
+def _named(metric: str) -> str:
+    """Return what a metric is called in a table, and its unit where it has one."""
+    name, _, score = metric.partition("@")
+    units = {Unit.NATS: " (nats)", Unit.MS: ""}
+    return f"{name}{units.get(METRICS[name].unit, '')}" + (f" by {score}" if score else "")
+
+
+def _shown(value: Value | None) -> str:
+    if value is None:
+        return ""
+    text = f"{value.value:,.0f}" if abs(value.value) >= 1000 else f"{value.value:.4g}"
+    return text if value.low is None or value.high is None else f"{text} [{value.low:.4g}, {value.high:.4g}]"
+
+
+def _loading(facts: Facts) -> str:
+    texts = facts.task == _TEXTS
+    items = '["a text", "another one"]' if texts else '["photo.jpg"]'
+    lines = [
+        "## How to load it",
+        "",
+        "```python",
+        "import hydractl  # pip install hydractl",
+        "",
+        f'model = hydractl.load("{facts.reference}")',
+        f"answer = model.predict({items})",
+        "answer.labels, answer.probabilities, answer.mutual_information",
+        "```",
+    ]
+    if facts.task == _ZERO_SHOT:
+        return "\n".join(lines).replace(
+            f'"{facts.reference}")', f'"{facts.reference}", classes=["cat", "dog"])'
+        )
+    auto = "SequenceClassification" if texts else "ImageClassification"
+    revision = "" if facts.revision == MAIN else f', revision="{facts.revision}"'
+    if is_stock(facts.header) and facts.header.architecture.library == "openclip":
+        return "\n".join(lines)
+    imported = "" if is_stock(facts.header) else "import hydractl\n"
+    lines += [
+        "",
+        "```python",
+        *filter(None, [imported.rstrip()]),
+        f"from transformers import AutoModelFor{auto}, pipeline",
+        "",
+        f'model = AutoModelFor{auto}.from_pretrained("{facts.name}"{revision})',
+        f'classify = pipeline("{facts.task}", model="{facts.name}"{revision})',
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def _making(facts: Facts) -> str:
+    steps = list(_steps(facts.header.made_by))
+    if not steps:
+        return ""
+    lines = ["## How it was made", ""]
+    for number, step in enumerate(steps, start=1):
+        inputs = ", ".join(_code(source.name) for source in step.inputs)
+        settings = dict(step.options) | ({} if step.seed is None else {"seed": step.seed})
+        told = "; ".join(f"{name} {_code(_written(value))}" for name, value in settings.items())
+        lines.append(
+            f"{number}. `hydractl {step.command}` of {inputs or 'nothing'}" + (f": {told}" if told else "")
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in steps[-1].versions.items())
+    lines += ["", f"Versions: {versions}. `hydractl inspect {facts.reference}` shows digests of all inputs."]
+    return "\n".join(lines)
+
+
+def _written(value: Option) -> str:
+    return (",".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+
+
+def _steps(step: Step | None) -> Iterator[Step]:
+    """Yield the steps that led to one and it, each once, those before others first."""
+    seen: list[Step] = []
+
+    def visit(step: Step | None) -> None:
+        if step is None or step in seen:
+            return
+        for source in step.inputs:
+            visit(source.made_by)
+        if step not in seen:
+            seen.append(step)
+
+    visit(step)
+    yield from seen
+
+
+def _limits(facts: Facts) -> str:
+    header = facts.header
+    lines = ["## Limits", ""]
+    if header.kind == Kind.HYDRA:
+        lines.append(
+            "- Members have a common origin: they agree, right or wrong, more often than models that were trained apart."
+        )
+        if header.plan and "merged" in header.plan.fates.values():
+            lines.append("- Averaged tensors make it differ from its members run one by one.")
+    if header.kind != Kind.BASE:
+        lines.append(
+            "- Removed heads are gone: what they served may not have been in the data that they were chosen on."
+        )
+    lines += [
+        "- Probabilities are as good as on data like those that were measured"
+        + ("." if facts.row else ", and none are reported here."),
+        f"- It knows {counted(len(labels_of(header)), 'class', 'classes')} and answers with one of them whatever it is shown."
+        if header.num_classes
+        else "- It answers about the classes that it is told.",
+        "",
+        "## Licence",
+        "",
+        f"`{facts.license}`, as the base model's licence asks for."
+        if facts.license
+        else "Nobody has said. The licence of the base model holds for what was made from it.",
+    ]
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """Return somebody else's text as code, in which nothing is markup, nor ends a cell of a table."""
+    plain = re.sub(r"\s+", " ", shortened(harmless(text), _LENGTH)).replace("`", "'").replace("|", "¦")
+    return f"`{plain}`"

@@ -1,0 +1,318 @@
+"""A repository of the Hub, and how files get into it: in one commit, again and again until they are there or it is said why not."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from json import JSONDecodeError
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from hydractl.errors import HubError
+from hydractl.hub.layout import is_ours
+from hydractl.progress import SILENT, Progress, counted
+from hydractl.runtime import CHUNK_BYTES, digest_file
+
+if TYPE_CHECKING:
+    import httpx2
+    from huggingface_hub import HfApi, RepoFile
+
+T = TypeVar("T")
+TRIES = 8
+LONGEST_WAIT_S = 300.0
+MAIN = "main"
+TOO_MANY = 429
+_PASSING = frozenset({408, 425, TOO_MANY, 500, 502, 503, 504})
+"""What may be otherwise in a moment."""
+_MEANWHILE = frozenset({409, 412})
+_AGAIN = "the same command pushes what is missing, and nothing twice"
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where to push to.
+
+    Attributes:
+        name: `org/name`.
+        revision: The branch; made where there is none.
+        private: Whether the repository must be private.
+        create_pr: Whether to open a pull request, and leave the branch as it is.
+        message: Of the commit.
+    """
+
+    name: str
+    revision: str = MAIN
+    private: bool = False
+    create_pr: bool = False
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """What a push did.
+
+    Attributes:
+        commit: The commit that holds the files; the one that held them already where nothing had changed.
+        url: Where it can be seen.
+        pull_request: Likewise the pull request, if one was opened.
+        written: Names of the files that were added or changed.
+        deleted: Names of those of a former model that went.
+    """
+
+    commit: str
+    url: str
+    pull_request: str | None = None
+    written: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether everything was there already."""
+        return not self.written and not self.deleted
+
+
+def require_token() -> None:
+    """Refuse to begin without a token.
+
+    Raises:
+        HubError: If there is none.
+    """
+    from huggingface_hub import get_token  # noqa: PLC0415 - the Hub's client loads when it is asked
+
+    if get_token() is None:
+        raise HubError("there is no token of the Hub", hint=_LOGIN)
+
+
+def push(
+    files: Mapping[str, Path | bytes],
+    target: Target,
+    *,
+    progress: Progress = SILENT,
+) -> Pushed:
+    """Put files into a repository, in one commit; what of a former model is not among them goes with the same one.
+
+    Pushing what is there already makes no commit. A commit whose answer got lost is recognised.
+
+    Args:
+        files: By their name in the repository.
+        target: Where.
+        progress: Hears what is tried again.
+
+    Raises:
+        HubError: With what to do; the branch is then as it was, or the commit is there as a whole.
+    """
+    from huggingface_hub import HfApi  # noqa: PLC0415 - as above
+
+    api = HfApi()
+    patience = _Patience(target, progress)
+    _prepare(api, target, patience)
+    sent: list[Pushed] = []
+    return patience.lasts(lambda: _commit(api, files, target, patience, sent), again=not target.create_pr)
+
+
+def _prepare(api: HfApi, target: Target, patience: _Patience) -> None:
+    """Make the repository and the branch, where they are missing."""
+    patience.lasts(lambda: api.create_repo(target.name, private=target.private or None, exist_ok=True))
+    if target.private and not patience.lasts(lambda: api.repo_info(target.name)).private:
+        raise HubError(
+            f"{target.name}: is public already, and `--private` makes no repository private",
+            hint="make it private on its page of settings, or leave `--private` out",
+        )
+    if target.revision != MAIN:
+        patience.lasts(lambda: _make_branch(api, target))
+
+
+def _make_branch(api: HfApi, target: Target) -> None:
+    from huggingface_hub.errors import RevisionNotFoundError  # noqa: PLC0415 - as above
+
+    try:
+        api.repo_info(target.name, revision=target.revision)
+    except RevisionNotFoundError:
+        api.create_branch(target.name, branch=target.revision, exist_ok=True)
+
+
+def _commit(
+    api: HfApi, files: Mapping[str, Path | bytes], target: Target, patience: _Patience, sent: list[Pushed]
+) -> Pushed:
+    """Make one commit of what is not there yet, if anything; `sent` are those whose answers got lost."""
+    from huggingface_hub import (  # noqa: PLC0415 - as above
+        CommitOperationAdd,
+        CommitOperationDelete,
+    )
+
+    head = patience.lasts(lambda: api.repo_info(target.name, revision=target.revision).sha) or target.revision
+    there = patience.lasts(lambda: _files(api, target.name, head))
+    changed = [name for name, content in files.items() if not _same(content, there.get(name))]
+    stale = sorted(name for name in there if is_ours(name) and name not in files)
+    now = Pushed(commit=head, url=f"{api.endpoint}/{target.name}/commit/{head}")
+    if not changed and not stale:
+        return replace(now, written=sent[-1].written, deleted=sent[-1].deleted) if sent else now
+    sent.append(replace(now, written=tuple(changed), deleted=tuple(stale)))
+    size = sum(_size(files[name]) for name in changed)
+    patience.progress.step(f"Uploading {counted(len(changed), 'file')}, {size / 1e6:.1f} MB")
+    done = api.create_commit(
+        target.name,
+        [
+            *(CommitOperationAdd(name, files[name]) for name in changed),
+            *(CommitOperationDelete(name) for name in stale),
+        ],
+        commit_message=target.message,
+        revision=target.revision,
+        create_pr=target.create_pr,
+        parent_commit=head,
+    )
+    return replace(sent[-1], commit=done.oid, url=done.commit_url, pull_request=done.pr_url)
+
+
+def _files(api: HfApi, name: str, revision: str) -> dict[str, RepoFile]:
+    from huggingface_hub import RepoFile  # noqa: PLC0415 - as above
+
+    tree = api.list_repo_tree(name, recursive=True, revision=revision)
+    return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+
+
+def _same(content: Path | bytes, there: RepoFile | None) -> bool:
+    """Return whether a file is there already, by the digest that the Hub keeps of it."""
+    if there is None or there.size != _size(content):
+        return False
+    if there.lfs is not None:
+        own = digest_file(content).removeprefix("sha256:") if isinstance(content, Path) else _sha256(content)
+        return own == there.lfs.sha256
+    digest = hashlib.sha1(f"blob {_size(content)}\0".encode(), usedforsecurity=False)  # as git has it
+    for chunk in _chunks(content):
+        digest.update(chunk)
+    return digest.hexdigest() == there.blob_id
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _size(content: Path | bytes) -> int:
+    return content.stat().st_size if isinstance(content, Path) else len(content)
+
+
+def _chunks(content: Path | bytes) -> Iterator[bytes]:
+    if isinstance(content, bytes):
+        yield content
+        return
+    with content.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """Tries again what may go well in a moment, and says of anything else what to do."""
+
+    target: Target
+    progress: Progress
+
+    def lasts(self, work: Callable[[], T], *, again: bool = True) -> T:
+        """Return what some work returns.
+
+        Args:
+            work: May be done again where it was refused.
+            again: Whether also where its answer got lost.
+
+        Raises:
+            HubError: If it fails for good, or too often.
+        """
+        import httpx2  # noqa: PLC0415 - as above
+        from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415 - as above
+
+        # the client takes an answer for what it should be, so a page to log in to a network is an error of any kind
+        kinds = (
+            httpx2.HTTPError,
+            httpx2.InvalidURL,
+            LookupError,
+            OSError,
+            RuntimeError,
+            AttributeError,
+            TypeError,
+            ValueError,
+        )
+        for attempt in range(TRIES):
+            try:
+                return work()
+            except kinds as error:
+                if isinstance(error, OSError) and error.filename is not None:
+                    raise  # about a file of ours
+                failure = _failure(error, self.target)
+                lost = not again and not isinstance(error, HfHubHTTPError)
+                if lost or not failure.passing or attempt == TRIES - 1 or failure.wait_s > LONGEST_WAIT_S:
+                    hint = (
+                        "look whether the pull request is there before you push again"
+                        if lost
+                        else failure.hint
+                    )
+                    raise HubError(f"{self.target.name}: {failure.reason}", hint=hint) from error
+            wait = max(failure.wait_s, min(2.0**attempt, 30.0))
+            self.progress.step(f"{failure.reason}; trying again in {wait:.0f} s")
+            time.sleep(wait)
+        raise AssertionError("the last try returns or raises")
+
+
+class _Failure(NamedTuple):
+    """Why something failed, what to do, and whether and when it may go well by itself."""
+
+    reason: str
+    hint: str
+    passing: bool = False
+    wait_s: float = 0.0
+
+
+def _failure(error: Exception, target: Target) -> _Failure:
+    import httpx2  # noqa: PLC0415 - as above
+    from huggingface_hub import errors  # noqa: PLC0415 - as above
+
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return _Failure("the Hub is switched off", "unset HF_HUB_OFFLINE")
+    if isinstance(error, errors.HfHubHTTPError):
+        return _answered(error.response, target, _said(error))
+    if isinstance(error, httpx2.HTTPError | JSONDecodeError | OSError | RuntimeError):
+        return _Failure(f"the connection to the Hub failed: {_said(error)}", _AGAIN, passing=True)
+    return _Failure(
+        f"the answer of the Hub cannot be used: {_said(error)}",
+        "does the network want a log-in, or is HF_ENDPOINT set? a browser shows what the Hub's address answers",
+    )
+
+
+def _answered(answer: httpx2.Response, target: Target, said: str) -> _Failure:
+    """Return what an answer of the Hub means that is no success."""
+    status, owner = answer.status_code, target.name.partition("/")[0]
+    if status in _PASSING:
+        wait = _retry_after(answer.headers.get("Retry-After"))
+        what = "too many requests" if status == TOO_MANY else "the Hub is failing"
+        first = f"wait {wait:.0f} s; " if wait else ""
+        return _Failure(f"{what} ({status})", first + _AGAIN, passing=True, wait_s=wait)
+    if status in _MEANWHILE:
+        return _Failure(
+            f"somebody else has changed `{target.revision}` meanwhile ({status}); nothing was pushed",
+            "look at what they did, then push again",
+        )
+    return {
+        401: _Failure("the Hub does not take the token (401)", _LOGIN),
+        403: _Failure(
+            "the token may not write there (403)",
+            f"check the spelling, and that the token may write to `{owner}`",
+        ),
+        404: _Failure(
+            "the Hub has no such repository, branch or account, or you may not see it (404)",
+            f"check the spelling; {_LOGIN}",
+        ),
+    }.get(status, _Failure(f"the Hub refuses ({status}): {said}", "nothing was pushed"))
+
+
+def _retry_after(text: str | None) -> float:
+    """Return how many seconds an answer asks to wait; a date is as good as none."""
+    return float(text) if text and text.isascii() and text.isdigit() else 0.0
+
+
+def _said(error: BaseException) -> str:
+    if error.__cause__ is not None and isinstance(error, RuntimeError):
+        return _said(error.__cause__)  # of an upload in a thread of its own
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

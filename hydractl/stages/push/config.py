@@ -1,0 +1,82 @@
+"""What `push` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydractl.errors import UsageError
+from hydractl.settings import Setting, by_default, bytes_of, check, flag, required, setting
+from hydractl.stages.shared import settings as shared
+
+MAIN = "main"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+CARD, REPOSITORY = "Card", "Repository"
+
+
+def parse_size(text: str) -> int:
+    """Read `--max-shard-size`.
+
+    Raises:
+        UsageError: If it is no size.
+    """
+    return bytes_of("--max-shard-size", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushConfig:
+    """What to push, and where to."""
+
+    model: str = required(shared.MODEL)
+    """A base, a member or a hydra."""
+    repository: str = required(
+        Setting(
+            "The repository on the Hub; made where there is none.",
+            positional=True,
+            metavar="ORG/NAME",
+            shows=False,
+        )
+    )
+    report: Path | None = setting(
+        None, "What `eval` measured of the model, for its card.", metavar="JSON", panel=CARD
+    )
+    base_model: str | None = setting(
+        None, "Hub id of the model that it was made from.", metavar="ORG/NAME", panel=CARD
+    )
+    license: str | None = setting(
+        None,
+        "Licence of the base, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...",
+        metavar="ID",
+        panel=CARD,
+    )
+    private: bool = flag(Setting("Make the repository private; refuse one that is public.", panel=REPOSITORY))
+    revision: str = setting(MAIN, "The branch; made where there is none.", metavar="BRANCH", panel=REPOSITORY)
+    create_pr: bool = flag(Setting("Open a pull request, and leave the branch as it is.", panel=REPOSITORY))
+    commit_message: str | None = setting(None, "What the commit says.", metavar="TEXT", panel=REPOSITORY)
+    max_shard_size: int = setting(
+        5_000_000_000,
+        "The most bytes of a file of weights; a larger model is cut into shards (default 5GB).",
+        parse=parse_size,
+        metavar="SIZE",
+        shows=False,
+    )
+    dry_run: bool = flag(Setting("Show the files and the card; ask the Hub nothing, and change nothing."))
+    arch: str | None = by_default(None, shared.ARCH)
+
+    def __post_init__(self) -> None:
+        check(self)
+        for option, name in (("", self.repository), ("--base-model ", self.base_model)):
+            if name is not None and not _NAME.fullmatch(name):
+                raise UsageError(
+                    f"`{option}{name}`: is no repository of the Hub",
+                    hint="it is called by its owner and its name, for example `my-team/my-hydra`; a branch is `--revision BRANCH`",
+                )
+        if self.license is not None and not _LICENSE.fullmatch(self.license):
+            raise UsageError(
+                f"`--license {self.license}`: is not how the Hub calls a licence",
+                hint="for example `apache-2.0`, `mit`, `cc-by-4.0`, `other`",
+            )
+        if self.commit_message == "" or not self.revision:
+            raise UsageError("a commit needs a message, and a branch a name", hint="leave the option out")

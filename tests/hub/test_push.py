@@ -1,0 +1,213 @@
+"""`hydractl push`: what a user sees, and what others read of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import yaml
+
+import hydractl
+from hydractl.checkpoint import Checkpoint
+from hydractl.cli.app import main
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.report import Report, Row, Value
+from hydractl.runtime import digest_file
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from support.builders import Sample, base, sha
+from support.variants import variant
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content")
+NAME = "org/model"
+BASE = base(variant("class-token"))
+INPUTS = BASE.inputs(batch=3)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A base with names of classes, two members, their hydra, and a report on it."""
+    folder = tmp_path_factory.mktemp("models")
+    named = Sample(BASE.header.model_copy(update={"labels": tuple("abcde|g")}), BASE.state)
+    named.save(folder / "base.st")
+    for i, keep in enumerate((((0, 1), (2,), (0, 3)), ((0, 1), (1, 2), ()))):
+        named.pruned(*keep).tuned(i).save(folder / f"m-{i}.st")
+    run_fuse(FuseConfig(models=tuple(str(folder / f"m-{i}.st") for i in range(2)), out=folder / "hydra.st"))
+    write_report(folder / "report.json", digest_file(folder / "hydra.st"))
+    return folder
+
+
+def write_report(path, digest):
+    def row(name, digest, accuracy):
+        values = {"accuracy": Value(value=accuracy, low=0.9, high=0.97, count=257)}
+        ood = {"noise": {"auroc": Value(value=0.75, low=0.7, high=0.8, count=400)}}
+        models = (Fingerprint(reference=f"{name}.st", sha256=digest),)
+        return Row(name=name, models=models, members=1, values=values, ood=ood)
+
+    report = Report(
+        rows=(row("Single", sha("other"), 0.5), row("Hydra", digest, 0.95)),
+        data={"id": Fingerprint(reference="digits::split=test", sha256=sha("id"), count=257), "noise": Fingerprint(reference="noise", sha256=sha("noise"))},
+        far=("noise",),
+        definitions={"accuracy": "What it means.", "auroc": "What it means."},
+        options={},
+        versions={},
+    )  # fmt: skip
+    path.write_text(report.to_json())
+    return path
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*argv):
+        capsys.readouterr()
+        code = main(["push", *map(str, argv)])
+        seen = capsys.readouterr()
+        return code, seen.out, seen.err
+
+    return run
+
+
+def metadata(card):
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_a_dry_run_shows_all_and_asks_nobody(models, call, hub, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    with hub() as served:
+        code, out, _ = call(models / "hydra.st", NAME, "--report", models / "report.json", "--dry-run")
+        assert (code, served.asked) == (0, [])
+    for shown in (
+        "model.safetensors",
+        "head-mask-1.json",
+        "heads.png",
+        "## How it was made",
+        "hydractl.load",
+    ):
+        assert shown in out
+    assert call(models / "hydra.st", NAME, "--dry-run", "-q")[:2] == (0, "")
+
+
+def test_a_hydra_is_pushed_once_and_read_back(models, call, hub, tmp_path):
+    argv = (
+        models / "hydra.st",
+        NAME,
+        "--report",
+        models / "report.json",
+        "--license",
+        "mit",
+        "--base-model",
+        "timm/vit",
+    )
+    with hub(faults=0.3, seed=5) as served:
+        code, out, err = call(*argv, "-q")
+        assert code == 0, err
+        assert out == f"{served.endpoint}/{NAME}/commit/{served.repositories[NAME].branches['main']}\n"
+        code, out, err = call(*argv)
+        assert (code, "Nothing has changed since" in out, served.repositories[NAME].made) == (0, True, 1), err
+        assert served.failed
+        served.faults = 0.0
+        files = served.repositories[NAME].files()
+        assert files["model.safetensors"] == (models / "hydra.st").read_bytes()
+        assert Report.from_json(files["report.json"].decode(), where="report").rows[1].name == "Hydra"
+
+        back = hydractl.load(NAME)
+        sha = served.repositories[NAME].branches["main"]
+        pinned = hydractl.load(f"{NAME}@{sha}")
+
+    local = hydractl.load(models / "hydra.st")
+    with torch.inference_mode():
+        for found in (back, pinned):
+            assert torch.equal(found(INPUTS).logits, local(INPUTS).logits)
+    assert b"hf_secret" not in b"".join(files.values())
+    assert f"{tmp_path}".encode() not in b"".join(files.values())
+
+
+def test_the_card_says_what_it_is_and_what_was_measured(models, call):
+    code, out, _ = call(
+        models / "hydra.st", NAME, "--report", models / "report.json", "--license", "mit", "--base-model", "timm/vit",
+        "--dry-run", "--json",
+    )  # fmt: skip
+    card = json.loads(out)["card"]
+    said = metadata(card)
+
+    assert code == 0
+    assert (said["license"], said["base_model"], said["base_model_relation"]) == ("mit", "timm/vit", "merge")
+    assert (said["pipeline_tag"], said["library_name"]) == ("image-classification", "hydractl")
+    (index,) = said["model-index"]
+    accuracy, auroc = (result["metrics"][0] for result in index["results"])
+    assert accuracy["value"] == 0.95
+    assert accuracy["args"] == {"low": 0.9, "high": 0.97, "level": 0.95, "count": 257}
+    assert (auroc["type"], auroc["value"]) == ("auroc", 0.75)
+    assert index["results"][0]["dataset"] == {"name": "digits::split=test", "type": "digits", "split": "test"}
+    assert "| accuracy | 0.95 [0.9, 0.97] | 0.5 [0.9, 0.97] |" in card
+    assert "`hydractl fuse` of `m-0.st`, `m-1.st`: mlp `merge`" in card
+    assert "member 0 keeps 5 of 12; member 1 keeps 4 of 12" in card
+    assert "`a|`" not in card
+
+
+def test_a_base_is_read_by_its_library(models, call, hub):
+    """And is cut into shards, and put together again."""
+    import timm
+    from transformers import AutoModelForImageClassification
+
+    with hub() as served:
+        assert call(models / "base.st", NAME)[0] == 0
+        with torch.inference_mode():
+            expected = BASE.model()(INPUTS)
+            own = timm.create_model(f"hf-hub:{NAME}", pretrained=True).eval()(INPUTS)
+            wrapped = AutoModelForImageClassification.from_pretrained(NAME).eval()(INPUTS).logits
+            assert torch.allclose(own, expected, atol=1e-5)
+            assert torch.allclose(wrapped, expected, atol=1e-5)
+
+            assert call(models / "base.st", NAME, "--max-shard-size", "30KB", "--revision", "shards")[0] == 0
+            names = served.repositories[NAME].files("shards")
+            assert "model.safetensors" not in names
+            assert sum(name.endswith(".safetensors") for name in names) > 2
+            cut = hydractl.load(f"{NAME}@shards")
+            assert torch.equal(cut(INPUTS), expected)
+        assert cut.header == Checkpoint.open(models / "base.st").header
+        assert max(len(c) for n, c in names.items() if n.endswith(".safetensors")) < 60_000
+
+
+REFUSED = {
+    "a report of another model": (("m-0.st", NAME, "--report", "report.json"), 3, "none of which is"),
+    "no owner": (("hydra.st", "model"), 2, "is no repository of the Hub"),
+    "a revision in the name": (("hydra.st", f"{NAME}@v1"), 2, "`--revision BRANCH`"),
+    "a licence in words": (("hydra.st", NAME, "--license", "do what you want"), 2, "is not how the Hub calls a licence"),
+    "random weights": (("arch:vit_tiny_patch16_224", NAME), 2, "random weights"),
+    "no such file": (("none.st", NAME), 3, "no such file"),
+    "no size": (("hydra.st", NAME, "--max-shard-size", "many"), 2, "is not a size"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "code", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_pushed_is_said_before_the_hub_is_asked(
+    models, call, hub, monkeypatch, argv, code, text
+):
+    monkeypatch.chdir(models)
+    with hub() as served:
+        found, out, err = call(*argv)
+        assert (found, out, served.asked) == (code, "", [])
+    assert text in err
+
+
+def test_without_a_token_it_is_said_what_to_do(models, call, monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    code, _, err = call(models / "hydra.st", NAME)
+    assert (code, "there is no token of the Hub" in err, "hf auth login" in err) == (4, True, True)
+
+
+def test_names_out_of_files_are_no_markup(models, tmp_path, call):
+    header = Checkpoint.open(models / "m-0.st").header
+    evil = ("</code>", "a`b", "x|y", "two\nlines", "<script>", "[l](http://x)", "f\x1b[31m")
+    odd = Sample(header.model_copy(update={"labels": evil}), Checkpoint.open(models / "m-0.st").tensors())
+    odd.save(tmp_path / "odd.st")
+
+    _, out, _ = call(tmp_path / "odd.st", NAME, "--dry-run", "--json")
+
+    card = json.loads(out)["card"]
+    assert metadata(card)["tags"] == ["hydractl", "member"]
+    assert "`</code>`, `a'b`, `x¦y`, `two lines`, `<script>`, `[l](http://x)`" in card
+    assert "\x1b" not in card
