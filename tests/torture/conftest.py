@@ -80,6 +80,7 @@ class Tally:
         """Fail if a try did."""
         for kind, tries in self.tries.items():
             self.record("torture", [kind, tries, len(self.failed[kind])])
+            print(f"{kind}: {tries} tries, {len(self.failed[kind])} failed", file=sys.stderr, flush=True)
         failed = {what: faults for some in self.failed.values() for what, faults in some.items()}
         lines = [f"{what}\n    " + "\n    ".join(faults) for what, faults in failed.items()]
         assert not lines, f"{len(lines)} of {self.tries.total()} failed\n" + "\n".join(lines)

@@ -39,10 +39,13 @@ def main() -> None:
     for name in warm.LIBRARIES:
         importlib.import_module(name)
     import huggingface_hub.constants
+    from huggingface_hub.utils._http import http_backoff, http_stream_backoff
 
     import hydractl
 
     importlib.reload(huggingface_hub.constants)  # who loaded it before had another environment
+    for asks_again in (http_backoff, http_stream_backoff):
+        asks_again.__kwdefaults__.update(base_wait_time=0.05, max_wait_time=0.1)  # not after seconds
     for module in pkgutil.walk_packages(hydractl.__path__, "hydractl."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
