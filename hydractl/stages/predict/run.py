@@ -106,7 +106,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
             _check_outputs(config, opened, own)
         warn_assumed(opened, progress)
         warn_mixed(opened, progress)
-        return _Run(config, opened, Teller.of(config, opened, progress), team, progress).done(device)
+        return _Run(config, opened, Teller.of(config, opened, progress), team, progress).done(device, own)
 
 
 def _check_outputs(config: PredictConfig, opened: OpenModel, own: Claim) -> None:
@@ -139,7 +139,7 @@ class _Run:
         if config.data != (LINES,):
             self.sources = [self._lenient(s) for s in open_sources(config, how, progress)]
 
-    def done(self, device: torch.device) -> PredictReport:
+    def done(self, device: torch.device, own: Claim) -> PredictReport:
         """Do it; the model is loaded when everything else has been looked at."""
         config = self.config
         journal = self._journal() if self.team.leads and not is_stream(config.out) else None
@@ -148,9 +148,9 @@ class _Run:
             self.progress.step(f"Going on after {counted(begun, 'line')} of an interrupted run")
         blocks = self._blocks(device, begun)
         if journal is not None:
-            self._write(journal, blocks)
+            self._write(journal, blocks, own)
         elif self.team.leads:
-            with publish(config.out) as file:
+            with publish(config.out, own) as file:
                 writer = JSONLines(file, {})
                 for block in blocks:
                     writer.write(block.told)
@@ -168,7 +168,7 @@ class _Run:
             resumed_from=begun,
         )
 
-    def _write(self, journal: Journal, blocks: Iterator[_Block]) -> None:
+    def _write(self, journal: Journal, blocks: Iterator[_Block], own: Claim) -> None:
         """Write a file by way of its journal."""
         try:
             journal.begin()
@@ -178,7 +178,7 @@ class _Run:
             if not self.sources:  # what came on standard input does not come again
                 journal.discard()
             raise
-        with publish(self.config.out) as file:
+        with publish(self.config.out, own) as file:
             writer = WRITERS[self.form](file, self.teller.columns(self.sources))
             for some in journal.replay():
                 writer.write(some)
