@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import json
 import os
 import pkgutil
@@ -45,7 +46,8 @@ def main() -> None:
 
     importlib.reload(huggingface_hub.constants)  # who loaded it before had another environment
     for asks_again in (http_backoff, http_stream_backoff):
-        asks_again.__kwdefaults__.update(base_wait_time=0.05, max_wait_time=0.1)  # not after seconds
+        waits = inspect.unwrap(asks_again).__kwdefaults__ or {}
+        waits.update(base_wait_time=0.05, max_wait_time=0.1)  # not after seconds
     for module in pkgutil.walk_packages(hydractl.__path__, "hydractl."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
