@@ -47,6 +47,10 @@ def _evaluated(model: str, data: str, *more: str) -> Words:
     return ("eval", model, "--data", data, *more, *EVAL)
 
 
+def _predicted(model: str, data: str, *more: str) -> Words:
+    return ("predict", model, data, *more, "-q", "-o", "out.jsonl")
+
+
 def _imported(weights: str, arch: str, *more: str) -> Words:
     return ("import", weights, "--arch", arch, *more, "-q", "-o", "out.st")
 
@@ -88,12 +92,17 @@ UNITS = {
     "m-0.st": Unit(kind="checkpoints", lines=(
         *_stages("fuse"), *_listed("m-0.st"), *_inspected("m-0.st", "m-1.st"), _tuned("m-0.st", VAL),
     )),
-    "h.st": Unit(kind="checkpoints", lines=(*_stages("eval"), *_listed("h.st"), _tuned("h.st", VAL))),
+    "h.st": Unit(kind="checkpoints", lines=(
+        *_stages("eval"), *_listed("h.st"), _tuned("h.st", VAL), ("lineage", "h.st"), ("lineage", "h.st", "--json"),
+        _predicted("h.st", VAL), ("push", "h.st", "org/name", "--dry-run"),
+    )),
     "w.safetensors": Unit(kind="checkpoints", lines=(*_stages("import"), ("inspect", "w.safetensors", "--tensors"))),
     "y.safetensors": Unit(kind="checkpoints", lines=_inspected("y.safetensors")),
     "s.json": Unit(kind="documents", lines=(*_stages("prune", "plot"), *_inspected("s.json", "m-0.mask.json"))),
     "m-0.mask.json": Unit(kind="documents", lines=(*_stages("prune-mask"), *_inspected("m-0.mask.json"))),
-    "r.json": Unit(kind="documents", lines=_inspected("r.json")),
+    "r.json": Unit(kind="documents", lines=(
+        *_inspected("r.json"), ("push", "h.st", "org/name", "--report", "r.json", "--dry-run"),
+    )),
     "labels.txt": Unit(kind="documents", lines=_stages("import")),
     "labels.json": Unit(kind="documents", lines=(_imported("w.safetensors", ARCH, "--labels", "labels.json"),)),
     "classes.txt": Unit(kind="documents", lines=(_evaluated("clip", "images", *ZERO_SHOT),)),
@@ -119,12 +128,12 @@ UNITS = {
     "last.ckpt": Unit(kind="pickles", lines=(_imported("last.ckpt", "timm"), _imported("last.ckpt", "timm", "--ema"))),
     "bins/": Unit(kind="pickles", lines=(_imported("bins/pytorch_model.bin.index.json", "bert"),)),
     "texts.csv": Unit(kind="tables", lines=(_evaluated("bert", "texts.csv"), _tuned("bert", "texts.csv"))),
-    "texts.jsonl": Unit(kind="tables", lines=(_evaluated("bert", "texts.jsonl"), _scored("bert", "texts.jsonl"))),
+    "texts.jsonl": Unit(kind="tables", lines=(_evaluated("bert", "texts.jsonl"), _predicted("bert", "texts.jsonl"), _scored("bert", "texts.jsonl"))),
     "texts.parquet": Unit(kind="tables", lines=(_evaluated("bert", "texts.parquet"), _tuned("bert", "texts.parquet"))),
-    "pictures.csv": Unit(kind="tables", lines=(_evaluated("base.st", "pictures.csv"),), beside=("images/",)),
+    "pictures.csv": Unit(kind="tables", lines=(_evaluated("base.st", "pictures.csv"), _predicted("base.st", "pictures.csv")), beside=("images/",)),
     "pictures.jsonl": Unit(kind="tables", lines=(_evaluated("base.st", "pictures.jsonl"),), beside=("images/",)),
     "pictures.parquet": Unit(kind="tables", lines=(_evaluated("base.st", "pictures.parquet"),)),
-    "images/": Unit(kind="images", lines=(_evaluated("vit", "images"), _evaluated("clip", "images", *ZERO_SHOT))),
+    "images/": Unit(kind="images", lines=(_evaluated("vit", "images"), _predicted("vit", "images", "--skip-bad"), _evaluated("clip", "images", *ZERO_SHOT))),
     "texts/": Unit(kind="texts", lines=(_evaluated("bert", "texts"),)),
 }  # fmt: skip
 
