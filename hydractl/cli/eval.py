@@ -27,7 +27,6 @@ Column: TypeAlias = tuple[str | None, Metric]
 GROUPS = ("near", "far", "all")
 
 CELLS: dict[Unit, Callable[[float], str]] = {
-    Unit.SHARE: lambda value: f"{100 * value:.1f}",
     Unit.COUNT: count,
     Unit.MS: lambda value: f"{value:.2f} ms",
 }
@@ -38,7 +37,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.
 
     A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`, and of several
-    scores by which: `auroc@mi[far]`.
+    scores by which: `auroc@mi[far]`. Shares are between 0 and 1, as in tables and reports; `95%` is read as 0.95.
 
     Metrics: {metrics}.
 
@@ -177,14 +176,16 @@ def _cell(metric: Metric, *found: float | None) -> str:
 
 
 def _notes(main: Sequence[Column], others: Sequence[Sequence[Column]]) -> str:
-    """Return what must be known of the columns that are shown: which are means, and which are in %."""
+    """Return what must be known of the columns that are shown: which are means, and which are shares."""
     means = [str(m.column) for scope, m in main if scope is not None]
     shown = {m.name for columns in (main, *others) for _, m in columns if m.unit is Unit.SHARE}
     order = needing(METRICS, Needs.LABELS) + needing(METRICS, Needs.OOD) + needing(METRICS, Needs.MEMBERS)
     shares = [str(METRICS[name].column) for name in order if name in shown]
     sets = len(others) - 1
     over = f"; {_listed(means)} {'are means' if len(means) > 1 else 'is a mean'} over {sets} OOD sets"
-    return (over if means and sets > 1 else "") + (f". {_listed(shares)} in %" if shares else "")
+    return (over if means and sets > 1 else "") + (
+        f". {_listed(shares)} {'are shares' if len(shares) > 1 else 'is a share'} of 1" if shares else ""
+    )
 
 
 def _scaling(document: Report) -> str:

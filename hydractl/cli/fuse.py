@@ -76,7 +76,7 @@ def measured(found: Measured, out: Console) -> None:
             f"{counted(one.merge_trunk, 'block')} merged" if one.merge_trunk else "no trunk merged",
             *_quality(one.hydra),
             f"{one.loss:+.4f}",
-            f"{100 * one.agreement:.1f}",
+            f"{one.agreement:.3f}",
         )
         for one in found.tried
     ]
@@ -89,9 +89,9 @@ def measured(found: Measured, out: Console) -> None:
     )
     line(
         out,
-        f"Loss is NLL less that of {ENSEMBLE}, Agree the share of equal predictions. Acc and Agree in %",
+        f"Loss is NLL less that of {ENSEMBLE}, Agree the share of equal predictions. Acc and Agree are shares of 1",
     )
 
 
 def _quality(found: Quality) -> tuple[str, str, str]:
-    return f"{found.temperature:.3f}", f"{100 * found.accuracy:.1f}", f"{found.nll:.4f}"
+    return f"{found.temperature:.3f}", f"{found.accuracy:.3f}", f"{found.nll:.4f}"

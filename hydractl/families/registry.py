@@ -12,7 +12,7 @@ from hydractl.families.base import Family
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
 from hydractl.families.timm.models import LIBRARY as TIMM
-from hydractl.families.timm.models import check_known
+from hydractl.families.timm.names import check_known
 from hydractl.families.transformers.clip import PAIRS
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS

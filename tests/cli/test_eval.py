@@ -255,9 +255,9 @@ def test_existing_output_is_kept(model, tmp_path, capsys):
     ("metrics", "note"),
     [
         ("parameters", " 40 samples\n"),
-        ("accuracy,nll", " 40 samples. Acc in %\n"),
-        ("accuracy,auroc", "; AUROC is a mean over 2 OOD sets. Acc and AUROC in %\n"),
-        ("fpr95,aupr,nll", "; FPR95 and AUPR are means over 2 OOD sets. FPR95 and AUPR in %\n"),
+        ("accuracy,nll", " 40 samples. Acc is a share of 1\n"),
+        ("accuracy,auroc", "; AUROC is a mean over 2 OOD sets. Acc and AUROC are shares of 1\n"),
+        ("fpr95,aupr,nll", "; FPR95 and AUPR are means over 2 OOD sets. FPR95 and AUPR are shares of 1\n"),
     ],
 )
 def test_the_note_is_about_the_columns_that_are_there(model, capsys, metrics, note):
@@ -287,5 +287,5 @@ def test_a_report_renders_without_models(capsys):
 
     out = capsys.readouterr().out
     assert "Hydra (Circ)" in out
-    assert "90.0 [88.0, 92.0]" in out
+    assert "0.900 [0.880, 0.920]" in out
     assert "1.25 ms" in out

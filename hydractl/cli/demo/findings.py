@@ -14,7 +14,7 @@ ACCURACY, AUROC = "accuracy", "mean OOD AUROC"
 def findings(report: Report, *, against: Sequence[str], hydras: Sequence[str]) -> tuple[str, ...]:
     """Return what a reader should take from the table, a sentence or two each.
 
-    Numbers are compared as the table shows them: in percent, with one digit.
+    Numbers are compared as the table shows them: shares of 1, with three digits.
 
     Args:
         report: With accuracy and OOD sets; its rows have intervals.
@@ -22,8 +22,8 @@ def findings(report: Report, *, against: Sequence[str], hydras: Sequence[str]) -
         hydras: Names of the hydras' rows.
     """
     shown = {
-        ACCURACY: {row.name: _percent(row.values["accuracy"].value) for row in report.rows},
-        AUROC: {row.name: _percent(row.means["all"]["auroc"]) for row in report.rows},
+        ACCURACY: {row.name: _share(row.values["accuracy"].value) for row in report.rows},
+        AUROC: {row.name: _share(row.means["all"]["auroc"]) for row in report.rows},
     }
     best = "; ".join(f"best {what}: {_best(values)}" for what, values in shown.items())
     compared = [
@@ -35,13 +35,13 @@ def findings(report: Report, *, against: Sequence[str], hydras: Sequence[str]) -
     return (f"{best[0].upper()}{best[1:]}.", *compared, _interval(report))
 
 
-def _percent(share: float) -> float:
-    return round(100 * share, 1)
+def _share(value: float) -> float:
+    return round(value, 3)
 
 
 def _best(values: Mapping[str, float]) -> str:
     top = max(values.values())
-    return f"{' and '.join(name for name, value in values.items() if value == top)} ({top:.1f})"
+    return f"{' and '.join(name for name, value in values.items() if value == top)} ({top:.3f})"
 
 
 def _against(other: str, name: str, shown: Mapping[str, Mapping[str, float]]) -> str:
@@ -49,7 +49,7 @@ def _against(other: str, name: str, shown: Mapping[str, Mapping[str, float]]) ->
     for what, values in shown.items():
         mine, theirs = values[name], values[other]
         how = "above" if mine > theirs else "below" if mine < theirs else "level with"
-        parts.append(f"{what} {mine:.1f} is {how} {theirs:.1f}")
+        parts.append(f"{what} {mine:.3f} is {how} {theirs:.3f}")
     return f"against {other}, {' and '.join(parts)}"
 
 
@@ -67,6 +67,6 @@ def _interval(report: Report) -> str:
     if not halves:
         return f"{sentence}."
     return (
-        f"{sentence}; the 95 % interval of an accuracy is ± {100 * max(halves):.1f} points at its widest, "
+        f"{sentence}; the 95 % interval of an accuracy is ± {max(halves):.3f} at its widest, "
         "so smaller differences may be chance."
     )

@@ -10,7 +10,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -21,11 +21,11 @@ from pydantic import ValidationError
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.options import building, check_options
+from hydractl.families.timm.names import check_known
 from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Preprocess
 from hydractl.manifest.heads import TowerHeads, TowerKeep
-from hydractl.progress import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -178,23 +178,6 @@ def create(name: str, options: Mapping[str, object], *, device: str = "meta") ->
         torch.device(device),
     ):  # buffers too: a convolutional stem runs to find out its size
         return timm.create_model(name, pretrained=False, **plain(options))
-
-
-def check_known(name: str, others: Iterable[str] = ()) -> None:
-    """Refuse a name that is none of timm's.
-
-    Args:
-        name: Of an architecture.
-        others: Names that may have been meant, of other libraries' architectures.
-
-    Raises:
-        UnsupportedModelError: With the nearest name.
-    """
-    import timm
-
-    if not timm.is_model(name):
-        hint = did_you_mean(name, {*timm.list_models(), *others}) or "see `timm.list_models()`"
-        raise UnsupportedModelError(f"timm has no architecture `{name}`", hint=hint)
 
 
 @cache

@@ -38,9 +38,9 @@ def said(*args, **options):
 def test_a_hydra_is_set_against_both(hydra, word):
     sentence = said((0.9, 0.9, hydra), (0.5, 0.6, 0.7))[1]
 
-    assert sentence.count(f"accuracy {100 * hydra:.1f} is {word} 90.0") == 2
+    assert sentence.count(f"accuracy {hydra:.3f} is {word} 0.900") == 2
     assert "against one" in sentence
-    assert "mean OOD AUROC 70.0 is above 60.0" in sentence
+    assert "mean OOD AUROC 0.700 is above 0.600" in sentence
 
 
 def test_a_hydra_says_what_it_costs():
@@ -53,10 +53,10 @@ def test_a_hydra_says_what_it_costs():
 def test_the_best_rows_are_named_also_when_they_tie():
     first = said((0.9, 0.95, 0.95), (0.8, 0.7, 0.6))[0]
 
-    assert first == "Best accuracy: ensemble and hydra (95.0); best mean OOD AUROC: one (80.0)."
+    assert first == "Best accuracy: ensemble and hydra (0.950); best mean OOD AUROC: one (0.800)."
 
 
 def test_how_sure_an_accuracy_is():
     assert "n = 50 samples" in said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), low=0.87, high=0.93)[-1]
-    assert "± 3.0 points" in said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), low=0.87, high=0.93)[-1]
+    assert "± 0.030 at" in said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5), low=0.87, high=0.93)[-1]
     assert said((0.9, 0.9, 0.9), (0.5, 0.5, 0.5))[-1] == "The test set has n = 50 samples."
