@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from hydractl.errors import OutputError, OutputExists
+from hydractl.errors import OutputError, OutputExists, UsageError
 from hydractl.publish import Folder, check_open, growing, is_stream, made, translated
 
 
@@ -16,6 +17,45 @@ def output(text: str) -> Path:
     if not (text.endswith("/") or path.is_dir()):
         return path
     return Folder(path if path.name not in {"", ".."} else path.resolve())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What an output holds, which its name must not contradict.
+
+    Attributes:
+        what: In words, for messages.
+        suffixes: How the names of such files end; the first is proposed.
+        decides: Whether the suffix decides the form, and none will not do.
+        streams: Whether it may go to standard output or a FIFO.
+    """
+
+    what: str
+    suffixes: tuple[str, ...]
+    decides: bool = False
+    streams: bool = True
+
+    def __call__(self, option: str, path: Path) -> None:
+        """Refuse a name that says something else; an ending such as `.5` says nothing.
+
+        Raises:
+            UsageError: With a name that fits.
+        """
+        stream, suffix = is_stream(path), path.suffix.lower()
+        if suffix in self.suffixes or (stream and self.streams) or is_folder(path):
+            return
+        if stream or self.decides or suffix[1:2].isalpha():
+            stem = path.stem.strip("-") or "output"
+            fits = path.parent / (stem if stem.endswith(self.suffixes) else stem + self.suffixes[0])
+            raise UsageError(
+                f"`{option} {path}`: {self.what} is a file that ends in {' or '.join(self.suffixes)}",
+                hint=f"for example `{option} {fits}`",
+            )
+
+
+WEIGHTS = Content(what="a model", suffixes=(".st", ".safetensors"))
+PREDICTIONS = Content(what="a set of log-probabilities", suffixes=(".safetensors", ".st"))
+DOCUMENT = Content(what="a JSON document", suffixes=(".json",))
 
 
 def is_folder(path: Path) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from math import inf, isfinite
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -43,6 +44,7 @@ class Setting:
         spelled: The option's names; by default the field's with dashes.
         shows: Whether the help shows a default.
         after: The option that it follows in the help; None where it follows the field before it.
+        holds: Of an output: refuses a name that does not fit what is written there, told the option and the path.
     """
 
     help: str
@@ -61,6 +63,7 @@ class Setting:
     spelled: tuple[str, ...] = ()
     shows: bool = True
     after: str | None = None
+    holds: Callable[[str, Path], None] | None = None
 
     def read(self, typed: object) -> object:
         """Return the field's value of what a command line holds.
@@ -90,6 +93,8 @@ class Setting:
                 self._check_choice(name, item)
             elif isinstance(item, int | float):
                 self._check_range(name, item)
+            elif isinstance(item, Path) and self.holds is not None:
+                self.holds(self.option(name), item)
 
     def option(self, name: str) -> str:
         """Return the option of a field of that name as it is typed, without that of a flag's opposite."""

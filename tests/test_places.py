@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hydractl.claims import Claim, claimed
-from hydractl.errors import OutputError
-from hydractl.places import check_folder, is_folder, output
+from hydractl.errors import OutputError, UsageError
+from hydractl.places import WEIGHTS, Content, check_folder, is_folder, output
 from hydractl.publish import Folder, publish_together
 from support.heard import cut_between_names
 
@@ -124,3 +124,28 @@ def test_a_folder_where_none_can_be_is_refused(tmp_path):
         check_folder(Folder(tmp_path / "no" / "m"))
     assert "mkdir -p" in caught.value.hint
     assert names(tmp_path) == ["a.st"]
+
+
+@pytest.mark.parametrize("name", ["a.st", "A.ST", "a.safetensors", "a", "a-0.5", "-", "there", "new.model/"])
+def test_a_name_that_says_nothing_else_will_do(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+
+    WEIGHTS("-o", output(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"), [("a.json", "a.st"), ("to/a.onnx", "to/a.st"), ("a.st.gz", "a.st"), ("a.v2", "a.st")]
+)
+def test_a_name_that_says_something_else_is_refused(name, fits):
+    with pytest.raises(UsageError, match=r"a model is a file that ends in \.st or \.safetensors") as caught:
+        WEIGHTS("-o", Path(name))
+    assert caught.value.hint == f"for example `-o {fits}`"
+
+
+@pytest.mark.parametrize("name", ["a", "a.st", "-"])
+def test_where_the_suffix_decides_there_is_one(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageError, match=r"a figure is a file that ends in \.png or \.svg"):
+        Content(what="a figure", suffixes=(".png", ".svg"), decides=True, streams=False)("--plot", Path(name))

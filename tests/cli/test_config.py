@@ -123,6 +123,28 @@ def test_arguments_become_a_configuration(config, line, expected):
             "inspect a.json b.json --plot heads.pdf",
             "`--plot heads.pdf`: a figure is a file that ends in .png or .svg",
         ),
+        ("eval a.st --data digits -o r.html", "`--out r.html`: a JSON document is a file that ends in .json"),
+        ("eval a.st --data digits --save-predictions p.npz", "ends in .safetensors or .st"),
+        ("score a.st --method magnitude --output s.st", "hint: for example `--out s.json`"),
+        (
+            "score a.st --method l0 --data digits -o s.json --trained t.pt",
+            "hint: for example `--trained t.st`",
+        ),
+        ("prune a.st --scores s.json --keep 2 -o to/m.json", "hint: for example `--out to/m.st`"),
+        (
+            "finetune a.st --data digits --val digits -o m.pth",
+            "`--out m.pth`: a model is a file that ends in .st",
+        ),
+        (
+            "fuse a.st b.st -o hydra.json",
+            "`--out hydra.json`: a model is a file that ends in .st or .safetensors",
+        ),
+        (
+            "import w.pth --arch bert -o m.bin",
+            "`--out m.bin`: a model is a file that ends in .st or .safetensors",
+        ),
+        ("predict a.st digits -o p.json", "ends in .jsonl or .csv or .parquet"),
+        ("predict a.st digits -o p", "hint: for example `--out p.jsonl`"),
         ("inspect a.json --plot -", "`--plot -`: a figure is a file that ends in .png or .svg"),
     ],
 )

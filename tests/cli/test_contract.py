@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -104,7 +105,10 @@ def test_an_input_is_never_overwritten(call, work, argv):
     source = next(word for word in argv if word.endswith(".st"))
     before = (work / source).read_bytes()
 
-    seen = call(*argv[:-1], source, "--force")
+    link = work / f"link{Path(argv[-1]).suffix}"  # a name that fits what is written
+    link.symlink_to(source)
+
+    seen = call(*argv[:-1], link, "--force")
 
     assert seen.code == 6
     assert (work / source).read_bytes() == before
@@ -112,11 +116,13 @@ def test_an_input_is_never_overwritten(call, work, argv):
 
 @writing
 @pytest.mark.parametrize(
-    ("place", "text"), [("none/new.st", "folder `none` does not exist"), (".", "is a folder, not a file")]
+    ("place", "text"), [("none", "folder `none` does not exist"), (".", "is a folder, not a file")]
 )
 def test_an_output_that_cannot_be_written_is_refused_first(call, work, argv, place, text):
     if place == "." and argv[-1].endswith(".st"):  # of a model, which may be one
         place, text = "scores.json/", "is a file, not a folder"
+    if place == "none":
+        place = f"none/{argv[-1]}"
     before = set(work.iterdir())
 
     seen = call(*argv[:-1], place)

@@ -11,7 +11,7 @@ from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
-from hydractl.places import output
+from hydractl.places import PREDICTIONS, WEIGHTS, output
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
@@ -96,7 +96,7 @@ class EvalConfig:
     )
     fail_if: tuple[Condition, ...] = setting(
         (),
-        "Exit 5 if this is so of MODEL, for example `ece>0.02`.",
+        "Exit 5 if this is so of MODEL, for example `ece>0.02` or `acc<95%`.",
         parse=Condition.parse,
         repeated=True,
         metavar="COND",
@@ -122,15 +122,17 @@ class EvalConfig:
         None,
         "Write a copy of MODEL that stores its threshold and its `--temperature`, which `predict` then applies.",
         parse=output,
+        holds=WEIGHTS,
         metavar="PATH",
         panel=THRESHOLD,
         shows=False,
     )
-    out: Path | None = by_default(None, replace(shared.OUT, help="Report; `-` is standard output."))
+    out: Path | None = by_default(None, replace(shared.OUT_DOCUMENT, help="Report; `-` is standard output."))
     save_predictions: Path | None = setting(
         None,
         "Keep all log-probabilities (safetensors), scaled by `--temperature`.",
         metavar="PATH",
+        holds=PREDICTIONS,
         shows=False,
     )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
-from hydractl.publish import is_stream
+from hydractl.places import Content
 from hydractl.reporting.heads_figure import FORMATS
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
@@ -31,7 +31,12 @@ class InspectConfig:
         None, shared.budget(": as many as the scores were made for, or else 2/3")
     )
     """What makes masks of scores that are compared; None for the scores' own."""
-    plot: Path | None = setting(None, "Draw the choices of heads, as .png or .svg.", metavar="PATH")
+    plot: Path | None = setting(
+        None,
+        "Draw the choices of heads, as .png or .svg.",
+        metavar="PATH",
+        holds=Content(what="a figure", suffixes=FORMATS, decides=True, streams=False),
+    )
     force: bool = flag(Setting("Replace an existing figure."))
 
     def __post_init__(self) -> None:
@@ -51,11 +56,6 @@ class InspectConfig:
             check_local(file)
         if self.files.count("-") > 1:
             raise UsageError("only one file can come from standard input")
-        if self.plot is not None and (is_stream(self.plot) or self.plot.suffix.lower() not in FORMATS):
-            raise UsageError(
-                f"`--plot {self.plot}`: a figure is a file that ends in {' or '.join(FORMATS)}",
-                hint=f"for example `--plot {self.plot.stem.strip('-') or 'heads'}.svg`",
-            )
         if self.force and self.plot is None:
             raise UsageError("`--force` replaces the figure of `--plot`; nothing else is written")
 

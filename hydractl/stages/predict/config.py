@@ -10,6 +10,7 @@ from hydractl.data.reference import FILE_SUFFIXES, IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.parallel import refuse_shared_input
+from hydractl.places import Content
 from hydractl.publish import STDOUT, is_stream
 from hydractl.settings import Setting, by_default, check, flag, number, required, setting
 from hydractl.stages.shared import settings as shared
@@ -69,6 +70,7 @@ class PredictConfig:
         STDOUT,
         replace(
             shared.OUT,
+            holds=Content(what="a table of predictions", suffixes=FILE_SUFFIXES, decides=True),
             help=f"A file that ends in {', '.join(FILE_SUFFIXES)}, which decides its form; by default standard output, as JSON "
             "lines.",
         ),
@@ -123,18 +125,8 @@ class PredictConfig:
 
     @property
     def form(self) -> str:
-        """How the output's name ends, in small letters; that of JSON lines for a stream.
-
-        Raises:
-            UsageError: If the name says no form.
-        """
-        found = ".jsonl" if is_stream(self.out) else self.out.suffix.lower()
-        if found not in FILE_SUFFIXES:
-            raise UsageError(
-                f"`-o {self.out}`: the name says no form",
-                hint=f"end it in {', '.join(FILE_SUFFIXES)}: `-o {self.out.stem}.jsonl`",
-            )
-        return found
+        """How the output's name ends, in small letters; that of JSON lines for a stream."""
+        return FILE_SUFFIXES[0] if is_stream(self.out) else self.out.suffix.lower()
 
 
 def is_image(given: str) -> bool:

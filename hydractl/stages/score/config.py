@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
 from hydractl.parallel import refuse_shared_input
+from hydractl.places import WEIGHTS
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
 from hydractl.scoring.settings import CIRCUIT, GATES, Settings
@@ -29,7 +30,7 @@ class ScoreConfig:
 
     model: str = required(shared.MODEL)
     """A base."""
-    out: Path = required(shared.OUT)
+    out: Path = required(shared.OUT_DOCUMENT)
     method: str = setting(
         "circuit",
         f"How heads are scored. {'; '.join(f'{m.name}: {m.summary}' for m in METHODS.values())}.",
@@ -69,6 +70,7 @@ class ScoreConfig:
         None,
         "Write the weights that joint trains to PATH, a base; the scores are then of it.",
         metavar="PATH",
+        holds=WEIGHTS,
         panel=GATES,
         after="cooldown",
     )

@@ -11,7 +11,7 @@ from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import Budget
 from hydractl.inputs import LARGEST_SIDE
-from hydractl.places import output
+from hydractl.places import DOCUMENT, WEIGHTS, output
 from hydractl.settings import Composed, Declared, Setting, check, number, setting, words
 from hydractl.stages.shared.classes import Naming
 
@@ -34,8 +34,10 @@ ARCH = Setting("Architecture of a bare .safetensors file.", metavar="NAME[::K=V,
 OUT = Setting(
     "Output file; `-` is standard output.", spelled=("-o", "--output", "--out"), metavar="PATH", shows=False
 )
+OUT_DOCUMENT = replace(OUT, holds=DOCUMENT)
 OUT_MODEL = replace(
     OUT,
+    holds=WEIGHTS,
     help="Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.",
     parse=output,
 )

@@ -388,11 +388,12 @@ def test_it_is_measured_only_where_it_is():
 
 
 def test_the_split_is_not_overwritten(texts):
+    (texts / "val.json").symlink_to(texts / "val.jsonl")
     with pytest.raises(OutputExists, match="is an input of this command"):
         run_eval(
             config(
                 arch(texts), data=DataRef.parse("test.jsonl"), name="bert", temperature=DataRef.parse("val.jsonl"),
-                out=texts / "val.jsonl", force=True,
+                out=texts / "val.json", force=True,
             )
         )  # fmt: skip
 

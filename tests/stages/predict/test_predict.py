@@ -302,7 +302,7 @@ REFUSED = {
     "a text file": (("notes.txt",), "bert", {}, UsageError, r"`notes\.txt`: texts come from"),
     "lines and more": (("-", "flat"), "hydra.st", {}, UsageError, "`-` is the only DATA"),
     "no line": (("-",), "bert", {}, DataError, "standard input: holds no line"),
-    "no form": (("flat",), "hydra.st", {"out": "o.txt"}, UsageError, "the name says no form"),
+    "no form": (("flat",), "hydra.st", {"out": "o.txt"}, UsageError, r"ends in \.jsonl or \.csv"),
     "skipping texts": (("reviews",), "bert", {"skip_bad": True}, UsageError, "`--skip-bad` is for images"),
     "an unknown score": (("flat",), "hydra.st", {"ood_score": "x"}, UsageError, "--ood-score x"),
     "classes of its own": (("flat",), "hydra.st", {"naming": None}, UsageError, "has classes of its own"),

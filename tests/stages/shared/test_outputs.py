@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -68,11 +70,18 @@ CASES = {
 
 
 @pytest.mark.parametrize("argv", CASES.values(), ids=CASES)
-def test_an_input_is_never_written_over(folder, argv, capsys):
+def test_an_input_is_never_written_over(folder, argv, capsys, tmp_path):
     filled = [word.format(f=folder, text=(folder / "reference.txt").read_text()) for word in argv]
     if filled[0] == "prune":
         filled[2:4] = ["--scores", str(scores(folder))]
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    suffix = ".json" if filled[0] in {"score", "eval"} and filled[-2] == "-o" else ".st"
+    if Path(filled[-1]).suffix not in {suffix, ".safetensors" if suffix == ".st" else suffix}:
+        assert main([*filled, "--force"]) == 2
+        assert re.search(rf"is a file that ends in .*\{suffix}\b", capsys.readouterr().err)
+        link = tmp_path / f"link{suffix}"  # by another name it is the same input
+        link.symlink_to(filled[-1])
+        filled[-1] = str(link)
 
     assert main([*filled, "--force"]) == 6, capsys.readouterr().err
 
