@@ -297,7 +297,13 @@ class HeadGroup(nn.Module):
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return the layer's attention output (B, T', D) of z (B, T', H, K)."""
-        out: torch.Tensor = self.proj_drop(self.proj(z.flatten(-2)))
+        if self.heads:
+            mixed = self.proj(z.flatten(-2))
+        else:  # a matrix product over nothing, which runtimes of exported models refuse: nothing, and the bias
+            nothing = self.proj.weight.sum(1)
+            bias = cast("torch.Tensor | None", self.proj.bias)
+            mixed = (nothing if bias is None else nothing + bias).expand(*z.shape[:-2], -1)
+        out: torch.Tensor = self.proj_drop(mixed)
         return out
 
     def select(self, positions: Sequence[int]) -> HeadGroup:
@@ -351,7 +357,10 @@ class Attention(nn.Module):
         each = groups * side.members if len(groups) == 1 else groups
         shares = zip(each, split_batch(x, len(each)), side.split(len(each)), strict=True)
         found = [group.attend(part, queries, own) for group, part, own in shares]
-        return torch.cat(found, dim=0 if len(groups) == 1 else -2)
+        if len(groups) == 1:
+            return torch.cat(found)
+        some = [z for group, z in zip(groups, found, strict=True) if group.heads]
+        return torch.cat(some, dim=-2) if some else found[0]
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return (M B, T', D) of z (B, T', H, K)."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import _register_namedtuple
 
 from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention
@@ -99,6 +100,10 @@ class HydraOutput(NamedTuple):
 
     logits: torch.Tensor
     member_logits: torch.Tensor
+
+
+# `torch.export.save` knows no other way to write down what a program returns
+_register_namedtuple(HydraOutput, serialized_type_name="hydractl.fusion.hydra.HydraOutput")
 
 
 class Hydra(Towers):
