@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval predict inspect lineage import push schema doctor completion demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval predict export inspect lineage import push schema doctor completion demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -257,6 +257,30 @@ _hydractl() {
         *)
             if [[ $cur == -* ]]; then
                 _hydractl_words '-o --output --out --top-k --ood-score --threshold --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    export)
+        case $prev in
+        -o | --out | --report)
+            _hydractl_files ''
+            ;;
+        --quantize)
+            _hydractl_words 'int8'
+            ;;
+        --data | --ood)
+            _hydractl_words 'digits shapes photos noise reviews intents manual letters'
+            _hydractl_files ''
+            ;;
+        --tolerance | --batch-size | --classes | --template | --arch | --seed)
+            : # any text
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '-o --out --with-preprocess --quantize --data --ood --tolerance --report --batch-size --classes --template --arch --seed --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

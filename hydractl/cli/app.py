@@ -12,7 +12,20 @@ import typer
 import typer.core
 import typer.main
 
-from hydractl.cli import doctor, eval, finetune, fuse, import_, lineage, predict, prune, push, schema, score
+from hydractl.cli import (
+    doctor,
+    eval,
+    export,
+    finetune,
+    fuse,
+    import_,
+    lineage,
+    predict,
+    prune,
+    push,
+    schema,
+    score,
+)
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
@@ -40,6 +53,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fuse": fuse.fuse,
     "eval": eval.evaluate,
     "predict": predict.predict,
+    "export": export.export,
     "inspect": inspect.inspect,
     "lineage": lineage.lineage,
     "import": import_.import_weights,

@@ -6,17 +6,35 @@ Axes: M members, B batch, N samples, C classes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 
 from hydractl.data.batches import Batch
 from hydractl.errors import InputError
-from hydractl.families.tower import Towers
 from hydractl.inputs import Inputs, batch_of, inputs_like
 from hydractl.metrics.samples import Responses
 
 
-def respond(model: Towers, inputs: Inputs, *, name: str, data: str) -> Responses:
+class Answers(Protocol):
+    """What answers as a model does; one that runs elsewhere does too."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it takes its inputs."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that it takes them in."""
+        ...
+
+    def member_logits(self, inputs: Inputs) -> torch.Tensor:
+        """Return each member's logits (M, B, C) for inputs (B, ...)."""
+        ...
+
+
+def respond(model: Answers, inputs: Inputs, *, name: str, data: str) -> Responses:
     """Return what each of a model's members says of a batch.
 
     Args:
@@ -51,7 +69,7 @@ def respond(model: Towers, inputs: Inputs, *, name: str, data: str) -> Responses
 
 
 def respond_to_all(
-    model: Towers, batches: Iterable[Batch[Inputs]], *, count: int, name: str, data: str
+    model: Answers, batches: Iterable[Batch[Inputs]], *, count: int, name: str, data: str
 ) -> Responses:
     """Return what each of a model's members says of a whole data set; memory holds one batch beside the result.
 

@@ -1,0 +1,81 @@
+"""How long does an exported hydra take in onnxruntime, and in torch? Both in turn on the CPU, with as many threads each.
+
+python benchmarks/export.py [--arch vit_tiny_patch16_224] [--members 3] [--batch 1,8] [--rounds 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from hydractl.cli.app import main as hydractl
+from hydractl.families.opening import open_model
+from hydractl.fusion.hydra import load_any
+from hydractl.stages.export.compare import named, samples
+from hydractl.stages.export.formats import run_onnx
+from hydractl.stages.export.subject import Subject
+
+
+def run(*words: str) -> None:
+    """Run a command line.
+
+    Raises:
+        SystemExit: If it fails.
+    """
+    if code := hydractl(list(words)):
+        raise SystemExit(code)
+
+
+def seconds(call: object, inputs: object) -> float:
+    """Return how long one call takes."""
+    start = perf_counter()
+    call(inputs)  # type: ignore[operator]  # a program
+    return perf_counter() - start
+
+
+def main() -> None:
+    """Make a hydra of members with other heads each, export it, and time both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", default="vit_tiny_patch16_224")
+    parser.add_argument("--members", type=int, default=3)
+    parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--rounds", type=int, default=15)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        run("score", f"arch:{asked.arch}", "--method", "random", "-o", "scores.json", "-q")
+        run(
+            "prune", f"arch:{asked.arch}", "--scores", "scores.json", "--members", str(asked.members), "--keep-fraction", "0.67",
+            "-o", "m-{i}.st", "-q",
+        )  # fmt: skip
+        run("fuse", *(f"m-{i}.st" for i in range(asked.members)), "-o", "hydra.st", "-q")
+        run("export", "hydra.st", "-o", "hydra.onnx", "-q")
+        opened = open_model("hydra.st")
+        subject = Subject(load_any(opened))
+        session = run_onnx(Path("hydra.onnx").read_bytes())
+    print(
+        f"{asked.arch}, {asked.members} members, {torch.get_num_threads()} threads, medians of {asked.rounds} in turn"
+    )
+    for batch in map(int, asked.batch.split(",")):
+        inputs = dict(named(samples(opened.header, batch=batch, seed=0)))
+        times: tuple[list[float], list[float]] = ([], [])
+        with torch.inference_mode():
+            for i in range(asked.rounds + 2):
+                pair = seconds(subject, inputs), seconds(session, inputs)
+                for own, time in zip(times, pair, strict=True):
+                    if i > 1:  # the first two warm up
+                        own.append(time)
+        ours, theirs = map(median, times)
+        print(
+            f"batch {batch}: torch {1e3 * ours:.1f} ms, onnxruntime {1e3 * theirs:.1f} ms, ratio {theirs / ours:.2f} (at most 1.1)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""export: a model as one file that runs without hydractl."""

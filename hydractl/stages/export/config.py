@@ -1,0 +1,93 @@
+"""What `export` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydractl.errors import UsageError
+from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
+
+ONNX, PT2 = ".onnx", ".pt2"
+FORMATS = (ONNX, PT2)
+QUANTIZED = ("int8",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportConfig:
+    """What to export, how, and what it is checked on."""
+
+    model: str = required(shared.MODEL)
+    out: Path = required(
+        Setting(
+            "Output file: `.onnx` for ONNX, `.pt2` for torch.export.",
+            spelled=("-o", "--out"),
+            metavar="PATH",
+            shows=False,
+        )
+    )
+    with_preprocess: bool = flag(
+        Setting(
+            "For images: take uint8 pixels (B, height, width, channels) of any size; resize, crop and normalise are in the graph."
+        )
+    )
+    quantize: str | None = setting(
+        None,
+        "For ONNX: weights and what they are multiplied with as whole numbers of 8 bits. Needs `--data`, on which the effect is "
+        "measured.",
+        choices=QUANTIZED,
+        metavar="int8",
+    )
+    data: str | None = setting(
+        None,
+        f"Labelled data, on which the exported model is compared and measured too: {shared.DATA_SOURCES}.",
+        metavar=shared.DATA_METAVAR,
+    )
+    ood: str | None = setting(
+        None,
+        f"OOD data, to measure the AUROC with; also {shared.UNLABELLED_SOURCES}.",
+        metavar=shared.DATA_METAVAR,
+    )
+    tolerance: float = setting(
+        1e-4,
+        "Exit 5, and write nothing, if an output of the exported model is further from the model's own, relative to the largest "
+        "value where that is above 1.",
+        above=0.0,
+        finite=True,
+        metavar="X",
+    )
+    report: Path | None = setting(
+        None,
+        "Write what was measured on `--data`, as `eval` reports it.",
+        metavar="PATH",
+        shows=False,
+    )
+    batch_size: int = by_default(64, shared.BATCH_SIZE)
+    naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
+    arch: str | None = by_default(None, shared.ARCH)
+    seed: int = by_default(0, replace(shared.SEED, help="Seed of the random inputs."))
+    force: bool = flag(shared.FORCE)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.out.suffix not in FORMATS:
+            raise UsageError(
+                f"`-o {self.out}`: the suffix says what is written, and `{self.out.suffix or self.out.name}` is none that is known",
+                hint=f"name it `{self.out.stem or 'hydra'}.onnx` or `{self.out.stem or 'hydra'}.pt2`",
+            )
+        if self.quantize is not None and self.out.suffix != ONNX:
+            raise UsageError(f"`--quantize` is for .onnx, not {self.out.suffix}", hint="leave it out")
+        if self.data is None:
+            for option, given in (
+                ("--ood", self.ood),
+                ("--report", self.report),
+                ("--quantize", self.quantize),
+            ):
+                if given is not None:
+                    raise UsageError(
+                        f"`{option}` needs labelled data to measure on", hint="add `--data DATA`"
+                    )
+        if self.report == self.out:
+            raise UsageError("`-o` and `--report` name the same file")

@@ -1,0 +1,221 @@
+"""The files that are written, and how each runs: ONNX in onnxruntime, a program of torch.export in torch. All on the CPU."""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from hydractl.errors import UnsupportedModelError, reason_of
+from hydractl.stages.export.subject import OUTPUTS, Subject
+from hydractl.version import __version__
+
+Named: TypeAlias = "Mapping[str, torch.Tensor]"
+Program: TypeAlias = "Callable[[Named], dict[str, torch.Tensor]]"
+"""Answers by name to inputs by name, as `Subject` does."""
+OPSET = 18
+"""The least that PyTorch writes, which most runtimes read."""
+LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
+MOST_BYTES = 2**31 - 1
+"""What a file of protocol buffers can hold."""
+
+
+def onnx_libraries() -> tuple[Any, Any]:
+    """Return onnx and onnxruntime, which are untyped.
+
+    Raises:
+        UnsupportedModelError: If one of what ONNX needs is not installed.
+    """
+    try:
+        import onnx  # noqa: PLC0415 - an extra
+        import onnxruntime  # noqa: PLC0415 - as above
+        import onnxscript  # noqa: F401, PLC0415 - what torch writes ONNX with
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"ONNX is written and checked with {', '.join(LIBRARIES)}, which cannot be imported: {error}",
+            hint="`pip install 'hydractl[onnx]'`, or write a `.pt2`",
+        ) from error
+    return onnx, onnxruntime
+
+
+class Axes(NamedTuple):
+    """What of an input may be of any length: the names of its axes from the first on, and the most that one may hold."""
+
+    names: tuple[str, ...]
+    most: Mapping[str, int] = {}
+
+    def dims(self) -> dict[int, Any]:
+        """Return them as torch.export is told."""
+        return {i: Dim(name, max=self.most.get(name)) for i, name in enumerate(self.names)}
+
+
+def traced(subject: Subject, inputs: Named, axes: Axes, *, where: str) -> ExportedProgram:
+    """Return the subject as a program of torch.export.
+
+    Args:
+        subject: What answers.
+        inputs: An example, of two samples at least.
+        axes: Of every input.
+        where: What messages call the model.
+
+    Raises:
+        UnsupportedModelError: If torch cannot trace it, for any number of samples and tokens.
+    """
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.export.export(
+                subject, (dict(inputs),), dynamic_shapes={"inputs": {name: axes.dims() for name in inputs}}
+            )
+    except Exception as error:  # torch promises no kind
+        raise UnsupportedModelError(f"{where}: torch.export cannot trace it: {reason_of(error)}") from error
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:  # where lines of code stood on this machine
+                node.meta.pop("stack_trace", None)
+    return program
+
+
+def pt2(program: ExportedProgram, metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of a `.pt2`; `torch.export.load(file, extra_files=...)` reads the metadata."""
+    file = io.BytesIO()
+    with quiet():
+        torch.export.save(program, file, extra_files=dict(metadata))
+    return file.getvalue()
+
+
+def run_pt2(content: bytes) -> Program:
+    """Return what a `.pt2` computes."""
+    with quiet():
+        module = torch.export.load(io.BytesIO(content)).module()
+
+    def run(inputs: Named) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            found: dict[str, torch.Tensor] = module(dict(inputs))
+        return found
+
+    return run
+
+
+def onnx(program: ExportedProgram, axes: Axes, *, names: Sequence[str], where: str) -> Any:  # noqa: ANN401 - untyped
+    """Return a program as onnx's own document.
+
+    Args:
+        program: What to write.
+        axes: Of every input.
+        names: Of the inputs.
+        where: What messages call the model.
+
+    Raises:
+        UnsupportedModelError: If it cannot be written.
+    """
+    try:
+        with quiet():
+            written = torch.onnx.export(
+                program,
+                input_names=list(names),
+                output_names=list(OUTPUTS),
+                dynamic_shapes={"inputs": {name: dict(enumerate(axes.names)) for name in names}},
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # torch promises no kind
+        raise UnsupportedModelError(f"{where}: torch.onnx cannot write it: {reason_of(error)}") from error
+    if written is None:
+        raise UnsupportedModelError(f"{where}: torch.onnx wrote nothing")
+    return written.model_proto
+
+
+def quantized(document: Any) -> Any:  # noqa: ANN401 - as above
+    """Return an ONNX document whose matrix products by weights are of whole numbers of 8 bits.
+
+    Weights have a scale a column, and 7 of the 8 bits: processors without instructions of their own for it add up two products
+    in 16 bits, which 8 overflow. What they are multiplied with is scaled as it comes.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - an extra
+
+    loaded, _ = onnx_libraries()
+    del document.graph.value_info[
+        :
+    ]  # shapes that torch inferred, and that no longer fit once products are taken apart
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        path = Path(folder) / "model.onnx"
+        quantize_dynamic(
+            document,
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            extra_options={
+                "DefaultTensorType": loaded.TensorProto.FLOAT
+            },  # of what shape inference does not tell
+        )
+        return loaded.load(path)
+
+
+def onnx_bytes(document: Any, metadata: Mapping[str, str], *, where: str) -> bytes:  # noqa: ANN401 - as above
+    """Return the bytes of a `.onnx`, whose `metadata_props` hold the metadata, and nothing of this machine.
+
+    Raises:
+        UnsupportedModelError: If it is too large for one file.
+    """
+    for graph in (document.graph, *document.functions):
+        del graph.metadata_props[:]
+        for entry in (*graph.node, *graph.value_info):
+            del entry.metadata_props[:]  # where lines of code stood
+            entry.doc_string = ""
+    del document.metadata_props[:]
+    for key, value in metadata.items():
+        document.metadata_props.add(key=key, value=value)
+    document.producer_name, document.producer_version = "hydractl", __version__
+    if document.ByteSize() > MOST_BYTES:
+        raise UnsupportedModelError(
+            f"{where}: takes {document.ByteSize() / 2**30:.1f} GiB, and an .onnx file holds 2 at most",
+            hint="write a `.pt2`, or prune more heads",
+        )
+    content: bytes = document.SerializeToString(deterministic=True)
+    return content
+
+
+def run_onnx(content: bytes) -> Program:
+    """Return what an `.onnx` computes, on as many threads as torch has.
+
+    Raises:
+        UnsupportedModelError: If onnxruntime does not take it.
+    """
+    _, runtime = onnx_libraries()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own kinds are no public names
+        raise UnsupportedModelError(f"onnxruntime does not take the model: {reason_of(error)}") from error
+
+    def run(inputs: Named) -> dict[str, torch.Tensor]:
+        found = session.run(list(OUTPUTS), {name: x.numpy() for name, x in inputs.items()})
+        return {name: torch.from_numpy(x) for name, x in zip(OUTPUTS, found, strict=True)}
+
+    return run
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep to themselves what libraries say of their own workings while they trace and write."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

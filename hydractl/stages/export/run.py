@@ -1,0 +1,317 @@
+"""export: a model becomes a file that runs without hydractl, compared with the model before it is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from hydractl.claims import Claim
+from hydractl.errors import UnsupportedModelError, UsageError
+from hydractl.families.opening import OpenModel
+from hydractl.families.tower import Towers
+from hydractl.fusion.hydra import load_any
+from hydractl.inputs import PIXELS
+from hydractl.manifest.document import Option
+from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.manifest.report import Report
+from hydractl.metrics.samples import Responses
+from hydractl.parallel import require_one_process
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import publish_together
+from hydractl.stages.export import formats
+from hydractl.stages.export.compare import (
+    Runner,
+    difference,
+    pictures,
+    prepared,
+    require_near,
+    samples,
+    trials,
+)
+from hydractl.stages.export.config import ONNX, ExportConfig
+from hydractl.stages.export.effect import ID, OOD, Trial, furthest, measured
+from hydractl.stages.export.pixels import FILTERS, Pixels
+from hydractl.stages.export.subject import IMAGES, Subject
+from hydractl.stages.shared.classes import Classes, settle
+from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.reading import labels_of, open_reader, open_sets
+
+EXAMPLES = 2
+"""Samples that a model is traced with: torch takes an axis of 1 for one that is always 1."""
+RANDOM, DATA, QUANTISED = "random inputs", "the data", "the data, quantised"
+PREPARED = "random pixels that `eval` prepares"
+"""Pillow resizes along one axis after the other, rounding in between, and which comes first is its own choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What `export` wrote and how near it is to the model.
+
+    Attributes:
+        paths: The files written.
+        inputs: Name, type and shape of each; what may be of any length has a name.
+        outputs: Likewise.
+        members: M.
+        classes: C.
+        size_bytes: Of the model.
+        differences: How far outputs are from the model's own, at most: on random inputs; on the data, of logits; where pixels go
+            in, from what it answers to the same ones as `eval` prepares them; of a quantised one before and after.
+        measured: Both on the data, as `eval` reports it; None without.
+    """
+
+    paths: tuple[Path, ...]
+    inputs: tuple[tuple[str, str, str], ...]
+    outputs: tuple[tuple[str, str, str], ...]
+    members: int
+    classes: int
+    size_bytes: int
+    differences: dict[str, float]
+    measured: Report | None = None
+
+
+def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportReport:
+    """Export a model.
+
+    Raises:
+        UnsupportedModelError: If it cannot be exported, or a library is missing that is needed.
+        CheckFailed: If what was exported is further from the model than `tolerance`.
+        OutputExists: If an output is there already.
+    """
+    require_one_process("export")
+    if config.out.suffix == ONNX:
+        formats.onnx_libraries()
+    with claim([config.out, config.report], progress, force=config.force) as own:
+        return _run(config, own, progress)
+
+
+class Traced(NamedTuple):
+    """A model on its way to a file."""
+
+    opened: OpenModel
+    classes: Classes | None
+    subject: Subject
+    axes: formats.Axes
+    example: formats.Named
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; none where it has none."""
+        return self.opened.header.labels if self.classes is None else self.classes.names
+
+    def answer(self, inputs: formats.Named) -> dict[str, torch.Tensor]:
+        """Return what the model itself answers."""
+        with torch.inference_mode():
+            found: dict[str, torch.Tensor] = self.subject(dict(inputs))
+        return found
+
+    def answer_prepared(self, inputs: formats.Named) -> dict[str, torch.Tensor]:
+        """Return what it answers to pixels that are prepared as `eval` does."""
+        how = self.opened.header.preprocess
+        if not isinstance(how, Preprocess):
+            raise TypeError("texts are no pixels")
+        with torch.inference_mode():
+            found: dict[str, torch.Tensor] = Subject(self.subject.model)(
+                {PIXELS: prepared(how, inputs[IMAGES])}
+            )
+        return found
+
+
+def _run(config: ExportConfig, own: Claim, progress: Progress) -> ExportReport:
+    opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
+    for path, option in ((config.out, "-o"), (config.report, "--report")):
+        check_outputs(
+            [] if path is None else [path],
+            force=own.may_replace,
+            models=[opened],
+            data=[config.data, config.ood],
+            files=[config.naming.file],
+            option=option,
+        )
+    _check_pixels(config, opened)
+    classes = _classes(config, opened)
+    trial = _trial(config, opened, classes, progress)
+    progress.step(f"Tracing {opened.reference}")
+    traced = _traced(config, opened, classes)
+    content, program, differences, said = _written(config, traced, trial, progress)
+    report = None
+    if trial is not None:
+        report = measured(opened, trial, said, _options(config))
+    progress.step(f"Writing {config.out}")
+    with publish_together(own) as begin:
+        begin(config.out).write(content)
+        if config.report is not None and report is not None:
+            begin(config.report).write(report.to_json().encode())
+    answers = program(traced.example)
+    return ExportReport(
+        paths=tuple(path for path in (config.out, config.report) if path is not None),
+        inputs=tuple(_shown(name, x, traced.axes.names) for name, x in traced.example.items()),
+        outputs=tuple(
+            _shown(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
+            for name, x in answers.items()
+        ),
+        members=len(traced.subject.model.answers),
+        classes=answers["probabilities"].shape[1],
+        size_bytes=len(content),
+        differences=differences,
+        measured=report,
+    )
+
+
+def _check_pixels(config: ExportConfig, opened: OpenModel) -> None:
+    how = opened.header.preprocess
+    if not config.with_preprocess:
+        return
+    if isinstance(how, Tokenization):
+        raise UsageError(
+            f"`--with-preprocess` is for images, but {opened.reference} reads texts", hint="leave it out"
+        )
+    if how.interpolation not in FILTERS:
+        raise UnsupportedModelError(
+            f"{opened.reference}: resizes by `{how.interpolation}`, which no graph does as Pillow does",
+            hint="leave `--with-preprocess` out",
+        )
+
+
+def _classes(config: ExportConfig, opened: OpenModel) -> Classes | None:
+    """Return what a zero-shot model tells apart; None of a classifier.
+
+    Raises:
+        UsageError: If nothing names any: the exported model reads images alone.
+    """
+    found = config.naming.classes(opened)
+    if found is None and opened.header.prompting is not None:
+        raise UsageError(
+            f"{opened.reference}: has no classes yet, and what is exported reads images alone",
+            hint='name them: `--classes cat,dog --template "A photo of a {label}."`',
+        )
+    return found
+
+
+def _trial(
+    config: ExportConfig, opened: OpenModel, classes: Classes | None, progress: Progress
+) -> Trial | None:
+    if config.data is None:
+        return None
+    sets = open_sets(opened, {ID: config.data, OOD: config.ood}, progress)
+    labels, _ = labels_of(opened, sets[ID], classes, progress)
+    return Trial(sets=sets, labels=labels, how=opened.header.preprocess, batch_size=config.batch_size)
+
+
+def _traced(config: ExportConfig, opened: OpenModel, classes: Classes | None) -> Traced:
+    how = opened.header.preprocess
+    model = load_any(opened, dtype=torch.float32)
+    settle(model, opened, classes)
+    if classes is not None:
+        _drop_unasked(model)
+    if isinstance(how, Tokenization):
+        # what a batch of texts is always filled up to is no axis of any length
+        names = ("batch", "length") if how.padding == "longest" else ("batch",)
+        axes = formats.Axes(names, {"length": how.max_length})
+        return Traced(
+            opened, classes, Subject(model), axes, samples(opened.header, batch=EXAMPLES, seed=config.seed)
+        )
+    if not config.with_preprocess:
+        example = samples(opened.header, batch=EXAMPLES, seed=config.seed)
+        return Traced(opened, classes, Subject(model), formats.Axes(("batch",)), example)
+    pixels = pictures(how, size=(1.5, 1.25), batch=EXAMPLES, seed=config.seed)
+    axes = formats.Axes(("batch", "height", "width"))
+    return Traced(opened, classes, Subject(model, Pixels(how)), axes, {IMAGES: pixels})
+
+
+def _drop_unasked(model: Towers) -> None:
+    """Leave out the text tower of a model that knows its classes."""
+    for name in [name for name in model.towers if name != "vision"]:
+        del model.towers[name]
+
+
+def _written(
+    config: ExportConfig, traced: Traced, trial: Trial | None, progress: Progress
+) -> tuple[bytes, formats.Program, dict[str, float], dict[str, dict[str, Responses]]]:
+    """Return the file's bytes, what runs them, how far it is from the model, and what both say of the data.
+
+    Raises:
+        CheckFailed: If it is too far.
+    """
+    where, names = traced.opened.reference, list(traced.example)
+    exported = formats.traced(traced.subject, traced.example, traced.axes, where=where)
+    metadata = _metadata(config, traced)
+    document = None
+    if config.out.suffix == ONNX:
+        progress.step("Making an ONNX graph of it")
+        document = formats.onnx(exported, traced.axes, names=names, where=where)
+        content = formats.onnx_bytes(document, metadata, where=where)
+        program = formats.run_onnx(content)
+    else:
+        content = formats.pt2(exported, metadata)
+        program = formats.run_pt2(content)
+    progress.step("Comparing it with the model")
+    asked = list(trials(traced.opened.header, with_pixels=config.with_preprocess, seed=config.seed))
+    differences = {RANDOM: difference(program, traced.answer, asked)}
+    require_near(differences[RANDOM], config.tolerance, what=RANDOM)
+    if config.with_preprocess:
+        differences[PREPARED] = difference(program, traced.answer_prepared, asked)
+    said: dict[str, dict[str, Responses]] = {}
+    if trial is None:
+        return content, program, differences, said
+    said["model"] = trial.ask(traced.subject.model, name=where, progress=progress)
+    kind = config.out.suffix.removeprefix(".")
+    said[kind] = trial.ask(Runner(program), name=kind, progress=progress, pixels=config.with_preprocess)
+    differences[DATA] = furthest(said[kind], said["model"])
+    if not config.with_preprocess:
+        require_near(differences[DATA], config.tolerance, what=DATA)
+    if config.quantize is not None:
+        progress.step("Quantising it")
+        content = formats.onnx_bytes(formats.quantized(document), metadata, where=where)
+        program = formats.run_onnx(content)
+        said[config.quantize] = trial.ask(
+            Runner(program), name=config.quantize, progress=progress, pixels=config.with_preprocess
+        )
+        differences[QUANTISED] = furthest(said[config.quantize], said["model"])
+    return content, program, differences, said
+
+
+def _metadata(config: ExportConfig, traced: Traced) -> dict[str, str]:
+    """Return what the file says of itself: JSON by key."""
+    header = traced.opened.header
+    step = make_step(
+        "export",
+        family=traced.opened.family,
+        options=_options(config),
+        inputs=[traced.opened.as_input()],
+        seed=config.seed,
+    )
+    said = {
+        "labels": list(traced.labels),
+        "preprocess": header.preprocess.model_dump(mode="json"),
+        "preprocess_in_graph": config.with_preprocess,
+        "temperature": header.temperature,  # which the logits are divided by already
+        "temperature_in_graph": True,
+        "architecture": header.architecture.name,
+        "kind": header.kind.value,
+        "members": len(header.masks),
+        "made_by": step.model_dump(mode="json"),
+    }
+    return {f"hydractl.{name}": json.dumps(value, sort_keys=True) for name, value in said.items()}
+
+
+def _options(config: ExportConfig) -> dict[str, Option]:
+    """Return what shapes the file."""
+    said: dict[str, Option] = {
+        "format": config.out.suffix.removeprefix("."),
+        "with_preprocess": config.with_preprocess,
+        "tolerance": config.tolerance,
+    }
+    return said if config.quantize is None else said | {"quantize": config.quantize}
+
+
+def _shown(name: str, x: torch.Tensor, axes: tuple[str, ...]) -> tuple[str, str, str]:
+    """Return an input or output in words."""
+    sizes = [axis if axis != "members" else str(x.shape[0]) for axis in axes] + [
+        str(side) for side in x.shape[len(axes) :]
+    ]
+    return name, str(x.dtype).removeprefix("torch."), f"({', '.join(sizes)})"

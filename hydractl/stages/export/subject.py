@@ -1,0 +1,56 @@
+"""What is exported: a model that answers by name with all that its user asks of it.
+
+Axes: M members, B batch, C classes, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from hydractl.families.tower import Model, Towers
+from hydractl.inputs import PIXELS
+from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.metrics.scores import entropy, mutual_information
+
+IMAGES = "images"
+"""What uint8 pixels (B, height, width, channels) are called; prepared ones are `pixel_values`."""
+AXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {PIXELS: ("batch",), IMAGES: ("batch", "height", "width")}
+)
+"""The axes of an input that may be of any length, from the first on; of texts `batch` and `length`."""
+OUTPUTS = ("probabilities", "logits", "member_logits", "entropy", "mutual_information")
+
+
+class Subject(nn.Module):
+    """A model, asked by name."""
+
+    def __init__(self, model: Towers, pixels: nn.Module | None = None) -> None:
+        """Take a model over.
+
+        Args:
+            model: In evaluation mode. A zero-shot one knows its classes.
+            pixels: What makes its inputs of uint8 pixels; None where they come prepared.
+        """
+        super().__init__()
+        self.model = model
+        self.pixels = pixels
+        self.eval()
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what `OUTPUTS` names: (B, C), (B, C), (M, B, C), (B,) and (B,).
+
+        `logits` are what the model itself answers with, and entropy and mutual information are in nats.
+        """
+        if self.pixels is not None:
+            inputs = {PIXELS: self.pixels(inputs[IMAGES])}
+        asked = inputs[PIXELS] if inputs.keys() == {PIXELS} else inputs
+        member_logits = self.model.member_logits(asked)
+        log_probs = member_logits.float().log_softmax(-1)
+        mean = ensemble_log_probs(log_probs)
+        logits = member_logits[0] if isinstance(self.model, Model) else mean
+        found = (mean.exp(), logits, member_logits, entropy(log_probs), mutual_information(log_probs))
+        return dict(zip(OUTPUTS, found, strict=True))

@@ -1,0 +1,259 @@
+"""What is exported answers as the model does, wherever it runs, and nothing is written that does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hydractl
+from hydractl.cli.app import main
+from hydractl.errors import CheckFailed, UnsupportedModelError, UsageError
+from hydractl.fusion.hydra import HydraOutput
+from hydractl.manifest.header import Preprocess
+from hydractl.manifest.report import Report
+from hydractl.stages.export import formats
+from hydractl.stages.export.compare import pictures, prepared
+from hydractl.stages.export.config import ExportConfig
+from hydractl.stages.export.pixels import FILTERS, Pixels
+from hydractl.stages.export.run import run_export
+from hydractl.stages.export.subject import OUTPUTS
+from hydractl.stages.fuse.config import FuseConfig, Measuring
+from hydractl.stages.fuse.run import run_fuse
+from support.builders import base
+from support.variants import VARIANTS
+
+PAGE = Path(__file__).parents[3] / "docs/export.md"
+BERT = next(v for v in VARIANTS if v.family == "transformers-bert")
+DATA = "digits::split=test,classes=0-6,limit=20"
+
+
+def fused(folder, *samples, **options):
+    paths = [str(sample.save(folder / f"{i}.st")) for i, sample in enumerate(samples)]
+    run_fuse(FuseConfig(models=tuple(paths), out=folder / "hydra.st", **options))
+    return folder / "hydra.st"
+
+
+@pytest.fixture(scope="module")
+def hydra(tmp_path_factory):
+    """A hydra of which the first member has no heads in a layer, the second none in that and another."""
+    folder = tmp_path_factory.mktemp("hydra")
+    return fused(folder, base().pruned([0, 1], [], [0]), base().pruned([0], [], []).tuned(1))
+
+
+@pytest.fixture(scope="module")
+def quantised(hydra):
+    config = ExportConfig(
+        model=str(hydra), out=hydra.with_name("hydra.onnx"), data=DATA, ood="noise::limit=20", quantize="int8",
+        report=hydra.with_name("report.json"),
+    )  # fmt: skip
+    return run_export(config)
+
+
+def answers_of(path, asked):
+    loaded = hydractl.load(path)
+    with torch.no_grad():
+        said = loaded(asked)
+        return (said.logits, said.member_logits) if isinstance(said, HydraOutput) else (said, said[None])
+
+
+def near(found, path, asked, tolerance=1e-5):
+    logits, members = answers_of(path, asked)
+    assert found.keys() == {*OUTPUTS}
+    for name, expected in {
+        "logits": logits, "member_logits": members, "probabilities": members.softmax(-1).mean(0),
+    }.items():  # fmt: skip
+        assert torch.allclose(torch.as_tensor(found[name]), expected, atol=tolerance), name
+    if isinstance(asked, torch.Tensor):
+        loaded = hydractl.load(path).predict(asked)
+        for name in ("entropy", "mutual_information"):
+            assert torch.allclose(torch.as_tensor(found[name]), getattr(loaded, name), atol=tolerance), name
+
+
+def test_whole_numbers_of_8_bits_answer_nearly_the_same_and_their_effect_is_told(hydra, quantised):
+    document = Report.model_validate_json((hydra.with_name("report.json")).read_text())
+
+    assert [row.name for row in document.rows] == ["model", "onnx", "int8"]
+    assert {"accuracy", "ece"} <= document.rows[2].values.keys()
+    assert "auroc" in document.rows[2].ood["ood"]
+    assert quantised.measured == document
+    assert quantised.differences["random inputs"] < 1e-5
+    assert quantised.differences["the data"] < 1e-5
+    assert 1e-5 < quantised.differences["the data, quantised"] < 0.1
+    content = (hydra.with_name("hydra.onnx")).read_bytes()
+    assert b"MatMulInteger" in content or b"DynamicQuantizeLinear" in content
+    run, asked = formats.run_onnx(content), base().inputs(batch=3, seed=7)
+    near(run({"pixel_values": asked}), hydra, asked, tolerance=0.2)
+
+
+def test_a_file_says_what_its_user_must_know_and_nothing_of_this_machine(hydra, quantised):
+    import onnxruntime
+
+    path = hydra.with_name("hydra.onnx")
+    said = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+
+    assert json.loads(said["hydractl.preprocess"])["input_size"] == [1, 8, 8]
+    assert json.loads(said["hydractl.members"]) == 2
+    assert json.loads(said["hydractl.temperature"]) == 1.0
+    assert json.loads(said["hydractl.made_by"])["inputs"][0]["name"] == "hydra.st"
+    content = path.read_bytes()
+    for place in (
+        str(Path(hydractl.__file__).parent),
+        str(Path(torch.__file__).parents[1]),
+        str(path.parent),
+    ):
+        assert place.encode() not in content
+
+
+def test_the_page_runs(quantised, hydra, monkeypatch, capsys):
+    monkeypatch.chdir(hydra.parent)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[:1]
+
+    exec(compile(code, str(PAGE), "exec"), {})  # noqa: S102 - what the page tells a user to run
+
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_program_of_texts_takes_any_number_of_any_length(tmp_path):
+    sample = base(BERT).pruned([0, 1], [], [0])
+    path = sample.save(tmp_path / "m.st")
+
+    report = run_export(ExportConfig(model=str(path), out=tmp_path / "m.pt2"))
+
+    assert report.inputs[0] == ("input_ids", "int64", "(batch, length)")
+    assert report.differences["random inputs"] < 1e-6
+    run = formats.run_pt2((tmp_path / "m.pt2").read_bytes())
+    for batch, length in ((1, 5), (4, 24), (3, 1)):
+        asked = {k: x[:, :length] for k, x in sample.inputs(batch=batch, seed=9).items()}
+        asked["attention_mask"][:, 0] = 1
+        near(run(asked), path, asked)
+    extra = {"hydractl.kind": ""}
+    torch.export.load(tmp_path / "m.pt2", extra_files=extra)
+    assert json.loads(extra["hydractl.kind"]) == "member"
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_pixels_of_any_size_go_in(hydra, tmp_path, suffix):
+    out = tmp_path / f"pixels{suffix}"
+    config = ExportConfig(model=str(hydra), out=out, with_preprocess=True)
+
+    report = run_export(config)
+    run_export(replace(config, out=tmp_path / f"again{suffix}"))
+
+    assert report.inputs == (("images", "uint8", "(batch, height, width, 1)"),)
+    run = (formats.run_onnx if suffix == ".onnx" else formats.run_pt2)(out.read_bytes())
+    how = hydractl.load(hydra).header.preprocess
+    for size in ((1.0, 1.0), (2.5, 3.5)):
+        pixels = pictures(how, size=size, batch=3, seed=3)
+        near(run({"images": pixels}), hydra, prepared(how, pixels))
+    if suffix == ".onnx":
+        assert out.read_bytes() == (tmp_path / f"again{suffix}").read_bytes()
+
+
+@pytest.mark.more
+def test_a_merged_trunk_and_a_temperature_are_in_the_graph(tmp_path):
+    path = fused(
+        tmp_path, base().tuned(1), base().tuned(2), merge_trunk=2, measuring=Measuring(temperature=2.0)
+    )
+
+    run_export(ExportConfig(model=str(path), out=tmp_path / "h.onnx"))
+
+    asked = base().inputs(batch=3, seed=7)
+    near(formats.run_onnx((tmp_path / "h.onnx").read_bytes())({"pixel_values": asked}), path, asked)
+
+
+@pytest.mark.more
+def test_texts_go_into_onnx(tmp_path):
+    sample = base(BERT)
+    path = fused(tmp_path, sample.pruned([0], [1, 2], []), sample.pruned([3], [], [0, 1]).tuned(1))
+
+    run_export(ExportConfig(model=str(path), out=tmp_path / "h.onnx"))
+
+    run = formats.run_onnx((tmp_path / "h.onnx").read_bytes())
+    for batch, length in ((1, 5), (4, 24)):
+        asked = {k: x[:, :length].contiguous() for k, x in sample.inputs(batch=batch, seed=9).items()}
+        near(run(asked), path, asked)
+
+
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("mode", ["center", "squash", "border"])
+def test_pixels_are_prepared_as_eval_prepares_them(interpolation, mode):
+    for size, offset, kept in (((3, 32, 32), "nearest", 0.9), ((1, 28, 20), "before", 1.0)):
+        channels = size[0]
+        how = Preprocess(
+            input_size=size, mean=(0.5, 0.4, 0.3)[:channels], std=(0.2, 0.3, 0.25)[:channels], crop_pct=kept,
+            interpolation=interpolation, crop_mode=mode, crop_offset=offset,
+        )  # fmt: skip
+        for scale in ((1.0, 1.0), (0.6, 0.8), (1.7, 2.3), (5.03, 7.7)):
+            pixels = pictures(how, size=scale, batch=2, seed=1)
+            assert torch.equal(Pixels(how)(pixels), prepared(how, pixels)), scale
+
+
+def test_what_a_hydra_answers_can_be_written_down():
+    spec = torch.utils._pytree.tree_structure(HydraOutput(torch.zeros(1), torch.zeros(1)))
+
+    assert torch.utils._pytree.treespec_loads(torch.utils._pytree.treespec_dumps(spec)) == spec
+
+
+def test_one_that_answers_otherwise_is_not_written(hydra, tmp_path, monkeypatch):
+    def otherwise(content):
+        def run(inputs):
+            found = {name: torch.zeros(1) for name in OUTPUTS}
+            return found | {"entropy": torch.full((1,), np.nan)}
+
+        return run
+
+    monkeypatch.setattr(formats, "traced", lambda *_, **__: None)
+    monkeypatch.setattr(formats, "pt2", lambda *_: b"")
+    monkeypatch.setattr(formats, "run_pt2", otherwise)
+
+    with pytest.raises(CheckFailed, match=r"more than 0\.0001; nothing was written"):
+        run_export(ExportConfig(model=str(hydra), out=tmp_path / "h.pt2"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"out": Path("h.txt")}, "`.txt` is none that is known"),
+        ({"out": Path("-")}, "`-` is none that is known"),
+        ({"out": Path("h.pt2"), "quantize": "int8", "data": DATA}, "`--quantize` is for .onnx, not .pt2"),
+        ({"quantize": "int8"}, "`--quantize` needs labelled data"),
+        ({"ood": "noise"}, "`--ood` needs labelled data"),
+        ({"data": DATA, "report": Path("h.onnx")}, "name the same file"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, text):
+    with pytest.raises(UsageError, match=re.escape(text)):
+        ExportConfig(**{"model": "h.st", "out": Path("h.onnx"), **options})
+
+
+def test_texts_have_no_pixels_and_a_zero_shot_model_needs_classes(tmp_path):
+    path = base(BERT).save(tmp_path / "b.st")
+    with pytest.raises(UsageError, match="`--with-preprocess` is for images"):
+        run_export(ExportConfig(model=str(path), out=tmp_path / "b.pt2", with_preprocess=True))
+    clip = base(next(v for v in VARIANTS if v.family == "transformers-clip")).save(tmp_path / "c.st")
+    with pytest.raises(UsageError, match="has no classes yet"):
+        run_export(ExportConfig(model=str(clip), out=tmp_path / "c.pt2"))
+
+
+def test_without_its_libraries_onnx_is_refused_by_name(hydra, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+
+    assert main(["export", str(hydra), "-o", str(tmp_path / "h.onnx")]) == UnsupportedModelError.exit_code
+    assert "pip install 'hydractl[onnx]'" in capsys.readouterr().err
+
+
+def test_what_is_there_is_kept(hydra, tmp_path, capsys):
+    out = Path(shutil.copy(hydra, tmp_path / "h.pt2"))
+
+    assert main(["export", str(hydra), "-o", str(out)]) == 6
+    assert out.read_bytes() == hydra.read_bytes()
