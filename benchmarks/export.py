@@ -49,12 +49,32 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        run("score", f"arch:{asked.arch}", "--method", "random", "-o", "scores.json", "-q")
-        run(
-            "prune", f"arch:{asked.arch}", "--scores", "scores.json", "--members", str(asked.members), "--keep-fraction", "0.67",
-            "-o", "m-{i}.st", "-q",
-        )  # fmt: skip
-        run("fuse", *(f"m-{i}.st" for i in range(asked.members)), "-o", "hydra.st", "-q")
+        members = [f"m{i}.st" for i in range(asked.members)]
+        for seed, member in enumerate(members):
+            run(
+                "score",
+                f"arch:{asked.arch}",
+                "--method",
+                "random",
+                "--seed",
+                str(seed),
+                "-o",
+                "scores.json",
+                "-q",
+                "--force",
+            )
+            run(
+                "prune",
+                f"arch:{asked.arch}",
+                "--scores",
+                "scores.json",
+                "--keep-fraction",
+                "0.67",
+                "-o",
+                member,
+                "-q",
+            )
+        run("fuse", *members, "-o", "hydra.st", "-q")
         run("export", "hydra.st", "-o", "hydra.onnx", "-q")
         opened = open_model("hydra.st")
         subject = Subject(load_any(opened))

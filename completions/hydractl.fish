@@ -240,7 +240,7 @@ complete -c hydractl -n '__hydractl_in predict' -l json -d 'Print the result as 
 complete -c hydractl -n '__hydractl_in predict' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in predict' -s h -l help -d 'Show this message and exit'
 complete -c hydractl -n '__hydractl_in predict' -a '(__hydractl_files st safetensors)'
-complete -c hydractl -n '__hydractl_in export' -s o -l out -r -F -d 'Output file: `.onnx` for ONNX, `.pt2` for torch.export'
+complete -c hydractl -n '__hydractl_in export' -s o -l output -l out -r -F -d 'Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export'
 complete -c hydractl -n '__hydractl_in export' -l with-preprocess -d 'For images: take uint8 pixels (B, height, width, channels) of any size; resize, crop and normalise are in the graph'
 complete -c hydractl -n '__hydractl_in export' -l quantize -x -a 'int8' -d 'For ONNX: weights and what they are multiplied with as whole numbers of 8 bits'
 complete -c hydractl -n '__hydractl_in export' -l data -r -a 'digits shapes photos noise reviews intents manual letters' -F -d 'Labelled data, on which the exported model is compared and measured too: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, or hf:org/name'

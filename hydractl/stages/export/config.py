@@ -21,12 +21,7 @@ class ExportConfig:
 
     model: str = required(shared.MODEL)
     out: Path = required(
-        Setting(
-            "Output file: `.onnx` for ONNX, `.pt2` for torch.export.",
-            spelled=("-o", "--out"),
-            metavar="PATH",
-            shows=False,
-        )
+        replace(shared.OUT, help="Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.")
     )
     with_preprocess: bool = flag(
         Setting(

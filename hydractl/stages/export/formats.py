@@ -75,7 +75,7 @@ def traced(subject: Subject, inputs: Named, axes: Axes, *, where: str) -> Export
                 subject, (dict(inputs),), dynamic_shapes={"inputs": {name: axes.dims() for name in inputs}}
             )
     except Exception as error:  # torch promises no kind
-        raise UnsupportedModelError(f"{where}: torch.export cannot trace it: {reason_of(error)}") from error
+        raise UnsupportedModelError(f"{where}: torch.export cannot trace it: {_first(error)}") from error
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:  # where lines of code stood on this machine
@@ -128,7 +128,7 @@ def onnx(program: ExportedProgram, axes: Axes, *, names: Sequence[str], where: s
                 verbose=False,
             )
     except Exception as error:  # torch promises no kind
-        raise UnsupportedModelError(f"{where}: torch.onnx cannot write it: {reason_of(error)}") from error
+        raise UnsupportedModelError(f"{where}: torch.onnx cannot write it: {_first(error)}") from error
     if written is None:
         raise UnsupportedModelError(f"{where}: torch.onnx wrote nothing")
     return written.model_proto
@@ -206,6 +206,13 @@ def run_onnx(content: bytes) -> Program:
         return {name: torch.from_numpy(x) for name, x in zip(OUTPUTS, found, strict=True)}
 
     return run
+
+
+def _first(error: BaseException) -> str:
+    """Return what the first of a chain of errors says: torch wraps it in advice to its own developers."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return reason_of(error)
 
 
 @contextmanager

@@ -5,9 +5,6 @@ Axes: M members, B batch, C classes, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import torch
 from torch import nn
 
@@ -18,10 +15,6 @@ from hydractl.metrics.scores import entropy, mutual_information
 
 IMAGES = "images"
 """What uint8 pixels (B, height, width, channels) are called; prepared ones are `pixel_values`."""
-AXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {PIXELS: ("batch",), IMAGES: ("batch", "height", "width")}
-)
-"""The axes of an input that may be of any length, from the first on; of texts `batch` and `length`."""
 OUTPUTS = ("probabilities", "logits", "member_logits", "entropy", "mutual_information")
 
 
