@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import io
 import json
+import struct
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +20,11 @@ from typing_extensions import override
 
 from hydractl.errors import DataError
 
+BROKEN = (
+    OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, AssertionError, EOFError, ArithmeticError, struct.error,
+    zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
+"""What Pillow's readers let escape of files that are not what they take them for: slips of parsing too."""
 LABELS_HINT = (
     "a folder has one sub-folder a class; a table a column `label`, or one that you name: `::label=COLUMN`"
 )
@@ -283,8 +290,7 @@ def decode(data: bytes, *, where: str) -> Image.Image:
 def _named(where: str) -> Iterator[None]:
     try:
         yield
-    # Pillow's readers let parsing slips of broken files escape as SyntaxError and ValueError
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except BROKEN as error:
         raise DataError(
             f"{where}: is not an image that can be decoded", hint="replace or remove the file"
         ) from error

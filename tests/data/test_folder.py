@@ -180,6 +180,16 @@ def test_corrupt_image_is_named(folder, damage):
         images.image(1)
 
 
+def test_an_image_without_pixels_is_named(folder):
+    """Pillow's own check of a PNG looks for them where there is nothing."""
+    file = folder / "ant" / "1.png"
+    data = file.read_bytes()
+    file.write_bytes(data[:33] + data[-12:])  # how large it is, and the end
+
+    with pytest.raises(DataError, match=r"ant/1\.png: is not an image that can be decoded"):
+        open_data(str(folder)).item_digest(1)
+
+
 def test_image_removed_meanwhile(folder):
     images = open_data(str(folder))
     (folder / "ant" / "1.png").unlink()
