@@ -1,0 +1,146 @@
+"""How `predict` keeps pace with its model: items a second beside a bare loop over the model with prepared batches.
+
+Both run in turn in one process, with the same weights, threads and batches. The bare loop has its inputs in memory, on the device,
+and does nothing but the forward pass. `predict` finds, reads, decodes, resizes or tokenises, answers, and writes its journal and its
+output. What it does once, loading the model above all, is taken off by running it on a part of the items too: its rate is that
+of the items by which the two runs differ. The ratio is the median over the repetitions. Processor time is told beside, which other
+work on the machine does not change: decoding counts in it though other cores would do it meanwhile.
+
+    python benchmarks/predict.py [--arch vit_small_patch16_224] [--items 96] [--batch-size 8] [--repeats 3] [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hydractl.checkpoint import write_tensors
+from hydractl.data.inputs import encoded, open_items
+from hydractl.families.opening import open_model
+from hydractl.fusion.hydra import load_any
+from hydractl.runtime import pick_device
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
+
+CLAIM = 0.95
+PART = 4
+SIDE = 256
+
+
+class Both(NamedTuple):
+    """Something by the clock, and by the processor time of all threads."""
+
+    wall: float
+    processor: float
+
+
+def main() -> int:
+    """Measure, and return 1 if the claim does not hold."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arch", default="vit_small_patch16_224")
+    parser.add_argument("--items", type=int, default=96)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        base = folder / "base.st"
+        opened = open_model(f"arch:{options.arch}")
+        with base.open("wb") as file:
+            write_tensors(file, opened.checkpoint.tensors(), header=opened.header)
+        photos(folder / "whole", options.items)
+        photos(folder / "part", options.items // PART)
+        pairs = [measured(base, folder, options) for _ in range(options.repeats)]
+    print(
+        f"{options.arch}, {options.items} JPEG files of {SIDE}x{SIDE}, batches of {options.batch_size}, {options.device}"
+    )
+    for bare, predict in pairs:
+        told_of = (
+            f"{own.wall:8.2f} items/s ({own.processor:.2f} a processor second)" for own in (bare, predict)
+        )
+        print("  bare loop {}   predict {}".format(*told_of))
+    ratio, processor = (statistics.median(predict[k] / bare[k] for bare, predict in pairs) for k in range(2))
+    print(f"median ratio by processor time {processor:.3f}")
+    print(f"median ratio {ratio:.3f}, claimed at least {CLAIM}: {'holds' if ratio >= CLAIM else 'FAILS'}")
+    return 0 if ratio >= CLAIM else 1
+
+
+def photos(folder: Path, count: int) -> None:
+    """Write files that are as costly to decode as photographs are: smooth, with some noise."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for i in range(count):
+        coarse = Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)).resize((SIDE, SIDE))
+        noise = generator.integers(-12, 13, (SIDE, SIDE, 3))
+        pixels = (np.asarray(coarse).astype(np.int64) + noise).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:05d}.jpg", quality=90)
+
+
+def measured(base: Path, folder: Path, options: argparse.Namespace) -> tuple[Both, Both]:
+    """Return the rates of the bare loop and of predict."""
+    loop = bare_seconds(base, folder / "whole", options)
+    whole, part = (timed(lambda name=name: told(base, folder, name, options)) for name in ("whole", "part"))  # type: ignore[misc]
+    more = options.items - options.items // PART
+    bare = Both(*(options.items / seconds for seconds in loop))
+    return bare, Both(*(more / (a - b) for a, b in zip(whole, part, strict=True)))
+
+
+def bare_seconds(base: Path, data: Path, options: argparse.Namespace) -> Both:
+    """Return how long the forward passes of all batches take; the first is taken twice, to warm up."""
+    device = pick_device(options.device)
+    opened = open_model(str(base))
+    model = load_any(opened).to(device)
+    how = opened.header.preprocess
+    items = open_items(f"{data}/", how, labelled=False)
+    batches = [
+        b.inputs.to(device)
+        for b in encoded(items, how, batch_size=options.batch_size)
+        if isinstance(b.inputs, torch.Tensor)
+    ]
+
+    def loop() -> None:
+        for batch in batches:
+            model(batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    with torch.inference_mode():
+        model(batches[0])
+        return timed(loop)
+
+
+def told(base: Path, folder: Path, name: str, options: argparse.Namespace) -> None:
+    """Run `predict`."""
+    run_predict(
+        PredictConfig(
+            model=str(base),
+            data=(f"{folder / name}/",),
+            out=folder / f"{name}.jsonl",
+            batch_size=options.batch_size,
+            device=options.device,
+            force=True,
+        )
+    )
+
+
+def timed(work: Callable[[], None]) -> Both:
+    """Return how long something takes, in seconds."""
+    wall, processor = time.perf_counter(), time.process_time()
+    work()
+    return Both(time.perf_counter() - wall, time.process_time() - processor)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
