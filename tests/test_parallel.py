@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-
 import pytest
 import torch
-from torch.distributed import HashStore, ProcessGroupGloo
+from torch.distributed import HashStore
 
 from hydractl import parallel
 from hydractl.errors import DataError, Interrupted, UsageError
 from hydractl.parallel import LINGER_S, Team, _Voice, refuse_shared_device, refuse_shared_input, start_team
+from support.together import CPU, together
 
-CPU = torch.device("cpu")
 WORLDS = [1, 2, 3]
 COUNTS = [0, 1, 2, 5, 6]
-
-
-def together(world, work):
-    """Run `work(team)` in each of `world` processes and return what each returned."""
-    store = HashStore()
-    gate = threading.Barrier(world)
-
-    def process(rank):
-        gate.wait()
-        group = ProcessGroupGloo(store, rank, world, timedelta(seconds=20))
-        return work(Team(group, rank=rank, world=world, device=CPU))
-
-    with ThreadPoolExecutor(world) as pool:
-        return [future.result() for future in [pool.submit(process, rank) for rank in range(world)]]
 
 
 def results(count):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import sys
+import threading
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from PIL import Image
 import hydractl
 from hydractl.data.dataset import open_data
 from hydractl.errors import DataError, ManifestError, OutputExists, UsageError
+from hydractl.families.opening import open_model
 from hydractl.fusion import responding
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -24,6 +27,7 @@ from hydractl.stages.predict.run import run_predict
 from support.builders import Sample, base
 from support.heard import Heard
 from support.text_folders import save_text_model
+from support.together import together
 from support.variants import VARIANTS
 
 BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
@@ -260,6 +264,55 @@ def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work
     assert len(asked) == 6 + -(-(len(expected) - 12) // 3)
     assert (work / "out.jsonl").read_bytes() == (work / "whole.jsonl").read_bytes()
     assert not journal.exists()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, world):
+    """Images of which one cannot be read, and texts; from the beginning, and from where one process was cut off."""
+    (work / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS * 2))
+    (work / "flat/bad.png").write_bytes(b"no image")
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
+    runs = {
+        "hydra.st": {"data": ("flat", "tree", "digits::limit=9"), "skip_bad": True},
+        "bert": {"data": ("t.jsonl",)},
+    }
+
+    def config(model, out, **settings):
+        return PredictConfig(
+            model=str(models / model), out=out_of(out), device="cpu", batch_size=2, **runs[model], **settings
+        )
+
+    for model in runs:
+        run_predict(config(model, f"one-{model}.jsonl"))
+        with monkeypatch.context() as patched:
+            patched.setattr(stage, "publish", None)
+            with pytest.raises(TypeError):
+                run_predict(config(model, f"resumed-{model}.jsonl"))
+        journal = work / f"resumed-{model}.jsonl.journal"
+        journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:6]))  # one block
+    own, gate = threading.local(), threading.Lock()  # torch builds models in one thread at a time
+    opened, load = {str(models / m): open_model(str(models / m)) for m in runs}, stage.load_any
+
+    def one_by_one(*args, **named):
+        with gate:
+            return load(*args, **named)
+
+    monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
+    monkeypatch.setattr(stage, "open_reader", lambda model, **_: opened[model])
+    monkeypatch.setattr(stage, "load_any", one_by_one)
+
+    def run(team):
+        own.team = team
+        return [run_predict(config(m, f"{how}-{m}.jsonl")) for m in runs for how in ("many", "resumed")]
+
+    leader, *others = together(world, run)
+    assert [report.resumed_from for report in leader] == [0, 3, 0, 4]  # a folder, and a block of texts
+    assert all(report.inputs == 0 for reports in others for report in reports)
+    for model in runs:
+        expected = (work / f"one-{model}.jsonl").read_bytes()
+        assert (work / f"many-{model}.jsonl").read_bytes() == expected
+        assert (work / f"resumed-{model}.jsonl").read_bytes() == expected
+    assert sum("error" in line for line in lines("one-hydra.st.jsonl")) == 1
 
 
 def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch):
