@@ -16,6 +16,7 @@ from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, Composed, Declared, configured, declared, options_of, spelled
 from hydractl.stages.doctor.config import DoctorConfig
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.importing.config import ImportConfig
@@ -37,13 +38,13 @@ CONFIGS = {
     "inspect": InspectConfig,
     "import": ImportConfig,
     "push": PushConfig,
+    "export": ExportConfig,
     "lineage": LineageConfig,
     "doctor": DoctorConfig,
 }
 BY_HAND = {"schema", "demo", "completion"}
 TERMINAL = ("json", "quiet")
 TEXTS = {
-    "out": "a{i}.st",
     "max_memory": "2KiB",
     "max_shard_size": "2KiB",
     "repository": "org/name",
@@ -118,6 +119,7 @@ COMPANIONS = {
         **dict.fromkeys(("keep", "remove", "keep_fraction"), ("--plot", "heads.svg")),
         "force": ("--plot", "heads.svg"),
     },
+    "export": dict.fromkeys(("ood", "report", "quantize"), ("--data", "digits")),
     "eval": {
         "ood_score": ("--near", "birds=noise"),
         **dict.fromkeys(("delta", "store"), ("--threshold-for", "risk<=0.5")),
@@ -163,6 +165,8 @@ def words_for(name, option):
         on = not option.default
         return [spelled(name) if on else setting.spelled[-1].split("/")[1]], on
     text = TEXTS.get(name, "a.b")
+    if setting.holds is not None:
+        text = f"a{{i}}{setting.holds.suffixes[0]}"
     if setting.choices and setting.parse is None:
         text = next(c for c in reversed(setting.choices) if c != option.default)
     elif kind in (int, float):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydractl.errors import UsageError
+from hydractl.places import DOCUMENT, Content
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
@@ -21,7 +22,11 @@ class ExportConfig:
 
     model: str = required(shared.MODEL)
     out: Path = required(
-        replace(shared.OUT, help="Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.")
+        replace(
+            shared.OUT,
+            holds=Content(what="an exported model", suffixes=FORMATS, decides=True, streams=False),
+            help="Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.",
+        )
     )
     with_preprocess: bool = flag(
         Setting(
@@ -57,6 +62,7 @@ class ExportConfig:
         None,
         "Write what was measured on `--data`, as `eval` reports it.",
         metavar="PATH",
+        holds=DOCUMENT,
         shows=False,
     )
     batch_size: int = by_default(64, shared.BATCH_SIZE)
@@ -67,13 +73,8 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.out.suffix not in FORMATS:
-            raise UsageError(
-                f"`-o {self.out}`: the suffix says what is written, and `{self.out.suffix or self.out.name}` is none that is known",
-                hint=f"name it `{self.out.stem or 'hydra'}.onnx` or `{self.out.stem or 'hydra'}.pt2`",
-            )
-        if self.quantize is not None and self.out.suffix != ONNX:
-            raise UsageError(f"`--quantize` is for .onnx, not {self.out.suffix}", hint="leave it out")
+        if self.quantize is not None and self.form != ONNX:
+            raise UsageError(f"`--quantize` is for .onnx, not {self.form}", hint="leave it out")
         if self.data is None:
             for option, given in (
                 ("--ood", self.ood),
@@ -86,3 +87,8 @@ class ExportConfig:
                     )
         if self.report == self.out:
             raise UsageError("`-o` and `--report` name the same file")
+
+    @property
+    def form(self) -> str:
+        """How the output's name ends, in small letters."""
+        return self.out.suffix.lower()

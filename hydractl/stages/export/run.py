@@ -83,7 +83,7 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
         OutputExists: If an output is there already.
     """
     require_one_process("export")
-    if config.out.suffix == ONNX:
+    if config.form == ONNX:
         formats.onnx_libraries()
     with claim([config.out, config.report], progress, force=config.force) as own:
         return _run(config, own, progress)
@@ -241,7 +241,7 @@ def _written(
     exported = formats.traced(traced.subject, traced.example, traced.axes, where=where)
     metadata = _metadata(config, traced)
     document = None
-    if config.out.suffix == ONNX:
+    if config.form == ONNX:
         progress.step("Making an ONNX graph of it")
         document = formats.onnx(exported, traced.axes, names=names, where=where)
         content = formats.onnx_bytes(document, metadata, where=where)
@@ -259,7 +259,7 @@ def _written(
     if trial is None:
         return content, program, differences, said
     said["model"] = trial.ask(traced.subject.model, name=where, progress=progress)
-    kind = config.out.suffix.removeprefix(".")
+    kind = config.form.removeprefix(".")
     said[kind] = trial.ask(Runner(program), name=kind, progress=progress, pixels=config.with_preprocess)
     differences[DATA] = furthest(said[kind], said["model"])
     if not config.with_preprocess:
@@ -302,7 +302,7 @@ def _metadata(config: ExportConfig, traced: Traced) -> dict[str, str]:
 def _options(config: ExportConfig) -> dict[str, Option]:
     """Return what shapes the file."""
     said: dict[str, Option] = {
-        "format": config.out.suffix.removeprefix("."),
+        "format": config.form.removeprefix("."),
         "with_preprocess": config.with_preprocess,
         "tolerance": config.tolerance,
     }
