@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from hydractl.auto.hooks import listen
 from hydractl.version import __version__
 
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
@@ -44,3 +45,6 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """Return what is public."""
     return __all__
+
+
+listen()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from hydractl.checkpoint import write_tensors
+from hydractl.checkpoint import Checkpoint, ScratchFolder, write_tensors
+from hydractl.claims import claimed
 from hydractl.data.batches import Batch
 from hydractl.data.given import Item, given_items, listed
 from hydractl.data.inputs import encoded
@@ -22,9 +24,12 @@ from hydractl.fusion.hydra import Hydra, members_from_state
 from hydractl.fusion.plan import join_members
 from hydractl.fusion.predictions import Bound, Predictions
 from hydractl.fusion.responding import respond_to_all
+from hydractl.hub.folders import check_replaces, publish_models
+from hydractl.hub.publication import Publication, usual_message
+from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.manifest.header import Header, Kind
-from hydractl.places import check_output
+from hydractl.places import check_folder, check_output, output
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
 from hydractl.runtime import pick_device, torch_dtype
@@ -101,6 +106,60 @@ class Loaded(Towers):
         with publish(path) as file:
             write_tensors(file, self.tensors(), header=self.header)
         return path
+
+    def save_pretrained(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write the folder that libraries and the Hub share, as `-o folder/` does, and return its path; see `save`.
+
+        Args:
+            folder: Made if it is not there; other files in it stay.
+            force: Whether a model in it is replaced.
+
+        Raises:
+            OutputExists: If there is one, and `force` is off.
+            OutputError: If it cannot be written.
+        """
+        path = output(f"{folder}/")
+        with claimed(path, force=force) as claim:
+            check_folder(path)
+            check_replaces(path, claim)
+            with publish_models(claim) as begin:
+                write_tensors(begin(path, self.header), self.tensors(), header=self.header)
+        return Path(folder)
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool = False,
+        create_pr: bool = False,
+        message: str | None = None,
+        publication: Publication | None = None,
+    ) -> Pushed:
+        """Push the model with its card to the Hub, as `hydractl push` does, in one commit or none; see `save`.
+
+        Args:
+            name: `org/name`.
+            private: Whether the repository must be private.
+            create_pr: Whether to open a pull request.
+            message: Of the commit.
+            publication: The branch, and what the card is told; its report must be of these very weights.
+
+        Raises:
+            HubError: With what to do; the branch is then as it was.
+            InputError: If the report is of other models.
+        """
+        told = replace(publication or Publication(name=name), name=name)
+        require_token()
+        checkpoint, scratch = Checkpoint.of(self.tensors(), header=self.header), ScratchFolder()
+        files = told.files(checkpoint, self.header, scratch=scratch, where=self.reference)
+        target = Target(
+            name=name,
+            revision=told.revision,
+            private=private,
+            create_pr=create_pr,
+            message=message or usual_message(self.header),
+        )
+        return push(files, target)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors as a checkpoint names them, detached and on the CPU."""

@@ -12,11 +12,11 @@ from hydractl.claims import Claim
 from hydractl.families.opening import open_model
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.hydra import load
+from hydractl.hub.folders import publish_models
 from hydractl.hub.layout import files_of, is_stock
 from hydractl.manifest.header import Kind, Preprocess, Tokenization
 from hydractl.manifest.heads import HeadMask
 from hydractl.publish import Folder
-from hydractl.stages.shared.outputs import publish_models
 from support.builders import Sample, base
 from support.pairs import pair
 from support.text_folders import save_tokenizer

@@ -211,3 +211,14 @@ def test_names_out_of_files_are_no_markup(models, tmp_path, call):
     assert metadata(card)["tags"] == ["hydractl", "member"]
     assert "`</code>`, `a'b`, `x¦y`, `two lines`, `<script>`, `[l](http://x)`" in card
     assert "\x1b" not in card
+
+
+def test_the_object_pushes_what_the_command_does(models, call, hub):
+    with hub() as served:
+        done = hydractl.load(models / "hydra.st").push_to_hub("org/object", message="As it is")
+        assert call(models / "hydra.st", NAME)[0] == 0
+        own, other = (served.repositories[name] for name in ("org/object", NAME))
+        assert (own.messages, done.commit) == (["As it is"], own.branches["main"])
+        for name in own.files().keys() - {"README.md"}:
+            assert own.files()[name] == other.files()[name]
+        assert own.files().keys() == other.files().keys()

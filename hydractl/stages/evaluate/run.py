@@ -16,6 +16,7 @@ from hydractl.data.inputs import content_of
 from hydractl.errors import CheckFailed, InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.hydra import load_any
+from hydractl.hub.folders import publish_models
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Report, Row, Value
@@ -42,7 +43,7 @@ from hydractl.stages.evaluate.selection import (
     threshold_of,
 )
 from hydractl.stages.shared.classes import settle
-from hydractl.stages.shared.outputs import check_models, check_outputs, claim, publish_models
+from hydractl.stages.shared.outputs import check_models, check_outputs, claim
 from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
 from hydractl.stages.shared.reading import open_reader
 from hydractl.version import __version__

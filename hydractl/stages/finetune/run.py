@@ -15,6 +15,7 @@ from hydractl.claims import Claim
 from hydractl.data.inputs import encoded
 from hydractl.errors import CheckFailed, DataError
 from hydractl.families.probe import blank_inputs
+from hydractl.hub.folders import publish_models
 from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
 from hydractl.parallel import follow_leader, rank
@@ -24,7 +25,7 @@ from hydractl.stages.finetune.subject import Subject, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import claim, publish_models, resumable
+from hydractl.stages.shared.outputs import claim, resumable
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Engine, start_engine

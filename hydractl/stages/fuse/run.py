@@ -13,6 +13,7 @@ from hydractl.claims import Claim
 from hydractl.errors import CheckFailed
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.fusion.plan import Fusion, trunk_length
+from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted
@@ -29,7 +30,7 @@ from hydractl.stages.fuse.members import (
 from hydractl.stages.fuse.outcome import Measured, Outcome
 from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import check_models, claim, publish_models
+from hydractl.stages.shared.outputs import check_models, claim
 
 if TYPE_CHECKING:
     from hydractl.stages.fuse.measuring import Judge

@@ -13,6 +13,7 @@ from hydractl.families.classifier import CLASSES, resized
 from hydractl.families.opening import base_header, expected_specs, folder_files
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
+from hydractl.hub.folders import publish_models
 from hydractl.jsonfile import parse
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
@@ -25,7 +26,7 @@ from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.shared.classes import POOLED
 from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import check_models, claim, publish_models
+from hydractl.stages.shared.outputs import check_models, claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
+from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Header, InputFile, Kind
 from hydractl.manifest.heads import HeadMask, Mask
 from hydractl.metrics.cost import count_macs
@@ -38,7 +39,7 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.shared.lineage import make_step, warn_temperature
-from hydractl.stages.shared.outputs import check_models, claim, publish_models
+from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
 
 

@@ -7,22 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.checkpoint import ScratchFolder
-from hydractl.errors import InputError, UsageError
-from hydractl.families.opening import OpenModel, check_tensors, open_model
+from hydractl.errors import UsageError
+from hydractl.families.opening import check_tensors, open_model
 from hydractl.fusion.hydra import stored_specs
-from hydractl.hub.card import PICTURE, REPORT, Facts, card_of
-from hydractl.hub.layout import files_of
+from hydractl.hub.publication import CARD, Publication, usual_message
 from hydractl.hub.repository import Pushed, Target, push, require_token
-from hydractl.hub.weights import weights_of
-from hydractl.manifest.header import Header, Kind
-from hydractl.manifest.report import Report, Row
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import is_stream
-from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads
 from hydractl.stages.push.config import PushConfig
-
-CARD = "README.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +84,16 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
         require_token()
     if config.license is None:
         progress.warn("the card names no licence: `--license` says that of the base")
+    publication = Publication(
+        name=config.repository,
+        revision=config.revision,
+        report=config.report,
+        base_model=config.base_model,
+        license=config.license,
+        max_shard_size=config.max_shard_size,
+    )
     scratch = ScratchFolder()
-    files = _files(config, opened, scratch)
+    files = publication.files(opened.checkpoint, opened.header, scratch=scratch, where=config.model)
     card = files[CARD]
     pushed = None
     if not config.dry_run:
@@ -102,65 +102,10 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
             revision=config.revision,
             private=config.private,
             create_pr=config.create_pr,
-            message=config.commit_message or f"{opened.header.kind.value.capitalize()} made by hydractl",
+            message=config.commit_message or usual_message(opened.header),
         )
         pushed = push(files, target, progress=progress)
     return _report(config, files, card.decode() if isinstance(card, bytes) else "", pushed)
-
-
-def _files(config: PushConfig, opened: OpenModel, scratch: ScratchFolder) -> dict[str, Path | bytes]:
-    header = opened.header
-    report, row = _measured(config, opened)
-    files: dict[str, Path | bytes] = {
-        **files_of(header),
-        **weights_of(opened.checkpoint, header, limit=config.max_shard_size, scratch=scratch),
-    }
-    if report is not None:
-        files[REPORT] = report.to_json().encode()
-    if (picture := _picture(header)) is not None:
-        files[PICTURE] = picture
-    facts = Facts(
-        name=config.repository,
-        revision=config.revision,
-        header=header,
-        specs=opened.checkpoint.specs,
-        report=report,
-        row=row,
-        base_model=config.base_model,
-        license=config.license,
-        pictured=picture is not None,
-    )
-    files[CARD] = card_of(facts).encode()
-    return dict(sorted(files.items()))
-
-
-def _measured(config: PushConfig, opened: OpenModel) -> tuple[Report | None, Row | None]:
-    """Return a report, and its row that is of the model.
-
-    Raises:
-        InputError: If there is none.
-    """
-    if config.report is None:
-        return None, None
-    report = Report.read(config.report)
-    digest = opened.checkpoint.digest
-    for row in report.rows:
-        if [model.sha256 for model in row.models] == [digest]:
-            return report, row
-    name = "standard input" if is_stream(config.report) else config.report
-    raise InputError(
-        f"{name}: measures {', '.join(row.name for row in report.rows)}, none of which is {config.model} as it is now",
-        hint=f"`hydractl eval {config.model} --data DATA -o report.json` measures it",
-    )
-
-
-def _picture(header: Header) -> bytes | None:
-    """Return a picture of the heads that members keep; None of a base, and of more than fit on one."""
-    if header.kind == Kind.BASE or len(header.masks) > MOST_PANELS:
-        return None
-    names = [f"member {i}" for i in range(len(header.masks))] if header.kind == Kind.HYDRA else ["heads kept"]
-    panels = [Panel(name=name, mask=mask) for name, mask in zip(names, header.masks, strict=True)]
-    return draw_heads(panels, suffix=".png")
 
 
 def _report(

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.claims import Claim, claimed
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.errors import OutputExists
 from hydractl.places import check_folder, check_output, is_folder
 from hydractl.progress import Progress
-from hydractl.publish import Sink, is_stream, publish_together
-from hydractl.source import WEIGHTS
+from hydractl.publish import is_stream
 
 if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel
-    from hydractl.manifest.header import Header
 
 KEPT = (".journal", ".state")
 
@@ -60,7 +57,8 @@ def check_outputs(
 
 def check_models(outputs: Iterable[Path], claim: Claim, **read: Any) -> None:  # noqa: ANN401 - what `check_outputs` takes
     """Refuse outputs that are models, of which one may be a folder; see `check_outputs`."""
-    from hydractl.hub.layout import of_model  # noqa: PLC0415 - most outputs are files
+    from hydractl.hub.folders import check_replaces  # noqa: PLC0415 - most outputs are files
+    from hydractl.hub.layout import of_model  # noqa: PLC0415 - as above
 
     for path in outputs:
         if not is_folder(path):
@@ -69,40 +67,7 @@ def check_models(outputs: Iterable[Path], claim: Claim, **read: Any) -> None:  #
         check_folder(path)
         found = of_model(path)
         check_outputs(found, force=True, **read)
-        if left := [own for own in found if not (claim.may_replace(path) or claim.may_replace(own))]:
-            raise OutputExists(
-                f"{path}: holds a model already (`{left[0].name}`)",
-                hint="add `--force` to put this one in its place, or choose another name with `-o`",
-            )
-
-
-@contextmanager
-def publish_models(claim: Claim) -> Iterator[Callable[[Path, Header | None], Sink]]:
-    """Open models for writing, and publish all of them if the block ends well, or none.
-
-    One that is a folder comes with what libraries read besides weights; what a former model had there, and this one has not,
-    goes.
-
-    Yields:
-        What opens one by its path and its header, of which the lineage may not be final yet; None for a file that is no model.
-    """
-    stale: list[Path] = []
-    with publish_together(claim) as begin:
-
-        def model(path: Path, header: Header | None) -> Sink:
-            if header is None or not is_folder(path):
-                return begin(path)
-            from hydractl.hub.layout import files_of, of_model  # noqa: PLC0415 - as above
-
-            files = files_of(header)
-            stale.extend(own for own in of_model(path) if own.name not in {*files, WEIGHTS})
-            for name, content in files.items():
-                begin(path / name).write(content)
-            return begin(path / WEIGHTS)
-
-        yield model
-    for path in stale:
-        path.unlink()
+        check_replaces(path, claim)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""What lets transformers and timm load members and hydras themselves."""

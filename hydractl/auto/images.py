@@ -1,0 +1,28 @@
+"""How transformers' pipelines make inputs of images: to the bit as `encode` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor
+
+from hydractl.fusion.encoder import Encoder
+from hydractl.jsonfile import compact
+from hydractl.manifest.header import Preprocess
+
+
+class HydraImageProcessor(BaseImageProcessor):
+    """Reads images as the checkpoint says; its settings are those of `Preprocess`."""
+
+    def __call__(  # type: ignore[override]  # it has no settings a call
+        self,
+        images: Any,  # noqa: ANN401 - as the library has it
+        return_tensors: str | None = None,
+        **_: Any,  # noqa: ANN401 - as above
+    ) -> BatchFeature:
+        """Return images of Pillow, paths or arrays, one or a list, as `pixel_values` (B, channels, height, width)."""
+        told = {name: getattr(self, name) for name in Preprocess.model_fields if hasattr(self, name)}
+        encoder = Encoder(images=Preprocess.model_validate_json(compact(told)), texts=None)
+        given = list(images) if isinstance(images, list | tuple) else [images]
+        return BatchFeature({"pixel_values": encoder(given)}, tensor_type=return_tensors)

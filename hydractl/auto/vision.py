@@ -1,0 +1,45 @@
+"""Members and hydras of images in timm's registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hydractl.fusion.loaded import LoadedHydra, LoadedModel, load
+from hydractl.metrics.samples import ensemble_log_probs
+
+
+class TimmHydra(nn.Module):
+    """A member or a hydra that answers as timm's models do: images to logits; `loaded` tells what members say."""
+
+    def __init__(self, loaded: LoadedModel | LoadedHydra, pretrained_cfg: dict[str, Any]) -> None:
+        super().__init__()
+        self.loaded = loaded
+        self.pretrained_cfg = self.default_cfg = pretrained_cfg
+        self.num_classes = loaded.header.num_classes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `log mean_m softmax(z_m)` (B, C) for images (B, channels, height, width)."""
+        return ensemble_log_probs(self.loaded.member_logits(x).log_softmax(-1))
+
+
+def hydractl(*, pretrained: bool = False, **told: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it
+    """Load a member or a hydra: `timm.create_model("hf-hub:org/name", pretrained=True)`, or `local-dir:folder`.
+
+    Raises:
+        RuntimeError: Without `pretrained=True`, or without a place: it is what its weights are.
+        TypeError: If timm's constructors' options are given.
+    """
+    cfg = dict(told.pop("pretrained_cfg", None) or {})
+    told.pop("pretrained_cfg_overlay", None)
+    told.pop("cache_dir", None)
+    where = cfg.get("hf_hub_id") or cfg.get("file")
+    if not pretrained or where is None:
+        raise RuntimeError(
+            "a hydra is what its weights are: `timm.create_model('hf-hub:org/name', pretrained=True)`, or `local-dir:folder`"
+        )
+    if told:
+        raise TypeError(f"a hydra is not made with `{min(told)}`")
+    return TimmHydra(load(where), cfg).eval()
