@@ -37,6 +37,7 @@ def main() -> None:
     try:
         heed_signals(once=launched)
         code = _run()
+        _leave_signals(launched=launched)  # here too, for one may come at this very moment
     except BaseException as error:
         # before or after the command itself, or what was loading when the signal came has made another error of it
         if not (isinstance(error, KeyboardInterrupt) or told_to_end()):
@@ -44,11 +45,16 @@ def main() -> None:
         code = 130
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write("interrupted\n")
+    _leave_signals(launched=launched)
+    sys.exit(code)
+
+
+def _leave_signals(*, launched: bool) -> None:
+    """Let signals end the process, or pass: what is left to do is not worth a traceback."""
     heed_no_more_signals()
     if not launched:
         for number in filter(lambda number: callable(signal.getsignal(number)), ENDING):
-            signal.signal(number, signal.SIG_DFL)  # what is left to do is not worth a traceback
-    sys.exit(code)
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _run() -> int:

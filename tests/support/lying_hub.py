@@ -232,6 +232,11 @@ LIES: dict[str, Told] = {
 }  # fmt: skip
 
 
+def is_slow(lie: str) -> bool:
+    """Return whether a lie takes a minute to be found out, in which nothing is done."""
+    return LIES[lie].lie in {_silent, _stopping}
+
+
 class LyingHub(Hub):
     """Repositories `org/LIE.NUMBER`, all with the same files.
 
