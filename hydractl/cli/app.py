@@ -30,7 +30,7 @@ from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
 from hydractl.cli.shells import command as shells
-from hydractl.errors import HydraError, InputError, UsageError, in_one_line
+from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
 from hydractl.progress import did_you_mean
 from hydractl.version import __version__
 
@@ -65,6 +65,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
+LETTERS = 60
+"""How much of a word that is no choice is said again."""
+
+
 class Strict(typer.core.TyperCommand):
     """A command that refuses an option given twice, unless it is a list: typer lets the last one count without a word.
 
@@ -92,7 +96,7 @@ class Strict(typer.core.TyperCommand):
             word = typed.get(parameter.name)
             if choices and isinstance(word, str) and word not in choices:
                 near = did_you_mean(word, choices) or ""
-                refused = f"'{word}' is not one of {', '.join(map(repr, choices))}. {near[:1].upper()}{near[1:]}".rstrip()
+                refused = f"'{shortened(word, LETTERS)}' is not one of {', '.join(map(repr, choices))}. {near[:1].upper()}{near[1:]}".rstrip()
                 raise typer.BadParameter(refused, ctx=ctx, param=parameter)
         return super().parse_args(ctx, args)
 

@@ -222,4 +222,4 @@ def test_the_first_thing_to_type_is_in_the_hint(releases):
 
     with pytest.raises(CheckFailed, match="2 checks failed: `rich`, `kneed`") as caught:
         run_doctor(DoctorConfig()).require_checks()
-    assert caught.value.hint == "pip install 'rich>=15'\npip install 'kneed>=0.9'"
+    assert caught.value.hint == "pip install 'rich>=15'; pip install 'kneed>=0.9'"

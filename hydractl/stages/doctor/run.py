@@ -31,7 +31,7 @@ class DoctorReport:
         if failed:
             raise CheckFailed(
                 f"{counted(len(failed), 'check')} failed: {quoted(found.name for found in failed)}",
-                hint="\n".join(found.fix for found in failed if found.fix),
+                hint="; ".join(found.fix for found in failed if found.fix),
             )
 
 
