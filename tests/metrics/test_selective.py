@@ -33,13 +33,13 @@ def true_risk(below, *, ties=False):
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_promise_is_broken_no_oftener_than_it_says(ties):
     """And is worth something: not much less is accepted than might be."""
-    found = [select(*drawn(600, seed=s, ties=ties), risk=0.1, delta=0.2) for s in range(300)]
+    found = [select(*drawn(600, seed=s, ties=ties), risk=0.1, delta=0.2) for s in range(100)]
 
     broken = sum(one is not None and true_risk(one.below, ties=ties) > 0.1 for one in found)
-    assert broken <= 0.2 * 300
+    assert broken <= 0.2 * 100
     most = 0.75**0.5  # the share whose risk is 0.1
     assert np.median([one.accepted / 600 for one in found if one]) > 0.6 * most
-    assert sum(one is not None for one in found) > 280
+    assert sum(one is not None for one in found) > 92
 
 
 def test_what_is_accepted_is_below_and_counted():

@@ -338,8 +338,9 @@ def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch)
         with pytest.raises(ManifestError, match=f"out.jsonl.journal: {message}"):
             told(models, "flat", batch_size=1)
         journal.write_bytes(kept)
-    with pytest.raises(ManifestError, match="other inputs or options"):
-        told(models, "flat", batch_size=1, top_k=1)
+    for other in ({"top_k": 1}, {"threshold": -0.2}, {"ood_score": "mi"}):
+        with pytest.raises(ManifestError, match="other inputs or options"):
+            told(models, "flat", batch_size=1, **other)
     told(models, "flat", batch_size=1, force=True)
     (work / "out.jsonl").unlink()
     journal.write_text("mine")
