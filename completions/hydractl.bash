@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval predict export inspect lineage import push schema doctor completion demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval predict export inspect lineage import push schema doctor completion run demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -95,7 +95,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -104,7 +104,7 @@ _hydractl() {
         ;;
     prune)
         case $prev in
-        -o | --output | --out)
+        -o | --output | --out | --provenance)
             _hydractl_files ''
             ;;
         --scores | --mask)
@@ -131,7 +131,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --scores --mask --keep --remove --keep-fraction --per-layer --strategy --members --pool --diverge-from --data --ood --candidates --diversity --batch-size --device --max-length --classes --template --seed --arch --dtype --verify --no-verify --force --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --scores --mask --keep --remove --keep-fraction --per-layer --strategy --members --pool --diverge-from --data --ood --candidates --diversity --batch-size --device --max-length --classes --template --seed --arch --dtype --verify --no-verify --force --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -144,7 +144,7 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        -o | --output | --out)
+        -o | --output | --out | --provenance)
             _hydractl_files ''
             ;;
         --max-length | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | --teacher | --teacher-temperature | --teacher-weight | --save-every | --seed | --order-seed | --dropout-seed | --head-seed | --num-classes | --img-size | --mean | --std | --arch)
@@ -173,7 +173,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --output --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --arch --force --wait --json -q --quiet -h --help'
+                _hydractl_words '--data --val -o --output --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --arch --force --wait --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -182,7 +182,7 @@ _hydractl() {
         ;;
     fuse)
         case $prev in
-        -o | --output | --out)
+        -o | --output | --out | --provenance)
             _hydractl_files ''
             ;;
         --mlp)
@@ -200,7 +200,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --mlp --merge-trunk --max-loss --force-merge --own-from --data --temperature --max-length --batch-size --device --classes --template --seed --verify --no-verify --force --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --mlp --merge-trunk --max-loss --force-merge --own-from --data --temperature --max-length --batch-size --device --classes --template --seed --verify --no-verify --force --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -230,7 +230,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -320,7 +320,7 @@ _hydractl() {
         --arch | --num-classes | --head-seed | --img-size | --mean | --std)
             : # any text
             ;;
-        -o | --output | --out | --labels | --tokenizer)
+        -o | --output | --out | --labels | --tokenizer | --provenance)
             _hydractl_files ''
             ;;
         --pooling)
@@ -328,7 +328,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--arch -o --output --out --num-classes --head-seed --pooling --img-size --mean --std --labels --tokenizer --ema --force --json -q --quiet -h --help'
+                _hydractl_words '--arch -o --output --out --num-classes --head-seed --pooling --img-size --mean --std --labels --tokenizer --ema --force --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'pth|pt|bin|ckpt|tar|safetensors|json'
             fi
@@ -384,6 +384,20 @@ _hydractl() {
             ;;
         esac
         ;;
+    run)
+        case $prev in
+        --example | --set | --only | --from)
+            : # any text
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--example --set --only --from --dry-run --json -q --quiet -h --help'
+            else
+                _hydractl_files ''
+            fi
+            ;;
+        esac
+        ;;
     demo)
         case $prev in
         --task)
@@ -396,7 +410,7 @@ _hydractl() {
             : # any text
             ;;
         *)
-            _hydractl_words '--task -o --output --out --seed --force --json -q --quiet -h --help'
+            _hydractl_words '--task -o --output --out --seed --prepare --force --json -q --quiet -h --help'
             ;;
         esac
         ;;

@@ -31,7 +31,7 @@ from hydractl.jsonfile import MAX_BYTES, compact, opened, parse
 from hydractl.manifest.header import Header
 from hydractl.progress import did_you_mean_path
 from hydractl.publish import FULL, Sink, is_stream
-from hydractl.runtime import CHUNK_BYTES, digest_file, digest_text
+from hydractl.runtime import CHUNK_BYTES, digest_files
 from hydractl.tensors import (
     ITEM_BYTES,
     TORCH_NAMES,
@@ -178,8 +178,7 @@ class Checkpoint:
         if (
             self._digest is None
         ):  # not a cached_property: before Python 3.12 those hold one lock for all objects
-            parts = [digest_file(path) for path in self.paths]
-            self._digest = parts[0] if len(parts) == 1 else digest_text("\n".join(parts))
+            self._digest = digest_files(self.paths)
         return self._digest
 
     @property

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,12 @@ def digest_file(path: Path) -> str:
         while read := file.readinto(buffer):
             digest.update(memoryview(buffer)[:read])
     return f"sha256:{digest.hexdigest()}"
+
+
+def digest_files(paths: Iterable[Path]) -> str:
+    """Return the digest of a file, or of several ones' digests in order."""
+    parts = [digest_file(path) for path in paths]
+    return parts[0] if len(parts) == 1 else digest_text("\n".join(parts))
 
 
 def digest_text(text: str) -> str:

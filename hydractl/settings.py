@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum, auto
 from math import inf, isfinite
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,25 @@ C = TypeVar("C")
 P = ParamSpec("P")
 KEY = "setting"
 """Where a field's metadata hold its declaration."""
+
+
+class Role(Enum):
+    """What a setting's value is to the command's output."""
+
+    SHAPES = auto()
+    """Its value decides what is written."""
+    ASIDE = auto()
+    """It decides where or how fast, not what."""
+    MODEL = auto()
+    """Names models that are read."""
+    DATA = auto()
+    """Names data that are read."""
+    FILE = auto()
+    """Names files that are read, each an input of the lineage."""
+    CONTENT = auto()
+    """A text, or the name of a file or folder that says it."""
+    OUTPUT = auto()
+    """Names what is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +65,7 @@ class Setting:
         shows: Whether the help shows a default.
         after: The option that it follows in the help; None where it follows the field before it.
         holds: Of an output: refuses a name that does not fit what is written there, told the option and the path.
+        role: What its value is to the output.
     """
 
     help: str
@@ -64,6 +85,7 @@ class Setting:
     shows: bool = True
     after: str | None = None
     holds: Callable[[str, Path], None] | None = None
+    role: Role = Role.SHAPES
 
     def read(self, typed: object) -> object:
         """Return the field's value of what a command line holds.

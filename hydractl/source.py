@@ -23,6 +23,17 @@ OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
 NEEDED = ["*.safetensors", "*.st", "*.json", "*.txt", "*.model"]
 IMPORT = "`hydractl import {weights} --arch {arch} -o base.st` makes a base of it, and runs nothing in it"
+BESIDE = (
+    "*config.json",
+    "*.index.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+)
+"""What libraries read beside weights."""
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
@@ -201,6 +212,11 @@ def _in_index(reference: str, index: Path, *, config: dict[str, object] | None =
             raise CheckpointError(f"{index}: names the shard `{shard.name}`, which is not beside it")
     config = _config_in(index.parent) if config is None else config
     return Located(reference=reference, path=index.parent, weights=shards, config=config)
+
+
+def folder_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a library's folder that say what its model is and how its inputs are made."""
+    return tuple(path for pattern in BESIDE for path in sorted(folder.glob(pattern)))
 
 
 def folder_config(folder: Path) -> dict[str, object]:

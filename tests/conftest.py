@@ -101,7 +101,7 @@ def pytest_sessionfinish(session):
 @pytest.fixture(autouse=True)
 def _quiet_environment(monkeypatch):
     """No test sees the user's ranks, colours or Hub."""
-    for name in ("RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS"):
+    for name in ("RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -37,8 +37,9 @@ class Stage(NamedTuple):
 
     @property
     def options(self) -> tuple[Declared, ...]:
-        """The options, those without a name first."""
-        found = [o._replace(default=...) if o.name in self.needs else o for o in options_of(self.config)]
+        """The options, those without a name first; a call has a report to return, so nothing is left as it is."""
+        own = (o for o in options_of(self.config) if o.name != "if_changed")
+        found = [o._replace(default=...) if o.name in self.needs else o for o in own]
         return tuple(sorted(found, key=lambda o: not o.setting.positional))
 
     @property
@@ -70,7 +71,7 @@ class Stage(NamedTuple):
             bound = signature.bind(*args, **given).arguments
             heard = bound.pop("progress", None)
             typed = {name: _typed(options[name], value) for name, value in bound.items()}
-            config = configured(self.config, dict.fromkeys(options) | typed)
+            config = configured(self.config, dict.fromkeys(o.name for o in options_of(self.config)) | typed)
             module, _, function = self.run.partition(":")
             return getattr(import_module(module), function)(config, _heard(heard))
 

@@ -29,7 +29,7 @@ STAGES = (
     ),
     Stage(
         "evaluate", "Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several.",
-        EvalConfig, "hydractl.stages.evaluate.run:run_eval", "hydractl.stages.evaluate.run:EvalReport",
+        EvalConfig, "hydractl.stages.evaluate.run:run_eval", "hydractl.stages.evaluate.report:EvalReport",
     ),
     Stage(
         "predict", "Write what a model says of every input, and how sure it is: a line an input.",

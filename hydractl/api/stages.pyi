@@ -6,7 +6,7 @@ from typing import Literal
 
 from hydractl.api.stage import Stage
 from hydractl.progress import Progress
-from hydractl.stages.evaluate.run import EvalReport
+from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.finetune.run import FinetuneReport
 from hydractl.stages.fuse.run import FuseReport
 from hydractl.stages.predict.run import PredictReport

@@ -29,6 +29,7 @@ from hydractl.cli import (
 from hydractl.cli.demo import command as demo
 from hydractl.cli.helptext import escaped, has_required, literal_help
 from hydractl.cli.inspect import command as inspect
+from hydractl.cli.run import command as run
 from hydractl.cli.shells import command as shells
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
 from hydractl.progress import did_you_mean
@@ -61,6 +62,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "schema": schema.schema,
     "doctor": doctor.doctor,
     "completion": shells.completion,
+    "run": run.run,
     "demo": demo.demo,
 }
 

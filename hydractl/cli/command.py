@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,6 +13,7 @@ import typer
 from hydractl.cli.output import Terminal
 from hydractl.publish import STDOUT, is_stdout
 from hydractl.settings import Declared, Setting, configured, options_of, spelled
+from hydractl.stages.shared.provenance import check_statement, write_statement
 
 C = TypeVar("C")
 KINDS: dict[str, Any] = {
@@ -24,12 +26,23 @@ KINDS: dict[str, Any] = {
     "tuple[Path, ...]": list[Path],
 }
 """What typer reads for a field's type as it is written; anything else is declared with `parse`."""
+CONFIGURATIONS: ContextVar[list[Any] | None] = ContextVar("configurations", default=None)
+"""Where commands put their configurations instead of running: what is to be checked before anything runs."""
 JSON = Setting("Print the result as one JSON document.")
+PROVENANCE = Setting(
+    "Write what it was made of and by as an in-toto statement (SLSA provenance) too, in place of one that is there.",
+    metavar="FILE",
+)
 QUIET = Setting("Print only the paths written, one a line.", spelled=("-q", "--quiet"))
 
 
 def command(
-    config: type[C], *, quiet: Setting = QUIET, streams: tuple[str, ...] = ("out",)
+    config: type[C],
+    *,
+    quiet: Setting = QUIET,
+    streams: tuple[str, ...] = ("out",),
+    unchanged: Callable[[C, Terminal], None] | None = None,
+    provenance: bool = False,
 ) -> Callable[[Callable[[C, Terminal], None]], Callable[..., None]]:
     """Make a command of a function that is given a configuration and the terminal; its docstring is the help.
 
@@ -37,11 +50,14 @@ def command(
         config: Declares the options.
         quiet: What `--quiet` does.
         streams: The options that name an output; where one is `-`, standard output belongs to it.
+        provenance: Whether it makes checkpoints, and so may say in a file of its own how.
+        unchanged: What is said where outputs are as they would be written; None for their paths.
     """
     options = (
         *options_of(config),
         Declared("json", "bool", JSON, default=False),
         Declared("quiet", "bool", quiet, default=False),
+        *([Declared("provenance", "Path", PROVENANCE)] if provenance else []),
     )
 
     def made(function: Callable[[C, Terminal], None]) -> Callable[..., None]:
@@ -49,15 +65,39 @@ def command(
             taken = [name for name in streams if is_stdout(Path(str(typed.get(name))))]
             typed |= dict.fromkeys(taken, STDOUT)
             terminal = Terminal(as_json=json, quiet=quiet, out=STDOUT if taken else None)
-            function(configured(config, typed), terminal)
+            made = configured(config, typed)
+            if (wanted := CONFIGURATIONS.get()) is not None:
+                wanted.append(made)
+                return
+            statement = typed.get("provenance")
+            if isinstance(statement, Path):
+                check_statement(statement, made)
+            if not (getattr(made, "if_changed", False) and _is_up_to_date(made, terminal, unchanged)):
+                function(made, terminal)
+            if isinstance(statement, Path) and terminal.speaks:
+                write_statement(statement, made)
 
         parameters = [_parameter(option) for option in options]
         run.__doc__ = function.__doc__
+        run.is_configured = True  # type: ignore[attr-defined]  # what a pipeline may ask for
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
         return run
 
     return made
+
+
+def _is_up_to_date(config: Any, terminal: Terminal, say: Callable[[Any, Terminal], None] | None) -> bool:  # noqa: ANN401 - of any command that has `--if-changed`
+    from hydractl.stages.shared.unchanged import looked
+
+    found = looked(config)
+    if found.why is not None:
+        terminal.progress().step(f"Not up to date: {found.why}")
+    elif say is None:
+        terminal.up_to_date(found.paths)
+    else:
+        say(config, terminal)
+    return found.why is None
 
 
 def _parameter(option: Declared) -> inspect.Parameter:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, as_json, count, line, table
+from hydractl.cli.output import Terminal, as_json, count, line, summarize, table
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hydractl.manifest.document import Fingerprint
     from hydractl.manifest.report import Report, Row
-    from hydractl.stages.evaluate.run import EvalReport
+    from hydractl.stages.evaluate.report import EvalReport
 
 Column: TypeAlias = tuple[str | None, Metric]
 
@@ -32,7 +32,25 @@ CELLS: dict[Unit, Callable[[float], str]] = {
 }
 
 
-@command(EvalConfig, streams=("out", "save_predictions", "store"))
+def again(config: EvalConfig, terminal: Terminal) -> None:
+    """Show the report that is there, as if it had been made, and exit as it says."""
+    from hydractl.manifest.report import Report
+    from hydractl.stages.evaluate.report import EvalReport
+    from hydractl.stages.shared.unchanged import outputs_of
+
+    paths = outputs_of(config)
+    document = Report.read(paths[0])
+    report = EvalReport(document=document, paths=paths, config=config)
+    if terminal.as_json:
+        terminal.document(as_json(document))
+    else:
+        if not terminal.quiet:
+            terminal.result(replace(report, paths=()), show)
+        terminal.up_to_date(report.paths)
+    conclude(report, terminal)
+
+
+@command(EvalConfig, streams=("out", "save_predictions", "store"), unchanged=again)
 def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.
 
@@ -65,7 +83,29 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
         terminal.document(as_json(report.document))
     else:
         terminal.result(report, show)
+    conclude(report, terminal)
+
+
+def conclude(report: EvalReport, terminal: Terminal) -> None:
+    """Add the headline table to the summary of a job on GitHub, and fail if a condition came true."""
+    if terminal.speaks:
+        summarize(markdown(report.document))
     report.require_checks()
+
+
+def markdown(document: Report) -> Iterator[str]:
+    """Yield the lines of the headline table and of what came of the conditions."""
+    columns, heads = _headline(document)
+
+    def row(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+    yield row(["model", *heads])
+    yield f"|---|{'---:|' * len(heads)}"
+    yield from map(row, _cells(document, columns, heads))
+    yield ""
+    for check in document.checks:
+        yield f"- {'❌ failed' if check.failed else '✅ ok'}: `{check.condition}`, found {check.found:.6g}"
 
 
 def show(report: EvalReport, out: Console) -> None:
@@ -81,15 +121,13 @@ def render(document: Report, out: Console) -> None:
     Of several OOD scores each has a column, and there is a table of means for each metric that they lead to.
     """
     kinds = dict.fromkeys(document.near, "near") | dict.fromkeys(document.far, "far")
-    main = _columns(document, None, Needs.TEMPERATURE, Needs.LABELS)
-    ranked = [c for c in _columns(document, "all", Needs.OOD) if "@" not in c[1].name]
-    main += ranked + _columns(document, None, Needs.WEIGHTS, Needs.TIME)
+    main, heads = _headline(document)
+    ranked = _ranked(document)
     foreign = {name: _columns(document, name, Needs.OOD, Needs.MEMBERS) for name in kinds}
     members = [c for scope in (None, "all") for c in _columns(document, scope, Needs.MEMBERS)]
     if all(row.members == 1 for row in document.rows):
         members = []
-    batch = str(document.options.get("batch_size"))
-    out.print(_table(document, main, [str(m.column).replace("{batch_size}", batch) for _, m in main]))
+    out.print(_table(document, main, heads))
     tested = document.data.get("id")
     if tested is not None:
         line(out, f"{_samples(tested, ': ')}{_notes(main, [*foreign.values(), members])}")
@@ -109,6 +147,19 @@ def render(document: Report, out: Console) -> None:
     if members:
         heads = ["members", *(f"{m.column} {'ID' if scope is None else 'OOD'}" for scope, m in members)]
         out.print(_table(document, members, heads, title="Diversity of the members"))
+
+
+def _headline(document: Report) -> tuple[list[Column], list[str]]:
+    """Return the columns of the first table, and what stands above them."""
+    main = _columns(document, None, Needs.TEMPERATURE, Needs.LABELS)
+    main += _ranked(document) + _columns(document, None, Needs.WEIGHTS, Needs.TIME)
+    batch = str(document.options.get("batch_size"))
+    return main, [str(m.column).replace("{batch_size}", batch) for _, m in main]
+
+
+def _ranked(document: Report) -> list[Column]:
+    """Return the columns of OOD data, by the first score."""
+    return [c for c in _columns(document, "all", Needs.OOD) if "@" not in c[1].name]
 
 
 def _columns(document: Report, scope: str | None, *needs: Needs) -> list[Column]:
@@ -158,7 +209,12 @@ def _table(
     document: Report, columns: Sequence[Column], heads: Sequence[str], *, title: str | None = None
 ) -> object:
     """Return a table of all rows; the head `members` stands for their number."""
-    rows = [
+    return table(["model", *heads], _cells(document, columns, heads), title=title)
+
+
+def _cells(document: Report, columns: Sequence[Column], heads: Sequence[str]) -> list[list[str]]:
+    """Return all rows as texts."""
+    return [
         [
             row.name,
             *([str(row.members)] if len(heads) > len(columns) else []),
@@ -166,7 +222,6 @@ def _table(
         ]
         for row in document.rows
     ]
-    return table(["model", *heads], rows, title=title)
 
 
 def _cell(metric: Metric, *found: float | None) -> str:

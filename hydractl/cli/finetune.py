@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hydractl.stages.finetune.run import FinetuneReport
 
 
-@command(FinetuneConfig)
+@command(FinetuneConfig, provenance=True)
 def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
     """Train a backbone, a base, a member or a hydra on labelled data; `arch:NAME` trains from random weights.
 

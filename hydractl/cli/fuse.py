@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ENSEMBLE = "the members' ensemble"
 
 
-@command(FuseConfig)
+@command(FuseConfig, provenance=True)
 def fuse(config: FuseConfig, terminal: Terminal) -> None:
     """Fuse members into one model that runs them all in a single forward pass.
 

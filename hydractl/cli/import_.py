@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hydractl.stages.importing.run import ImportReport
 
 
-@command(ImportConfig)
+@command(ImportConfig, provenance=True)
 def import_weights(config: ImportConfig, terminal: Terminal) -> None:
     """Make a base of weights that a training script saved.
 

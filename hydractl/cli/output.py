@@ -88,6 +88,14 @@ class Terminal:
                 for path in paths:
                     line(out, f"Wrote {path}")
 
+    def up_to_date(self, paths: Iterable[Path]) -> None:
+        """Say that outputs are what would be written."""
+        if self.as_json:
+            self.document({"paths": [str(path) for path in paths], "up_to_date": True})
+        elif self.speaks:
+            with written_out():
+                sys.stdout.write("".join(f"{path}{'' if self.quiet else ': up to date'}\n" for path in paths))
+
     def document(self, value: object) -> None:
         """Print one JSON document to stdout."""
         if not self.speaks:
@@ -148,12 +156,14 @@ class TerminalProgress:
 
     def warn(self, message: str) -> None:
         """Print a warning, also in quiet mode."""
-        if self._warnings:
+        if self._warnings and on_github():
+            annotate("warning", in_one_line(message))
+        elif self._warnings:
             say(f"warning: {in_one_line(message)}", style="yellow")
 
     def track(self, items: Iterable[T], *, label: str, total: int) -> Iterable[T]:
         """Show a bar with rate and time left while `items` are consumed."""
-        if not (self._steps and sys.stderr.isatty()):
+        if not (self._steps and sys.stderr.isatty()) or on_github():
             return items
         return _tracked(items, label, total)
 
@@ -211,7 +221,11 @@ def fail(error: HydraError) -> None:
     """Print an error and its hint; also on a rank that is otherwise silent, since it may be the only one that failed."""
     heed_no_more_signals()
     rank = os.environ.get("RANK", "0")
-    say(f"{'' if rank == '0' else f'rank {rank}: '}error: {error.message}", style="bold red")
+    who = "" if rank == "0" else f"rank {rank}: "
+    if on_github():
+        annotate("error", f"{who}{error.message}")
+    else:
+        say(f"{who}error: {error.message}", style="bold red")
     if error.hint:
         say(f"\nhint: {error.hint}")
 
@@ -220,6 +234,26 @@ def interrupted(error: BaseException) -> None:
     """Say that the command was interrupted, and what is noted of it; of several ranks the first does."""
     if os.environ.get("RANK", "0") == "0":
         say("; ".join(("interrupted", *getattr(error, "__notes__", ()))))
+
+
+def on_github() -> bool:
+    """Return whether this runs in a workflow of GitHub Actions, which makes annotations of lines on stderr."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def annotate(kind: str, message: str) -> None:
+    """Print an annotation as GitHub Actions reads it."""
+    for sign, escaped in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
+        message = message.replace(sign, escaped)
+    say(f"::{kind} title=hydractl::{message}")
+
+
+def summarize(lines: Iterable[str]) -> None:
+    """Add lines of Markdown to the summary of a job on GitHub Actions; nothing elsewhere."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if on_github() and path:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
 
 def leader_is_silent() -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hydractl.stages.prune.run import PruneReport, Size
 
 
-@command(PruneConfig)
+@command(PruneConfig, provenance=True)
 def prune(config: PruneConfig, terminal: Terminal) -> None:
     r"""Cut attention heads out of a base: one member, or several that differ.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from hydractl.data import columns, folder, tabular
@@ -70,14 +69,7 @@ def open_data(
         items = items.taken(builtin.spread(len(items), ref.limit))
     if len(items) == 0:
         raise DataError(f"{ref}: no {wants.one} is left")
-    return items.taken(range(len(items)), name=_name(ref))
-
-
-def _name(ref: DataRef) -> str:
-    """Return the reference with no more of a path than its last part: reports travel."""
-    if ref.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
-        return str(ref)
-    return Path(ref.source).resolve().name + str(ref).removeprefix(ref.source)
+    return items.taken(range(len(items)), name=ref.name)
 
 
 def _check_columns(ref: DataRef, wants: Content) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -147,6 +148,13 @@ class DataRef:
             options["classes"] = "+".join(self.classes)
         tail = ",".join(f"{key}={options[key]}" for key in sorted(options))
         return f"{self.source}::{tail}" if tail else self.source
+
+    @property
+    def name(self) -> str:
+        """The reference with no more of a path than its last part: reports travel."""
+        if self.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
+            return str(self)
+        return Path(self.source).resolve().name + str(self).removeprefix(self.source)
 
     @property
     def kind(self) -> SourceKind:

@@ -17,25 +17,13 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization
 from hydractl.progress import counted
 from hydractl.publish import is_stream
-from hydractl.source import Located, locate, parse_arch
+from hydractl.source import Located, folder_files, locate, parse_arch
 from hydractl.tensors import TensorSpec, spec_of
 
 if TYPE_CHECKING:
     import torch
 
     from hydractl.families.tower import Model
-
-BESIDE = (
-    "*config.json",
-    "*.index.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-)
-"""What libraries read beside weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,11 +285,6 @@ def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping
                 f"{'floating-point numbers' if spec.is_floating else 'integers'} of another size",
                 hint="was the file edited, or quantised? hydractl reads weights as they were trained",
             )
-
-
-def folder_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a library's folder that say what its model is and how its inputs are made."""
-    return tuple(path for pattern in BESIDE for path in sorted(folder.glob(pattern)))
 
 
 def _read_besides(options: Mapping[str, object]) -> tuple[Path, ...]:

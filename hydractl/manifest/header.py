@@ -160,7 +160,10 @@ class InputFile(Strict):
 
 
 class Step(Strict):
-    """One stage that led here. No clock, no host, no path: equal work gives equal steps."""
+    """One stage that led here. No clock, no host, no path: equal work gives equal steps.
+
+    `asked` is the digest of everything that was typed and shapes the output, as it was typed.
+    """
 
     command: str
     options: dict[str, Option]
@@ -168,6 +171,7 @@ class Step(Strict):
     seed: int | None = None
     results: dict[str, Option] = Field(default={})
     versions: dict[str, str] = Field(default={})
+    asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class FusePlan(Strict):

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Document, Fingerprint, Option, Strict
+from hydractl.manifest.document import Digest, Document, Fingerprint, Option, Strict
 from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.manifest.threshold import Threshold
 
@@ -50,7 +50,7 @@ class Check(Strict):
 
 
 class Report(Document):
-    """Every number that `eval` prints, `hydractl.report/1`."""
+    """Every number that `eval` prints, `hydractl.report/1`; `asked` is as in a checkpoint's step."""
 
     kind_of_file: ClassVar[str] = "report"
 
@@ -66,6 +66,7 @@ class Report(Document):
     options: dict[str, Option]
     checks: tuple[Check, ...] = ()
     versions: dict[str, str]
+    asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

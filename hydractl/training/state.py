@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "state.json"
+DROPPED, FORCED, OTHERS = (
+    "{why}: what an unfinished run left in {where} is dropped",
+    "`--force` starts anew",
+    "options, inputs or versions are others now",
+)
 _ANEW = "add `--force` to start anew"
 _OURS = re.compile(
     r"state\.json|(weights|average|optimizer|best|winner)-[\d-]+\.st|\..*\.[0-9a-f]{8}\.hydractl-part"
@@ -162,11 +167,12 @@ class StateFolder:
         self.fingerprint = fingerprint
         self._digests: dict[str, str] | None = None  # None until the folder is this run's
 
-    def resumed(self, *, force: bool, progress: Progress) -> Snapshot:
+    def resumed(self, *, force: bool, others: bool = False, progress: Progress) -> Snapshot:
         """Return where to go on: at the beginning, unless there is a state of this run.
 
         Args:
             force: Start anew. What is there is replaced by the first save, not before.
+            others: Whether the state of a run with other options, inputs or versions counts as none, and is so replaced.
             progress: Hears of it.
 
         Raises:
@@ -174,9 +180,10 @@ class StateFolder:
             UsageError: If there is a state of another run, or one that cannot be read.
             CheckpointError: If a file of it is missing or damaged.
         """
-        if not self.check(force=force):
+        other = others and self._is_of_another()
+        if not self.check(force=force or other):
             if self.path.exists():
-                progress.warn(f"`--force` starts anew: what an unfinished run left in {self.path} is dropped")
+                progress.warn(DROPPED.format(why=OTHERS if other else FORCED, where=self.path))
             return Snapshot()
         start = self.load()
         progress.step(f"Going on at step {start.position.step}, from {self.path}")
@@ -218,6 +225,12 @@ class StateFolder:
         except OSError:
             marked = False
         return None if marked else f"has no `{NAME}` that hydractl wrote"
+
+    def _is_of_another(self) -> bool:
+        try:
+            return StateFile.read(self.path / NAME).fingerprint != self.fingerprint
+        except ManifestError:
+            return False
 
     def _found(self) -> StateFile:
         try:

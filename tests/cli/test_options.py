@@ -42,8 +42,9 @@ CONFIGS = {
     "lineage": LineageConfig,
     "doctor": DoctorConfig,
 }
-BY_HAND = {"schema", "demo", "completion"}
+BY_HAND = {"schema", "demo", "completion", "run"}
 TERMINAL = ("json", "quiet")
+MAKERS = {"prune", "finetune", "fuse", "import"}
 TEXTS = {
     "max_memory": "2KiB",
     "max_shard_size": "2KiB",
@@ -222,7 +223,11 @@ def reached(held, name):
 def test_a_command_has_the_options_that_are_declared_and_no_others(name):
     names = [p.name for p in command_tree().commands[name].params]
 
-    assert names == [*(o.name for o in options_of(CONFIGS[name])), *TERMINAL]
+    assert names == [
+        *(o.name for o in options_of(CONFIGS[name])),
+        *TERMINAL,
+        *["provenance"] * (name in MAKERS),
+    ]
     assert {*COMMANDS} == {*CONFIGS} | BY_HAND
 
 

@@ -51,6 +51,13 @@ def test_a_usage_error_loads_no_model_library(environment):
     assert "loaded" not in probe(environment, ["prune", "base.st"], code=2, heavy=heavy)
 
 
+def test_what_is_up_to_date_loads_no_model_library(environment, work):
+    argv = ["fuse", "m-0.st", "m-1.st", "m-2.st", "-o", "hydra.st", "--if-changed"]
+    heavy = tuple(name for name in HEAVY if name != "pydantic")
+
+    assert probe(environment, argv, heavy=heavy) == ""
+
+
 @pytest.mark.parametrize("file", ["base.st", "m-0.st", "hydra.st", "scores.json", "m-0.mask.json"])
 def test_inspect_loads_no_model_library(environment, work, file):
     heavy = tuple(name for name in HEAVY if name != "pydantic")

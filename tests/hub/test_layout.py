@@ -11,7 +11,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.claims import Claim
 from hydractl.families.opening import open_model
 from hydractl.families.probe import largest_difference
-from hydractl.fusion.hydra import load
+from hydractl.fusion.loaded import load
 from hydractl.hub.folders import publish_models
 from hydractl.hub.layout import files_of, is_stock
 from hydractl.manifest.header import Kind, Preprocess, Tokenization

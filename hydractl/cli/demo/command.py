@@ -38,6 +38,10 @@ class Steps(Protocol):
         """Name of the report in the folder."""
 
     @property
+    def NEEDED(self) -> Sequence[str]:  # noqa: N802
+        """Names of what `prepare` makes in the folder."""
+
+    @property
     def SINGLE(self) -> str:  # noqa: N802
         """Name of the single model's row."""
 
@@ -63,6 +67,13 @@ def demo(
         Path, typer.Option("-o", "--output", "--out", metavar="DIR", help="Where every artefact is kept.")
     ] = Path("hydractl-demo"),
     seed: Annotated[int, typed("seed", SEED)] = 0,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare",
+            help="Make only what the commands need and do not make themselves, where it is not there yet.",
+        ),
+    ] = False,
     force: Annotated[bool, typed("force", FORCE)] = False,
     json: Annotated[bool, typed("json", JSON)] = False,
     quiet: Annotated[bool, typed("quiet", QUIET)] = False,
@@ -92,9 +103,12 @@ def demo(
     # also makes the numbers those of any machine with the same processor, whatever its number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     steps, silent = load(task), json or quiet
-    make_folder(out, force=force)
+    if prepare and not force and all((out / name).exists() for name in steps.NEEDED):
+        show(f"{out}: has what the commands of `{task.value}` need", unless=silent)
+        return
+    make_folder(out, force=force or prepare)
     steps.prepare(out, seed, lambda message: show(message, unless=silent))
-    for part in steps.plan(out, seed):
+    for part in () if prepare else steps.plan(out, seed):
         show(f"\n{part.title}", unless=silent, style="bold")
         for command in part.commands:
             last = command[0] == "eval"
@@ -110,7 +124,7 @@ def demo(
             if code:
                 raise typer.Exit(code)
             show(f"done in {time.monotonic() - begun:.1f} s", unless=silent, style="dim")
-    if not silent:
+    if not (silent or prepare):
         conclude(steps, out)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from hydractl.cli.demo.plan import ENSEMBLES, HYDRAS, REPORT, SINGLE, Experiment, Part
 
-__all__ = ["ENSEMBLES", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "REPORT", "SINGLE", "plan", "prepare"]
+
+NEEDED = ()
 
 DIGITS = Experiment(
     architecture="arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=64,depth=6,num_heads=8,num_classes=7",

@@ -29,6 +29,7 @@ TRUNKS = (6, 5, 4)
 REPORT = "report.json"
 SINGLE = "Single"
 ENSEMBLES = ("Deep Ensemble x2", "Deep Ensemble x3")
+NEEDED = (ENCODER,)
 HYDRAS = tuple(f"Hydra (trunk of {blocks})" for blocks in TRUNKS)
 
 

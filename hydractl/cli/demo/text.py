@@ -9,9 +9,10 @@ from pathlib import Path
 
 from hydractl.cli.demo.plan import ENSEMBLES, HYDRAS, REPORT, SINGLE, Experiment, Part
 
-__all__ = ["ENSEMBLES", "HYDRAS", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "REPORT", "SINGLE", "plan", "prepare"]
 
 TOKENIZER = "tokenizer.json"
+NEEDED = (TOKENIZER,)
 PADDING, UNKNOWN, FIRST, LAST = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 MAX_LENGTH = 64
 REVIEWS = Experiment(

@@ -25,6 +25,8 @@ CAPTIONS = (
 PROMPTS = CAPTIONS[:3]
 MEMBERS = range(3)
 REMOVED, POOL, KEPT_BY_LAYER, SAMPLED = "8", "16", "5", "240"
+BASES = ("clip", *(f"clip-{i}" for i in MEMBERS[1:]))
+NEEDED = BASES
 REPORT = "report.json"
 SINGLE, ENSEMBLES, HYDRAS = "Single", ("Deep Ensemble x3",), ("Hydra (Taylor)", "Hydra (Circ)")
 
@@ -45,7 +47,7 @@ def prepare(out: Path, seed: int, say: Callable[[str], None]) -> None:
 
     images = of_kind(open_data(TRAIN), ImageSet)
     with one_thread():
-        for i, name in enumerate(_bases()):
+        for i, name in enumerate(BASES):
             say(f"Training {name}, a small CLIP, on {len(images)} images of shapes and their captions")
             loss = train_pair(images, out / name, PairConfig(templates=CAPTIONS, seed=seed + i))
             say(f"{name}: a loss of {loss:.2f} in the last epoch")
@@ -68,7 +70,7 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
         flag for kind, sets in (("--near", NEAR), ("--far", FAR)) for name in sets for flag in (kind, name)
     )
     compared = {
-        ENSEMBLES[0]: ",".join(path(name) for name in _bases()),
+        ENSEMBLES[0]: ",".join(path(name) for name in BASES),
         "Taylor": path("taylor-0.st"),
         "CircAvg": path("circuit-best.st"),
         HYDRAS[0]: path("hydra-taylor.st"),
@@ -118,7 +120,3 @@ def class_names() -> str:
     from hydractl.data.toys.shapes import DOMAINS, KNOWN
 
     return ",".join(DOMAINS[KNOWN])
-
-
-def _bases() -> tuple[str, ...]:
-    return ("clip", *(f"clip-{i}" for i in MEMBERS[1:]))

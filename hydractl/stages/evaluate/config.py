@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
@@ -12,7 +13,7 @@ from hydractl.metrics.metric import Needs
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
 from hydractl.places import PREDICTIONS, WEIGHTS, output
-from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
     NamedData,
@@ -31,6 +32,8 @@ TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
 class EvalConfig:
     """What to measure, on what, and what to do with it."""
 
+    COMMAND: ClassVar[str] = "eval"
+
     model: str = required(shared.MODEL)
     """The first row, which conditions are about."""
     data: DataRef = required(
@@ -40,10 +43,17 @@ class EvalConfig:
             metavar=shared.DATA_METAVAR,
             panel=DATA,
             shows=False,
+            role=Role.DATA,
         )
     )
     near: tuple[NamedData, ...] = setting(
-        (), "OOD data close to it.", parse=NamedData.parse, repeated=True, metavar="NAME=DATA", panel=DATA
+        (),
+        "OOD data close to it.",
+        parse=NamedData.parse,
+        repeated=True,
+        metavar="NAME=DATA",
+        panel=DATA,
+        role=Role.DATA,
     )
     far: tuple[NamedData, ...] = setting(
         (),
@@ -52,6 +62,7 @@ class EvalConfig:
         repeated=True,
         metavar="NAME=DATA",
         panel=DATA,
+        role=Role.DATA,
     )
     compare: tuple[NamedModels, ...] = setting(
         (),
@@ -60,6 +71,7 @@ class EvalConfig:
         repeated=True,
         metavar="NAME=MODEL[,MODEL...]",
         panel=TABLE,
+        role=Role.MODEL,
     )
     temperature: DataRef | float | None = setting(
         None,
@@ -69,6 +81,7 @@ class EvalConfig:
         metavar="DATA|NUMBER",
         panel=DATA,
         shows=False,
+        role=Role.DATA,
     )
     name: str | None = setting(None, "What the first row is called.", panel=TABLE)
     """None for its file's."""
@@ -126,6 +139,7 @@ class EvalConfig:
         metavar="PATH",
         panel=THRESHOLD,
         shows=False,
+        role=Role.OUTPUT,
     )
     out: Path | None = by_default(None, replace(shared.OUT_DOCUMENT, help="Report; `-` is standard output."))
     save_predictions: Path | None = setting(
@@ -134,17 +148,19 @@ class EvalConfig:
         metavar="PATH",
         holds=PREDICTIONS,
         shows=False,
+        role=Role.OUTPUT,
     )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
-    device: str = by_default("auto", shared.DEVICE)
+    device: str = by_default("auto", replace(shared.DEVICE, role=Role.SHAPES))
     dtype: str | None = by_default(None, shared.DTYPE)
     arch: str | None = by_default(None, shared.ARCH)
     """Of `model` only."""
     seed: int = by_default(0, shared.SEED)
     """Of the resamples."""
     force: bool = flag(shared.FORCE)
+    if_changed: bool = flag(shared.IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.claims import Claim
 from hydractl.data.inputs import content_of
-from hydractl.errors import CheckFailed, InputError
+from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.hydra import load_any
 from hydractl.hub.folders import publish_models
@@ -33,44 +31,22 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
+from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
 from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.evaluate.selection import (
     check_count,
     check_storable,
-    require_threshold,
     stored_header,
     threshold_of,
 )
+from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import check_models, check_outputs, claim
 from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
 from hydractl.stages.shared.reading import open_reader
+from hydractl.stages.shared.unchanged import replaces
 from hydractl.version import __version__
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalReport:
-    """What `eval` measured and where it was written."""
-
-    document: Report
-    paths: tuple[Path, ...]
-    config: EvalConfig
-
-    def require_checks(self) -> None:
-        """Raise if a condition came true, or no threshold was found; call it once the report has been shown.
-
-        Raises:
-            CheckFailed: Naming each such condition and the number found.
-        """
-        require_threshold(self.config, self.document.rows[0])
-        failed = [check for check in self.document.checks if check.failed]
-        if failed:
-            what = ", ".join(f"`{c.condition}` (found {c.found:.6g})" for c in failed)
-            raise CheckFailed(
-                f"{len(failed)} of {len(self.document.checks)} checks failed for "
-                f"`{self.document.rows[0].name}`: {what}"
-            )
 
 
 def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
@@ -85,7 +61,7 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
     require_one_process("eval")
     device = pick_device(config.device)
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
-    with claim([config.out, config.save_predictions, config.store], progress, force=config.force) as own:
+    with claim([config.out, config.save_predictions, config.store], progress, force=replaces(config)) as own:
         return _run(config, Machine(device, dtype), own, progress)
 
 
@@ -300,6 +276,7 @@ def _document(
         },
         checks=tuple(condition.check(rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
+        asked=asked_of(config),
     )
 
 

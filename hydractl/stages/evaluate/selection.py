@@ -55,20 +55,6 @@ def threshold_of(config: EvalConfig, found: Responses, labels: Tensor) -> Thresh
     )
 
 
-def require_threshold(config: EvalConfig, row: Row) -> None:
-    """Raise if the model has no threshold that was asked for; call it once the report has been shown.
-
-    Raises:
-        CheckFailed: If that is so.
-    """
-    if config.threshold_for is not None and row.threshold is None:
-        kept = "; nothing was stored" if config.store else ""
-        raise CheckFailed(
-            f"`{OPTION} {told(config.threshold_for)}`: no threshold on `{config.scores[0]}` keeps it for `{row.name}`{kept}",
-            hint="give more samples, allow more risk, or try another `--ood-score`",
-        )
-
-
 def check_storable(config: EvalConfig, opened: OpenModel, classes: Classes | None) -> None:
     """Refuse to store what is of classes that the model does not store.
 
@@ -91,7 +77,7 @@ def stored_header(config: EvalConfig, opened: OpenModel, row: Row, data: dict[st
     temperature = header.temperature if scaled is None else float(f"{scaled.value:.{DIGITS}g}")
     found = row.threshold
     step = make_step(
-        "eval",
+        config,
         family=opened.family,
         options={
             "temperature": config.given_temperature,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.places import DOCUMENT, Content
@@ -19,6 +20,8 @@ QUANTIZED = ("int8",)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportConfig:
     """What to export, how, and what it is checked on."""
+
+    COMMAND: ClassVar[str] = "export"
 
     model: str = required(shared.MODEL)
     out: Path = required(

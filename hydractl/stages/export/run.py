@@ -279,7 +279,7 @@ def _metadata(config: ExportConfig, traced: Traced) -> dict[str, str]:
     """Return what the file says of itself: JSON by key."""
     header = traced.opened.header
     step = make_step(
-        "export",
+        config,
         family=traced.opened.family,
         options=_options(config),
         inputs=[traced.opened.as_input()],

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.parallel import refuse_shared_input
 from hydractl.publish import is_stream
-from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, words
+from hydractl.settings import (
+    Composed,
+    Declared,
+    Role,
+    Setting,
+    by_default,
+    check,
+    flag,
+    required,
+    setting,
+    words,
+)
 from hydractl.stages.shared import settings as shared
 from hydractl.training.recipes.named import RECIPES, recipe_of
 from hydractl.training.recipes.recipe import Recipe
@@ -35,6 +46,8 @@ RECIPE = Declared(
 class FinetuneConfig:
     """What to train, on what, how, and where to."""
 
+    COMMAND: ClassVar[str] = "finetune"
+
     model: str = required(shared.MODEL)
     """A backbone, a base, a member or a hydra; `arch:NAME` trains from random weights."""
     data: DataRef = required(
@@ -42,10 +55,11 @@ class FinetuneConfig:
             f"Labelled training data: {shared.DATA_SOURCES}.",
             metavar=shared.DATA_METAVAR,
             parse=DataRef.parse,
+            role=Role.DATA,
         )
     )
     val: DataRef = required(
-        Setting("Labelled validation data.", metavar=shared.DATA_METAVAR, parse=DataRef.parse)
+        Setting("Labelled validation data.", metavar=shared.DATA_METAVAR, parse=DataRef.parse, role=Role.DATA)
     )
     out: Path = required(shared.OUT_MODEL)
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
@@ -68,6 +82,7 @@ class FinetuneConfig:
         parse=partial(words, "--teacher"),
         metavar="MODEL[,...]",
         panel=TEACHERS,
+        role=Role.MODEL,
     )
     teacher_temperature: float | None = setting(
         None, "Divides logits before their softmaxes are compared (default 2).", above=0.0, panel=TEACHERS
@@ -87,6 +102,7 @@ class FinetuneConfig:
         tells=False,
         metavar="STEPS",
         panel=shared.MACHINE,
+        role=Role.ASIDE,
     )
     seed: int = by_default(0, shared.SEED)
     """Of random weights, a new classifier, the order of the data, augmentation and dropout, as far as these have none of
@@ -103,6 +119,7 @@ class FinetuneConfig:
     arch: str | None = by_default(None, shared.ARCH)
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
+    if_changed: bool = flag(shared.IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)

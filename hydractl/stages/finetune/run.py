@@ -27,6 +27,7 @@ from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import claim, resumable
 from hydractl.stages.shared.trained import stored_tensors
+from hydractl.stages.shared.unchanged import replaces
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Engine, start_engine
 from hydractl.training.evaluate import classifier_metrics
@@ -85,12 +86,14 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
     leads = rank() == 0
     with (
         resumable(config.out, force=config.force),
-        claim([config.out] * leads, progress, force=config.force, wait=config.wait) as own,
+        claim([config.out] * leads, progress, force=replaces(config), wait=config.wait) as own,
     ):
         work = prepare(config, progress, own)
         follow_leader("claim")
         folder = None if config.state is None else StateFolder(config.state, fingerprint_of(work))
-        start = Snapshot() if folder is None else folder.resumed(force=config.force, progress=progress)
+        start = Snapshot()
+        if folder is not None:
+            start = folder.resumed(force=config.force, others=config.if_changed, progress=progress)
         try:
             with start_engine(config.device, precision=config.recipe.precision) as engine:
                 return _train(work, engine, folder, start, own, progress)
@@ -246,7 +249,7 @@ def _finished(work: Work, report: FinetuneReport) -> Header:
     if header.kind == Kind.BASE and base is None and not opened.is_random:
         base = opened.checkpoint.digest
     step = make_step(
-        "finetune",
+        work.config,
         family=opened.family,
         options=work.config.options(),
         inputs=work.inputs,

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, spelled
+from hydractl.settings import (
+    Composed,
+    Declared,
+    Role,
+    Setting,
+    by_default,
+    check,
+    flag,
+    required,
+    setting,
+    spelled,
+)
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
@@ -25,6 +36,7 @@ class Measuring:
         parse=DataRef.parse,
         metavar=shared.DATA_METAVAR,
         panel=MEASURING,
+        role=Role.DATA,
     )
     temperature: DataRef | float | None = setting(
         None,
@@ -33,6 +45,7 @@ class Measuring:
         parse=shared.parse_temperature,
         metavar="DATA|NUMBER",
         panel=MEASURING,
+        role=Role.DATA,
     )
     max_length: int | None = by_default(None, replace(shared.MAX_LENGTH, panel=MEASURING))
     batch_size: int = by_default(
@@ -100,8 +113,16 @@ NOT_MEASURED = Measuring()
 class FuseConfig:
     """What to fuse, and how."""
 
+    COMMAND: ClassVar[str] = "fuse"
+
     models: tuple[str, ...] = required(
-        Setting("Checkpoints, folders or Hub ids.", positional=True, metavar="MODEL...", shows=False)
+        Setting(
+            "Checkpoints, folders or Hub ids.",
+            positional=True,
+            metavar="MODEL...",
+            shows=False,
+            role=Role.MODEL,
+        )
     )
     """The members, M >= 1: pruned or not, fine-tuned or not, of one architecture."""
     out: Path = required(shared.OUT_MODEL)
@@ -144,6 +165,7 @@ class FuseConfig:
     """Of the random batch that `verify` compares on."""
     verify: bool = flag(shared.VERIFY, on=True)
     force: bool = flag(shared.FORCE)
+    if_changed: bool = flag(shared.IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)

@@ -31,6 +31,7 @@ from hydractl.stages.fuse.outcome import Measured, Outcome
 from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_models, claim
+from hydractl.stages.shared.unchanged import replaces
 
 if TYPE_CHECKING:
     from hydractl.stages.fuse.measuring import Judge
@@ -101,7 +102,7 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
         OutputExists: If the output is there already.
     """
     require_one_process("fuse")
-    with claim([config.out], progress, force=config.force) as own:
+    with claim([config.out], progress, force=replaces(config)) as own:
         return _run(config, own, progress)
 
 
@@ -240,7 +241,7 @@ def _header(
     first, fusion, measured = members[0].header, made.fusion, made.measured
     trunk = trunk_length(fusion.family, fusion.fates, first.architecture.towers)
     step = make_step(
-        "fuse",
+        config,
         family=members[0].family,
         options={
             "mlp": config.mlps,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 
 
@@ -14,12 +15,15 @@ from hydractl.stages.shared import settings as shared
 class ImportConfig:
     """What to import, and as what."""
 
+    COMMAND: ClassVar[str] = "import"
+
     source: str = required(
         Setting(
             "What a training script saved: .pth, .pt, .ckpt, .bin or .safetensors, or the .index.json of shards.",
             positional=True,
             metavar="WEIGHTS",
             shows=False,
+            role=Role.FILE,
         )
     )
     arch: str = required(
@@ -28,6 +32,7 @@ class ImportConfig:
             "or a folder whose config.json says it.",
             metavar="NAME[::K=V,...]",
             shows=False,
+            role=Role.CONTENT,
         )
     )
     out: Path = required(shared.OUT_MODEL)
@@ -49,11 +54,17 @@ class ImportConfig:
     pooling: str | None = by_default(None, shared.POOLING)
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     labels: str | None = setting(
-        None, "Names of the classes: a file with one a line, a JSON list, or `a,b,c`.", metavar="PATH"
+        None,
+        "Names of the classes: a file with one a line, a JSON list, or `a,b,c`.",
+        metavar="PATH",
+        role=Role.CONTENT,
     )
-    tokenizer: Path | None = setting(None, "For texts: a folder, or a tokenizer.json.", metavar="PATH")
+    tokenizer: Path | None = setting(
+        None, "For texts: a folder, or a tokenizer.json.", metavar="PATH", role=Role.CONTENT
+    )
     ema: bool = flag(Setting("Take the exponential moving average of the weights."))
     force: bool = flag(shared.FORCE)
+    if_changed: bool = flag(shared.IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)

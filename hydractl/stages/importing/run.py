@@ -10,7 +10,7 @@ from hydractl.claims import Claim
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import OWN, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, resized
-from hydractl.families.opening import base_header, expected_specs, folder_files
+from hydractl.families.opening import base_header, expected_specs
 from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.hub.folders import publish_models
@@ -18,8 +18,8 @@ from hydractl.jsonfile import parse
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress, counted, did_you_mean_path, quoted
-from hydractl.runtime import digest_file, digest_text
-from hydractl.source import folder_config, parse_arch
+from hydractl.runtime import digest_files
+from hydractl.source import folder_config, folder_files, parse_arch
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit, fit_encoder
 from hydractl.stages.importing.read import Weights, files_of, read_weights
@@ -27,6 +27,7 @@ from hydractl.stages.shared.classes import POOLED
 from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_models, claim
+from hydractl.stages.shared.unchanged import replaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
         OutputExists: If the output is there already.
     """
     require_one_process("import")
-    with claim([config.out], progress, force=config.force) as own:
+    with claim([config.out], progress, force=replaces(config)) as own:
         return _run(config, own, progress)
 
 
@@ -317,10 +318,8 @@ def _step(
     weights: Weights,
     fitted: Fitted,
 ) -> Step:
-    digests = [digest_file(path) for path in files]
-    whole = digests[0] if len(digests) == 1 else digest_text("\n".join(digests))
     return make_step(
-        "import",
+        config,
         family=family,
         options={
             "arch": header.architecture.name,
@@ -330,7 +329,7 @@ def _step(
             "ema": config.ema,
             **config.images.options(),
         },
-        inputs=[InputFile(name=Path(config.source).name, sha256=whole)],
+        inputs=[InputFile(name=Path(config.source).name, sha256=digest_files(files))],
         results={"wrapper": weights.wrapper, "prefix": fitted.prefix, "converted": fitted.converted},
     )
 

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
-from hydractl.settings import Composed, Declared, Setting, by_default, check, flag, required, setting, spelled
+from hydractl.places import is_folder
+from hydractl.publish import is_stream
+from hydractl.settings import (
+    Composed,
+    Declared,
+    Role,
+    Setting,
+    by_default,
+    check,
+    flag,
+    required,
+    setting,
+    spelled,
+)
 from hydractl.stages.prune.strategy import DEFAULT_CANDIDATES, RULES, Diversity, Strategy
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
@@ -30,13 +43,19 @@ class DiverseConfig:
     """What `diverse` chooses by, and how candidates are run."""
 
     data: str = required(
-        Setting("Labelled validation data to compare members on.", metavar=shared.DATA_METAVAR, panel=DIVERSE)
+        Setting(
+            "Labelled validation data to compare members on.",
+            metavar=shared.DATA_METAVAR,
+            panel=DIVERSE,
+            role=Role.DATA,
+        )
     )
     ood: str | None = setting(
         None,
         "Out-of-distribution validation data, where the scores' objective ranks it.",
         metavar=shared.DATA_METAVAR,
         panel=DIVERSE,
+        role=Role.DATA,
     )
     candidates: int = setting(
         DEFAULT_CANDIDATES,
@@ -118,6 +137,11 @@ def amount_of(given: dict[str, Any]) -> Budget | None:
     return None
 
 
+def mask_path(path: Path) -> Path | None:
+    """Return where a member's mask manifest goes: beside it, nowhere for a stream; a folder has its own."""
+    return None if is_stream(path) or is_folder(path) else path.parent / f"{path.stem}.mask.json"
+
+
 KEEP = Setting(
     "Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy "
     "method's objective.",
@@ -131,18 +155,21 @@ KEEP = Setting(
 class PruneConfig:
     """What to prune, how far, and where to."""
 
+    COMMAND: ClassVar[str] = "prune"
+
     model: str = required(shared.MODEL)
     """The base."""
     out: Path = required(shared.OUT_MODEL)
     """With several members its name holds `{i}`."""
     scores: tuple[Path, ...] = setting(
-        (), "Scores; several make one member each. `-` is standard input.", metavar="JSON"
+        (), "Scores; several make one member each. `-` is standard input.", metavar="JSON", role=Role.FILE
     )
     masks: tuple[Path, ...] = setting(
         (),
         "A head-mask file instead of scores; several make one member each.",
         spelled=("--mask",),
         metavar="JSON",
+        role=Role.FILE,
     )
     budget: Budget | None = by_default(None, replace(shared.budget(keep=KEEP), make=amount_of))
     """How many heads go; needed unless `auto`, or clusters or masks say it."""
@@ -184,6 +211,7 @@ class PruneConfig:
     dtype: str | None = by_default(None, shared.DTYPE)
     verify: bool = flag(shared.VERIFY, on=True)
     force: bool = flag(shared.FORCE)
+    if_changed: bool = flag(shared.IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)
@@ -322,3 +350,7 @@ class PruneConfig:
     def outputs(self) -> tuple[Path, ...]:
         """Return each member's path."""
         return tuple(self.out.with_name(self.out.name.replace("{i}", str(i))) for i in range(self.count))
+
+    def written(self) -> tuple[Path, ...]:
+        """Return the paths of all files: each member's, and its mask's."""
+        return tuple(path for own in self.outputs() for path in (own, mask_path(own)) if path is not None)

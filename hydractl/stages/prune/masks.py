@@ -67,7 +67,10 @@ def choose_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> 
     if strategy is Strategy.CLUSTERS:
         found = [own_quota(config.scores[0], scores[0], shape).said or ""]
     whole = {n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape}
-    files = tuple(document_input(p, s.digest()) for p, s in zip(config.scores, scores, strict=True))
+    files = tuple(
+        document_input(p, s.digest() if is_stream(p) else None)
+        for p, s in zip(config.scores, scores, strict=True)
+    )
     return Chosen(
         masks=tuple(
             HeadMask(

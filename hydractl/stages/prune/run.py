@@ -31,15 +31,14 @@ from hydractl.manifest.header import Header, InputFile, Kind
 from hydractl.manifest.heads import HeadMask, Mask
 from hydractl.metrics.cost import count_macs
 from hydractl.parallel import require_one_process
-from hydractl.places import is_folder
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import is_stream
 from hydractl.runtime import torch_dtype
-from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.shared.lineage import make_step, warn_temperature
 from hydractl.stages.shared.outputs import check_models, claim
+from hydractl.stages.shared.unchanged import replaces
 from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
 
 
@@ -101,7 +100,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
         OutputExists: If an output is there already.
     """
     require_one_process("prune")
-    with claim(config.outputs(), progress, force=config.force) as own:
+    with claim(config.outputs(), progress, force=replaces(config)) as own:
         return _run(config, own, progress)
 
 
@@ -116,7 +115,7 @@ def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
     outputs = config.outputs()
     asked = config.diverse
     check_models(
-        [*outputs, *(m for m in map(mask_path, outputs) if m)],
+        config.written(),
         own,
         models=[opened],
         data=[] if asked is None else [asked.data, asked.ood],
@@ -155,11 +154,6 @@ def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
         found=chosen.found,
         diverse=chosen.diverse,
     )
-
-
-def mask_path(path: Path) -> Path | None:
-    """Return where a member's mask manifest goes: beside it, nowhere for a stream; a folder has its own."""
-    return None if is_stream(path) or is_folder(path) else path.parent / f"{path.stem}.mask.json"
 
 
 def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
@@ -215,7 +209,7 @@ def _member_header(
 ) -> Header:
     origin = None if config.masks else mask.origin  # what a mask file says of itself may have been edited
     step = make_step(
-        "prune",
+        config,
         family=opened.family,
         options={
             "strategy": origin.strategy if origin else "mask",

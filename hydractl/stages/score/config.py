@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
@@ -15,7 +15,7 @@ from hydractl.places import WEIGHTS
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
 from hydractl.scoring.settings import CIRCUIT, GATES, Settings
-from hydractl.settings import Composed, by_default, bytes_of, check, declared, flag, required, setting
+from hydractl.settings import Composed, Role, by_default, bytes_of, check, declared, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreConfig:
     """What to score, how, and where to."""
+
+    COMMAND: ClassVar[str] = "score"
 
     model: str = required(shared.MODEL)
     """A base."""
@@ -42,6 +44,7 @@ class ScoreConfig:
         + shared.DATA_SOURCES
         + ".",
         metavar=shared.DATA_METAVAR,
+        role=Role.DATA,
     )
     limit: int | None = setting(
         None, "Use N samples of it, drawn with the seed (hies: 32 by default).", low=1, metavar="N"
@@ -56,6 +59,7 @@ class ScoreConfig:
         metavar=shared.DATA_METAVAR,
         panel=CIRCUIT,
         after="objective",
+        role=Role.DATA,
     )
     max_memory: int | None = setting(
         None,
@@ -65,6 +69,7 @@ class ScoreConfig:
         panel=CIRCUIT,
         after="recheck",
         parse=partial(bytes_of, "--max-memory"),
+        role=Role.ASIDE,
     )
     trained: Path | None = setting(
         None,
@@ -73,6 +78,7 @@ class ScoreConfig:
         holds=WEIGHTS,
         panel=GATES,
         after="cooldown",
+        role=Role.OUTPUT,
     )
     budget: Budget | None = by_default(None, shared.budget(" without a budget: 2/3"))
     towers: tuple[str, ...] = setting(
@@ -91,6 +97,7 @@ class ScoreConfig:
     dtype: str | None = by_default(None, shared.DTYPE)
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
+    if_changed: bool = flag(shared.IF_CHANGED)
 
     settings: Settings = field(init=False, compare=False)
 
@@ -126,6 +133,11 @@ class ScoreConfig:
                 + (" and `--training pipelined`" if learns else ""),
                 hint="add `--training joint`" if learns else "it is for `--method l0` and `--method dsp`",
             )
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Settings that name what is not read in this run."""
+        return frozenset() if self.entry.needs_data else frozenset({"data"})
 
     @property
     def drawn(self) -> int | None:

@@ -23,6 +23,8 @@ from hydractl.progress import Progress
 from hydractl.publish import is_stream, publish_text
 from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.training.state import DROPPED, FORCED, OTHERS
 
 SCHEMA = "hydractl.journal/1"
 MEMORY, CHAIN = "memory", "chain"
@@ -135,17 +137,16 @@ def _followed(text: str) -> list[dict[str, object]]:
 
 
 def open_journal(
-    out: Path, fingerprint: str, *, heads: Shape, anew: bool, team: Team, progress: Progress
+    config: ScoreConfig, fingerprint: str, *, heads: Shape, team: Team, progress: Progress
 ) -> Journal:
     """Open the journal of an output, `<out>.journal`; a stream has none.
 
     The process that leads opens it; the others are told what it holds, and write none.
 
     Args:
-        out: The output that is being made.
+        config: What was asked: which output is being made, and whether what another run left is dropped.
         fingerprint: Of everything that shapes it.
         heads: Those that may be removed.
-        anew: Drop what an earlier run left, when this one begins.
         team: The processes.
         progress: Hears of it.
 
@@ -155,19 +156,19 @@ def open_journal(
     """
     if not team.leads:
         return Journal.parsed(team.told(""))
-    journal = _opened(out, fingerprint, heads=heads, anew=anew, progress=progress)
+    journal = _opened(config, fingerprint, heads=heads, progress=progress)
     team.told(journal.text())
     return journal
 
 
-def _opened(out: Path, fingerprint: str, *, heads: Shape, anew: bool, progress: Progress) -> Journal:
-    if is_stream(out):
+def _opened(config: ScoreConfig, fingerprint: str, *, heads: Shape, progress: Progress) -> Journal:
+    if is_stream(config.out):
         return Journal(fingerprint=fingerprint)
-    path = out.with_name(f"{out.name}.journal")
+    path = config.out.with_name(f"{config.out.name}.journal")
     text = _text(path)
-    if anew and text:
-        progress.warn(f"`--force` starts anew: what an unfinished run left in {path} is dropped")
-    if anew or not text:
+    if config.force and text:
+        progress.warn(DROPPED.format(why=FORCED, where=path))
+    if config.force or not text:
         return Journal(path=path, fingerprint=fingerprint)
     try:
         found = Journal.parsed(text, path)
@@ -178,6 +179,9 @@ def _opened(out: Path, fingerprint: str, *, heads: Shape, anew: bool, progress: 
             f"{path}: is damaged: {reason_of(error)}",
             hint="add `--force` to drop it and start anew",
         ) from error
+    if found.fingerprint != fingerprint and config.if_changed:
+        progress.warn(DROPPED.format(why=OTHERS, where=path))
+        return Journal(path=path, fingerprint=fingerprint)
     if found.fingerprint != fingerprint:
         raise ManifestError(
             f"{path}: belongs to a run with other inputs or options",

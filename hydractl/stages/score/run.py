@@ -26,11 +26,13 @@ from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
+from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.choosing import quota_of
 from hydractl.stages.shared.classes import Classes, ask
-from hydractl.stages.shared.lineage import TOOL
+from hydractl.stages.shared.lineage import TOOL, made_with
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.reading import Again, digests, labels_of, open_reader, open_sets
+from hydractl.stages.shared.unchanged import replaces
 
 
 class _Run(NamedTuple):
@@ -56,7 +58,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
     with (
         resumable(config.out, force=config.force),
         start_team(own_device(config.device)) as team,
-        claim([config.out] * team.leads, progress, force=config.force, wait=config.wait) as own,
+        claim([config.out] * team.leads, progress, force=replaces(config), wait=config.wait) as own,
     ):
         return _run(config, team, own, progress)
 
@@ -102,10 +104,9 @@ def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> Sco
     }
     document = _document(config, opened, options, data)
     journal = open_journal(
-        config.out,
+        config,
         digest_text(document.to_json()),
         heads=scored,
-        anew=config.force,
         team=team,
         progress=progress,
     )
@@ -129,6 +130,8 @@ def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> Sco
             "baseline": ranking.baseline,
             "clusters": ranking.clusters,
             "results": dict(ranking.results),
+            "versions": made_with(opened.family),
+            "asked": asked_of(config),
         }
     )
     inputs = tuple(InputFile(name=sets[role].name, sha256=found.sha256) for role, found in data.items())

@@ -85,7 +85,7 @@ def open_state(config: ScoreConfig, opened: OpenModel, document: HeadScores, pro
         return State()
     told = [document.to_json(), versions("torch", opened.family.library)]
     folder = StateFolder(config.out.with_name(f"{config.out.name}.state"), digest_text(json.dumps(told)))
-    return State(folder, folder.resumed(force=config.force, progress=progress))
+    return State(folder, folder.resumed(force=config.force, others=config.if_changed, progress=progress))
 
 
 def offered(
@@ -176,7 +176,7 @@ def _header(
     if base is None and not opened.is_random:
         base = opened.checkpoint.digest
     step = make_step(
-        "score",
+        config,
         family=opened.family,
         options={"method": config.method, **scores.options},
         inputs=(opened.as_input(), *inputs),

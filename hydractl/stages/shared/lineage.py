@@ -12,13 +12,14 @@ from hydractl.manifest.header import InputFile, Step
 from hydractl.progress import Progress
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
+from hydractl.stages.shared.asked import Commanded, asked_of
 from hydractl.version import __version__
 
 TOOL = f"hydractl {__version__}"
 
 
 def make_step(
-    command: str,
+    config: Commanded,
     *,
     family: Family,
     options: Mapping[str, Option],
@@ -28,13 +29,19 @@ def make_step(
 ) -> Step:
     """Return the lineage entry of one stage. Options are those that shape the output, never paths."""
     return Step(
-        command=command,
+        command=config.COMMAND,
         options={k: v for k, v in options.items() if v is not None},
         inputs=tuple(inputs),
         seed=seed,
         results=dict(results or {}),
-        versions={"hydractl": __version__, **versions("torch", "safetensors", family.library)},
+        versions=made_with(family),
+        asked=asked_of(config),
     )
+
+
+def made_with(family: Family) -> dict[str, str]:
+    """Return the versions of what an output hangs on."""
+    return {"hydractl": __version__, **versions("torch", "safetensors", family.library)}
 
 
 def warn_temperature(opened: OpenModel, progress: Progress) -> None:

@@ -12,7 +12,7 @@ from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import Budget
 from hydractl.inputs import LARGEST_SIDE
 from hydractl.places import DOCUMENT, WEIGHTS, output
-from hydractl.settings import Composed, Declared, Setting, check, number, setting, words
+from hydractl.settings import Composed, Declared, Role, Setting, check, number, setting, words
 from hydractl.stages.shared.classes import Naming
 
 if TYPE_CHECKING:
@@ -29,10 +29,20 @@ MODEL = Setting(
     metavar="MODEL",
     positional=True,
     shows=False,
+    role=Role.MODEL,
 )
-ARCH = Setting("Architecture of a bare .safetensors file.", metavar="NAME[::K=V,...]", panel=MODEL_PANEL)
+ARCH = Setting(
+    "Architecture of a bare .safetensors file.",
+    metavar="NAME[::K=V,...]",
+    panel=MODEL_PANEL,
+    role=Role.CONTENT,
+)
 OUT = Setting(
-    "Output file; `-` is standard output.", spelled=("-o", "--output", "--out"), metavar="PATH", shows=False
+    "Output file; `-` is standard output.",
+    spelled=("-o", "--output", "--out"),
+    metavar="PATH",
+    shows=False,
+    role=Role.OUTPUT,
 )
 OUT_DOCUMENT = replace(OUT, holds=DOCUMENT)
 OUT_MODEL = replace(
@@ -41,13 +51,18 @@ OUT_MODEL = replace(
     help="Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.",
     parse=output,
 )
-FORCE = Setting("Replace an existing output.")
-FORCE_ANEW = Setting(
-    "Replace an existing output, and start anew where an unfinished run could be gone on with."
+FORCE = Setting("Replace an existing output.", role=Role.ASIDE)
+FORCE_ANEW = replace(
+    FORCE, help="Replace an existing output, and start anew where an unfinished run could be gone on with."
 )
-WAIT = Setting("Wait while another command makes the same output, rather than exit 6.")
+WAIT = Setting("Wait while another command makes the same output, rather than exit 6.", role=Role.ASIDE)
+IF_CHANGED = Setting(
+    "Do nothing where the output is what this command would write: of the same inputs, options and versions. Else replace "
+    "what it wrote before.",
+    role=Role.ASIDE,
+)
 SEED = Setting("Seed of everything random.", low=0, metavar="N")
-DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACHINE)
+DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACHINE, role=Role.ASIDE)
 DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", panel=MACHINE)
 BATCH_SIZE = Setting("Samples in one forward pass.", low=1, metavar="N", panel=MACHINE)
 MAX_LENGTH = Setting("Tokens of a text at most; default: as many as the model reads.", low=1, metavar="N")

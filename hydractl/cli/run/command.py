@@ -1,0 +1,166 @@
+"""`hydractl run`: every stage of a pipeline file, in one process, as far as it is not up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json as jsons
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from hydractl.cli.command import JSON, QUIET, typed
+from hydractl.cli.output import Terminal, say, written_out
+from hydractl.cli.run.pipeline import Stage, read
+from hydractl.errors import UsageError
+from hydractl.progress import did_you_mean
+from hydractl.settings import Setting
+
+EXAMPLES = ("vit", "bert", "clip")
+
+
+def run(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The pipeline, in TOML.")] = None,
+    example: Annotated[
+        str | None,
+        typed("example", Setting("Print a pipeline that works, with comments.", choices=EXAMPLES)),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Give a parameter another value."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="STAGE", help="Run no other stages than these.")
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="STAGE", help="Leave out the stages before this one.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command lines that would run, and run none.")
+    ] = False,
+    json: Annotated[bool, typed("json", JSON)] = False,
+    quiet: Annotated[bool, typed("quiet", QUIET)] = False,
+) -> None:
+    """Run the stages of a pipeline file in order, each with `--if-changed`: what is up to date is not made again.
+
+    A file has parameters and stages, whose keys are the names of the command's options:
+
+      [params]
+      members = 3
+
+      [[stage]]
+      name = "tune"
+      command = "finetune"
+      repeat = "{members}"
+      model = "base.st"
+      data = "train/"
+      val = "val/"
+      seed = "{i}"
+      out = "tuned-{i}.st"
+
+      [[stage]]
+      name = "fuse"
+      command = "fuse"
+      models = ["@tune"]
+      out = "hydra.st"
+
+    `{members}` stands for a parameter, `{i}` for the number of a repetition from 0, `@tune` for what that stage writes. Paths are
+    those of the current folder. A stage that fails ends the run with its own exit code; the same command then goes on there.
+
+    Examples:
+      hydractl run --example vit > hydra.toml && hydractl run hydra.toml
+      hydractl run hydra.toml --set members=5
+      hydractl run hydra.toml --from fuse --dry-run
+    """
+    Terminal(as_json=json, quiet=quiet)
+    if (file is None) == (example is None):
+        raise UsageError(
+            "give a pipeline file, or `--example`",
+            hint="`hydractl run --example vit > hydra.toml` writes one",
+        )
+    if example is not None:
+        with written_out():
+            sys.stdout.write(
+                (Path(__file__).parent / "examples" / f"{example}.toml").read_text(encoding="utf-8")
+            )
+        return
+    tree = context.find_root().command
+    if file is None or not isinstance(tree, TyperGroup):
+        return
+    stages = chosen(read(file, dict(map(_pair, set_ or ())), tree), only=only or (), begin=from_)
+    if dry_run:
+        show(stages, tree, json=json, quiet=quiet)
+        return
+    results = []
+    for stage, line in lines_of(stages, tree):
+        speaks = not (json or quiet)
+        if speaks:
+            say(f"\n{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
+        flags = ["--json"] * json + ["-q"] * quiet
+        kept = io.StringIO()
+        with contextlib.redirect_stdout(kept) if json else contextlib.nullcontext():
+            code = context.obj([*line, *flags])
+        if code:
+            say(
+                f"{file}: stage `{stage.name}` ended with exit code {code}; the same command goes on from there"
+            )
+            raise typer.Exit(code)
+        results.append({"stage": stage.name, "command": ["hydractl", *line], "result": kept.getvalue()})
+    if json:
+        Terminal(as_json=True).document(
+            {"stages": [one | {"result": jsons.loads(str(one["result"]) or "null")} for one in results]}
+        )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"`--set {text}`: is not NAME=VALUE", hint="for example `--set members=5`")
+    return name, value
+
+
+def chosen(stages: Sequence[Stage], *, only: Sequence[str], begin: str | None) -> tuple[Stage, ...]:
+    """Return the stages that were asked for, in order.
+
+    Raises:
+        UsageError: If there is no such stage, or it is asked in two ways.
+    """
+    names = [stage.name for stage in stages]
+    if only and begin is not None:
+        raise UsageError("`--only` and `--from` exclude each other", hint="leave one of them out")
+    for option, name in (*(("--only", name) for name in only), *([("--from", begin)] if begin else [])):
+        if name not in names:
+            raise UsageError(
+                f"`{option} {name}`: there is no such stage",
+                hint=did_you_mean(name, names) or f"there are {', '.join(names)}",
+            )
+    first = names.index(begin) if begin else 0
+    return tuple(stage for stage in stages[first:] if not only or stage.name in only)
+
+
+def lines_of(stages: Sequence[Stage], tree: TyperGroup) -> Iterator[tuple[Stage, tuple[str, ...]]]:
+    """Yield every command line, with `--if-changed` where the command has it."""
+    for stage in stages:
+        for line in stage.lines:
+            has = any(option.name == "if_changed" for option in tree.commands[line[0]].params)
+            yield stage, (*line, *(["--if-changed"] * has))
+
+
+def show(stages: Sequence[Stage], tree: TyperGroup, *, json: bool, quiet: bool) -> None:
+    """Print what would run: a shell script, or a document."""
+    found = [*lines_of(stages, tree)]
+    if json:
+        told = [{"stage": stage.name, "command": ["hydractl", *line]} for stage, line in found]
+        Terminal(as_json=True).document({"stages": told})
+        return
+    with written_out():
+        for i, (stage, line) in enumerate(found):
+            if not quiet and (i == 0 or found[i - 1][0] is not stage):
+                sys.stdout.write(f"# {stage.name}\n")
+            sys.stdout.write(f"hydractl {shlex.join(line)}\n")

@@ -1,0 +1,281 @@
+"""Pipeline files: stages and parameters in TOML, and the command lines that they stand for.
+
+Nothing is computed in them: `{name}` stands for a parameter, `{i}` for the number of a repetition, and `@STAGE` for what an
+earlier stage writes.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import typer
+
+from hydractl.cli.command import CONFIGURATIONS
+from hydractl.errors import HydraError, InputError, UsageError
+from hydractl.progress import did_you_mean, quoted
+
+if TYPE_CHECKING:
+    from typer.core import TyperCommand, TyperGroup
+
+Value: TypeAlias = "str | int | float | bool"
+NAME = re.compile(r"[A-Za-z_][\w-]*")
+_BRACES = re.compile(r"\{([A-Za-z_]\w*)\}")
+_OUTPUTS = re.compile(r"(?:^|(?<=[=,]))@([A-Za-z_][\w-]*)")
+INDEX, PASSED = "i", {"i", "label"}
+"""What may stand in braces besides parameters: some options read these themselves."""
+OWN = ("name", "command", "repeat")
+RUNS = {"force", "if_changed", "json", "quiet", "help"}
+"""Options that are not a pipeline's to give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stage, and its command lines: one for each repetition."""
+
+    name: str
+    lines: tuple[tuple[str, ...], ...]
+
+
+def read(path: Path, given: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
+    """Return the stages of a file.
+
+    Args:
+        path: The file.
+        given: Parameters that have other values.
+        tree: Knows the commands and their options.
+
+    Raises:
+        InputError: If the file cannot be read, or says what is not understood; with the stage and the key.
+        UsageError: If it has no such parameter.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(
+            f"{path}: is not TOML: {error}", hint="`hydractl run --example vit` prints a file that is"
+        ) from error
+    _check_keys(document, ("params", "stage"), f"{path}")
+    params, stages = document.get("params", {}), document.get("stage", [])
+    if not isinstance(params, dict):
+        raise InputError(f"{path}: `params` is no table", hint="write `[params]`, and `name = value` below")
+    if not isinstance(stages, list) or not stages or not all(isinstance(one, dict) for one in stages):
+        raise InputError(f"{path}: has no stages", hint="each begins with `[[stage]]`")
+    return tuple(_Reader(path, _resolved(path, params, given), tree).stages(stages))
+
+
+def _check_keys(table: Mapping[str, object], known: Sequence[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise InputError(
+                f"{where}: `{key}` is unknown", hint=did_you_mean(key, known) or f"known: {', '.join(known)}"
+            )
+
+
+def _resolved(path: Path, params: Mapping[str, object], given: Mapping[str, str]) -> dict[str, Value]:
+    """Return parameters as they hold in this run; each may be made of those before it."""
+    for name in given:
+        if name not in params:
+            raise UsageError(
+                f"`--set {name}=...`: {path} has no such parameter",
+                hint=did_you_mean(name, params) or f"it has {quoted(params) or 'none'}",
+            )
+    found: dict[str, Value] = {}
+    for name, default in params.items():
+        where = f"{path}: params.{name}"
+        if not isinstance(default, str | int | float):
+            raise InputError(f"{where}: is no text, number or truth value")
+        if not NAME.fullmatch(name) or name in PASSED:
+            raise InputError(f"{where}: cannot be a parameter's name")
+        value = default if name not in given else _typed(name, given[name], default)
+        found[name] = _filled(value, found, where)
+    return found
+
+
+def _typed(name: str, text: str, default: Value) -> Value:
+    """Return what `--set` gives, of the type that the file's own value has."""
+    if isinstance(default, str):
+        return text
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    kinds = (int, float) if type(default) is float else (type(default),)
+    if type(value) not in kinds:
+        raise UsageError(f"`--set {name}={text}`: must be a {type(default).__name__}, as {default!r} is")
+    checked: Value = value
+    return checked
+
+
+def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
+    """Return a value with parameters in place of their names in braces."""
+    if not isinstance(value, str):
+        return value
+    if (whole := _BRACES.fullmatch(value)) and whole[1] in params:
+        return params[whole[1]]
+
+    def found(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in params and name not in PASSED:
+            raise InputError(
+                f"{where}: there is no parameter `{name}`",
+                hint=did_you_mean(name, params) or f"there are {quoted(params) or 'none'}",
+            )
+        return text_of(params[name]) if name in params else match[0]
+
+    return _BRACES.sub(found, value)
+
+
+def text_of(value: Value) -> str:
+    """Return a value as it is typed."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class _Reader:
+    """Makes command lines of stages, one after the other."""
+
+    def __init__(self, path: Path, params: Mapping[str, Value], tree: TyperGroup) -> None:
+        self._path, self._params, self._tree = path, params, tree
+        self._outputs: dict[str, list[str]] = {}
+
+    def stages(self, tables: Sequence[Mapping[str, Any]]) -> Iterator[Stage]:
+        for number, table in enumerate(tables):
+            name = table.get("name")
+            if not isinstance(name, str) or not NAME.fullmatch(name) or name in self._outputs:
+                raise InputError(
+                    f"{self._path}: stage[{number}]: needs a `name` of its own: letters, digits, `-` and `_`"
+                )
+            where = f"{self._path}: stage `{name}`"
+            command = self._command(table.get("command"), where)
+            values = {key: value for key, value in table.items() if key not in OWN}
+            self._outputs[name] = []
+            lines = []
+            for params in self._repeated(table, where):
+                line = self._line(command, values, params, where)
+                self._outputs[name] += self._parsed(command, line, where)
+                lines.append(tuple(line))
+            yield Stage(name=name, lines=tuple(lines))
+
+    def _command(self, name: object, where: str) -> TyperCommand:
+        known = [each for each in self._tree.commands if each != "run"]
+        if name not in known:
+            said = "has no `command`" if name is None else f"`{name}` is no command"
+            raise InputError(
+                f"{where}: {said}", hint=did_you_mean(str(name), known) or f"choose from {', '.join(known)}"
+            )
+        return cast("TyperCommand", self._tree.commands[str(name)])
+
+    def _repeated(self, table: Mapping[str, Any], where: str) -> Iterator[dict[str, Value]]:
+        if "repeat" not in table:
+            yield dict(self._params)
+            return
+        times = _filled(table["repeat"], self._params, f"{where}: repeat")
+        if type(times) is not int or times < 0:
+            raise InputError(f"{where}: repeat: {times!r} is no number of times")
+        for i in range(times):
+            yield {**self._params, INDEX: i}
+
+    def _line(
+        self, command: TyperCommand, values: Mapping[str, Any], params: Mapping[str, Value], where: str
+    ) -> list[str]:
+        """Return a command line: what has no name first."""
+        options: dict[str, Any] = {}
+        for option in command.params:
+            names = [option.name or "", *(o.lstrip("-") for o in (*option.opts, *option.secondary_opts))]
+            options |= {name.replace("-", "_"): option for name in names if option.name not in RUNS}
+        plain: list[str] = []
+        named: list[str] = []
+        for key, value in values.items():
+            chosen = options.get(key.replace("-", "_"))
+            if chosen is None:
+                raise InputError(
+                    f"{where}: `{key}` is no option of `hydractl {command.name}`",
+                    hint="`run` gives it itself"
+                    if key.replace("-", "_") in RUNS
+                    else did_you_mean(key, options) or f"see `hydractl {command.name} --help`",
+                )
+            found = self._values(value, params, f"{where}: {key}")
+            if chosen.param_type_name == "argument":
+                plain += found if chosen.nargs != 1 else [",".join(found)]
+            else:
+                named += _typed_option(chosen, key, value, found, f"{where}: {key}")
+        return [str(command.name), *plain, *named]
+
+    def _values(self, value: object, params: Mapping[str, Value], where: str) -> list[str]:
+        """Return a value's texts, with what `@STAGE` stands for; alone it is each of the outputs."""
+        found: list[str] = []
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, str | int | float):
+                raise InputError(f"{where}: is no text, number, truth value or list of them")
+            text = text_of(_filled(each, params, where))
+            if whole := _OUTPUTS.fullmatch(text):
+                found += self._outputs_of(whole, where)
+            else:
+                found.append(_OUTPUTS.sub(lambda match: ",".join(self._outputs_of(match, where)), text))
+        return found
+
+    def _outputs_of(self, match: re.Match[str], where: str) -> list[str]:
+        if match[1] not in self._outputs:
+            raise InputError(
+                f"{where}: `{match[0]}`: no stage before it is called so",
+                hint=did_you_mean(match[1], self._outputs) or "stages run in the order of the file",
+            )
+        if not (found := self._outputs[match[1]]):
+            raise InputError(f"{where}: `{match[0]}`: that stage writes nothing")
+        return found
+
+    def _parsed(self, command: TyperCommand, line: Sequence[str], where: str) -> list[str]:
+        """Return the outputs of a command line, which the command's own parser has read."""
+        found: list[Any] = []
+        caught = CONFIGURATIONS.set(found)
+        try:
+            with command.make_context(str(command.name), [*line[1:]]) as context:
+                if hasattr(command.callback, "is_configured"):
+                    command.invoke(context)
+        except HydraError as error:
+            raise InputError(f"{where}: {error.message}", hint=error.hint) from error
+        except typer.Exit as error:
+            raise InputError(f"{where}: asks for help") from error
+        except Exception as error:
+            said = getattr(error, "format_message", None)
+            if said is None:
+                raise
+            raise InputError(f"{where}: {said()}") from error
+        finally:
+            CONFIGURATIONS.reset(caught)
+        return [str(path) for made in found for path in _outputs_of(made)]
+
+
+def _outputs_of(config: Any) -> Sequence[Path]:  # noqa: ANN401 - of any command
+    """Return what a later stage may read: each member, or the one output."""
+    if hasattr(config, "outputs"):
+        found: Sequence[Path] = config.outputs()
+        return found
+    out = getattr(config, "out", None)
+    return () if out is None else (out,)
+
+
+def _typed_option(option: Any, key: str, value: object, found: Sequence[str], where: str) -> list[str]:  # noqa: ANN401 - of a private class of typer's
+    """Return an option as it is typed."""
+    if option.is_flag:
+        if found not in (["true"], ["false"]):
+            raise InputError(f"{where}: is a flag: `{key} = true`, or false")
+        if f"--{key.replace('_', '-')}" in option.secondary_opts:
+            found = ["true" if found == ["false"] else "false"]
+        names = option.opts if found == ["true"] else option.secondary_opts
+        return [names[0]] if names else []
+    if isinstance(value, bool):
+        raise InputError(f"{where}: is no flag, and needs a value")
+    texts = found if option.multiple else [",".join(found)]
+    name = option.opts[0]
+    return [
+        part
+        for text in texts
+        for part in ([f"{name}={text}"] if text.startswith("-") and name.startswith("--") else [name, text])
+    ]

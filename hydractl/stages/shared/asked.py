@@ -1,0 +1,204 @@
+"""What a command was asked for: the settings that shape its output, and what it reads. Importing it loads no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef, SourceKind
+from hydractl.errors import HydraError
+from hydractl.jsonfile import compact
+from hydractl.publish import is_stream
+from hydractl.runtime import digest_file, digest_files, digest_text
+from hydractl.settings import KEY, Role, Setting, declared
+from hydractl.source import folder_files, locate
+
+ARCH = "arch:"
+READ = {Role.MODEL, Role.DATA, Role.FILE}
+
+
+class Commanded(Protocol):
+    """The configuration of a command whose output says what was asked."""
+
+    COMMAND: ClassVar[str]
+
+
+class Stage(Commanded, Protocol):
+    """The configuration of a command that leaves alone what is there already.
+
+    Some have more: `written()`, the paths of all outputs where settings do not name them one by one; `unread`, the settings
+    that name an input which this run does not read.
+    """
+
+    @property
+    def force(self) -> bool:
+        """Whether outputs are replaced, whatever they are."""
+
+    @property
+    def if_changed(self) -> bool:
+        """Whether outputs are left alone if they are what would be written, and replaced if the same command made them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Something that a command reads."""
+
+    role: Role
+    ref: str | Path | DataRef
+
+    @property
+    def name(self) -> str:
+        """What it is called, with no more of a path than its last part."""
+        if isinstance(self.ref, DataRef):
+            return self.ref.name
+        text = str(self.ref)
+        return text if text.startswith(ARCH) else Path(text).name
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it can be read but once."""
+        return not isinstance(self.ref, DataRef) and is_stream(Path(self.ref))
+
+    @property
+    def is_made(self) -> bool:
+        """Whether its name says all of it: random weights, and data that hydractl brings or draws."""
+        if isinstance(self.ref, DataRef):
+            return self.ref.kind in {*BUILT_IN_IMAGES, *BUILT_IN_TEXTS}
+        return self.role is Role.MODEL and str(self.ref).startswith(ARCH)
+
+    def digests(self) -> frozenset[str]:
+        """Return what its digest may be, as lineage has it; data may be read as images or as texts.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        if isinstance(self.ref, DataRef):
+            return _fingerprints(self.ref)
+        text = str(self.ref)
+        many = self.role is Role.MODEL or text.endswith(".index.json")
+        return frozenset({digest_files(locate(text).weights if many else (Path(text),))})
+
+    def said(self) -> object:
+        """Return what is told of it apart from its digest: its name, and of a model what lies beside weights."""
+        if self.role is not Role.MODEL or self.is_stream:
+            return self.name
+        text = str(self.ref)
+        if self.is_made:
+            return _content(text)
+        folder = Path(text.removeprefix("local-dir:"))
+        return [self.name, _content(folder)] if folder.is_dir() else self.name
+
+
+def asked_of(config: Commanded) -> str:
+    """Return the digest of the settings that shape an output, as they were given; what is a default does not count."""
+    return digest_text(compact({"command": config.COMMAND, "settings": _said(config)}, sort_keys=True))
+
+
+def references(config: object) -> Iterator[Reference]:
+    """Yield all that a command reads, in the order of the settings that name it."""
+    for role, value in settings_of(config):
+        if role in READ:
+            yield from _references(role, value)
+
+
+def settings_of(config: Any) -> Iterator[tuple[Role, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
+    """Yield what settings hold that are given, by their roles; those of a part where the part stands."""
+    unread: frozenset[str] = getattr(config, "unread", frozenset())
+    for f in fields(config):
+        told, value = f.metadata.get(KEY), getattr(config, f.name)
+        if isinstance(told, Setting):
+            if value is not None and f.name not in unread:
+                yield told.role, value
+        elif is_dataclass(value) and declared(type(value)):
+            yield from settings_of(value)
+
+
+def _references(role: Role, value: Any) -> Iterator[Reference]:  # noqa: ANN401 - of any setting's type
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _references(role, each)
+    elif hasattr(value, "models"):
+        yield from _references(role, value.models)
+    elif hasattr(value, "ref"):
+        yield from _references(role, value.ref)
+    elif isinstance(value, str) and role is Role.DATA:
+        yield Reference(role, DataRef.parse(value))
+    elif isinstance(value, str | Path | DataRef):
+        yield Reference(role, value)
+
+
+def _said(config: Any) -> dict[str, object]:  # noqa: ANN401 - as above
+    said = {}
+    for f in fields(config):
+        told, value = f.metadata.get(KEY), getattr(config, f.name)
+        role = told.role if isinstance(told, Setting) else Role.SHAPES
+        if f.compare and role is not Role.ASIDE and value != _default(f):
+            said[f.name] = _plain(role, value)
+    return said
+
+
+def _default(of: Field[Any]) -> object:
+    return of.default if of.default_factory is MISSING else of.default_factory()
+
+
+def _plain(role: Role, value: Any) -> object:  # noqa: ANN401 - as above
+    """Return a setting's value as JSON has it."""
+    if role is Role.OUTPUT:
+        return True  # that it is wanted counts, not what it is called
+    if role in READ and (found := [*_references(role, value)]):
+        return [getattr(value, "name", None), *([one.said(), found.index(one)] for one in found)]
+    if role is Role.CONTENT:
+        return _content(value)
+    if isinstance(value, tuple):
+        return [_plain(role, each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(role, each) for key, each in value.items()}
+    if is_dataclass(value):
+        return _said(value)
+    if isinstance(value, Enum):
+        return value.value
+    return value.name if isinstance(value, Path) else value
+
+
+def _content(text: str | Path) -> object:
+    """Return what a text says that may name a file or a folder, as the options of an architecture may too."""
+    path = Path(text)
+    if os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
+        return digest_file(path)
+    if os.path.isdir(path):  # noqa: PTH112 - as above
+        return {str(file.relative_to(path)): digest_file(file) for file in _beside(path)}
+    name, _, options = str(text).partition("::")
+    if not options:
+        return str(text)
+    return [
+        name,
+        *([key, _content(value)] for key, _, value in (o.partition("=") for o in options.split(","))),
+    ]
+
+
+def _beside(folder: Path) -> Iterator[Path]:
+    """Yield what a library reads in a folder beside weights: in sub-folders too, as sentence encoders have it."""
+    yield from folder_files(folder)
+    yield from sorted(folder.glob("*/config.json"))
+
+
+def _fingerprints(ref: DataRef) -> frozenset[str]:
+    from hydractl.data.dataset import open_data  # noqa: PLC0415 - built-in data are told by their names
+    from hydractl.data.items import Content  # noqa: PLC0415 - as above
+
+    kinds = [Content.TEXTS] if ref.text else [Content.IMAGES] if ref.image else [*Content]
+    found, refused = set(), None
+    for wants in kinds:
+        try:
+            found.add(open_data(ref, wants=wants).fingerprint())
+        except HydraError as error:
+            refused = error
+        if found and ref.kind is SourceKind.FOLDER:
+            break
+    if refused is not None and not found:
+        raise refused
+    return frozenset(found)

@@ -1,0 +1,150 @@
+"""What an output that is there says of the command that made it. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.errors import InputError, OutputExists
+from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse
+from hydractl.manifest.document import Document
+from hydractl.manifest.heads import HeadMask, HeadScores, Mask
+from hydractl.manifest.report import DOCUMENTS, Report
+from hydractl.metrics.table import TEMPERATURE
+from hydractl.places import is_folder
+from hydractl.runtime import digest_file
+from hydractl.source import WEIGHTS
+
+PREDICTIONS = {"log_probs", "logsumexp", "labels"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What an output says.
+
+    Attributes:
+        path: Of the file, or the weights in a folder.
+        command: Which one made it.
+        asked: As `asked_of`; None where it does not say.
+        versions: Of what it hangs on, by name.
+        inputs: The digests of what was read, in the order of the settings that name it.
+        records: Whether it says any of that; a mask and predictions are told by what lies beside them.
+        masks: Of a checkpoint, or a mask.
+        rows: Of a report, or predictions.
+        whole: Whether all files of a folder are there, and as they were written.
+    """
+
+    path: Path
+    command: str
+    asked: str | None = None
+    versions: Mapping[str, str]
+    inputs: tuple[str, ...] = ()
+    records: bool = True
+    masks: tuple[Mask, ...] = ()
+    rows: frozenset[str] = frozenset()
+    whole: bool = True
+
+    @property
+    def digest(self) -> str:
+        """Of the file."""
+        return digest_file(self.path)
+
+
+def made_by(path: Path, command: str) -> Made | None:
+    """Return what an output says; None where there is none.
+
+    Raises:
+        OutputExists: If `command` did not make what is there.
+    """
+    try:
+        found = _opened(path)
+    except (InputError, NotJSONError, UnicodeDecodeError):
+        found = Made(path=path, command="", versions={})
+    if found is None or found.command == command:
+        return found
+    by = f"by `hydractl {found.command}`" if found.command else "by something else"
+    raise OutputExists(
+        f"{path}: was made {by}, and `--if-changed` replaces what `hydractl {command}` made",
+        hint="choose another name with `-o`, move it away, or add `--force` in place of `--if-changed`",
+    )
+
+
+def _opened(path: Path) -> Made | None:
+    if is_folder(path):
+        return _in_folder(path)
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        begin = file.read(8)
+        if b"\0" in begin:
+            return _of_checkpoint(Checkpoint.open(path))
+        text = begin + file.read(MAX_BYTES)
+    raw = parse(text.decode())
+    kinds = {kind.schema_name(): kind for kind in DOCUMENTS.values()}
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema not in kinds:
+        raise InputError(f"{path}: is no file of hydractl")
+    return _of_document(kinds[schema].read(path), path)
+
+
+def _in_folder(folder: Path) -> Made | None:
+    from hydractl.hub.layout import files_of, of_model  # noqa: PLC0415 - most outputs are files
+
+    if not (folder / WEIGHTS).is_file():
+        if of_model(folder):
+            raise InputError(f"{folder}: holds a model that hydractl did not write")
+        return None
+    checkpoint = Checkpoint.open(folder / WEIGHTS)
+    found = _of_checkpoint(checkpoint)
+    files = {} if checkpoint.header is None else files_of(checkpoint.header)
+    there = {path.name: path.read_bytes() for path in of_model(folder) if path.name != WEIGHTS}
+    return replace(found, whole=there == files)
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> Made:
+    header, path = checkpoint.header, checkpoint.paths[0]
+    if header is None and {name.partition("/")[0] for name in checkpoint.specs} <= PREDICTIONS:
+        rows = {name.split("/")[1] for name in checkpoint.specs if not name.startswith("labels/")}
+        return Made(path=path, command="eval", versions={}, records=False, rows=frozenset(rows))
+    step = None if header is None else header.made_by
+    if header is None or step is None:
+        raise InputError(f"{path}: does not say what made it")
+    if step.command == "eval":  # a copy of what was measured, beside the report
+        return Made(path=path, command=step.command, asked=step.asked, versions=step.versions, records=False)
+    return Made(
+        path=path,
+        command=step.command,
+        asked=step.asked,
+        versions=step.versions,
+        inputs=tuple(file.sha256 for file in step.inputs),
+        masks=header.masks,
+    )
+
+
+def _of_document(found: Document, path: Path) -> Made:
+    if isinstance(found, HeadScores):
+        data = [found.data[role].sha256 for role in ("id", "ood") if role in found.data]
+        return Made(
+            path=path,
+            command="score",
+            asked=found.asked,
+            versions=found.versions,
+            inputs=(found.model.sha256, *data),
+        )
+    if isinstance(found, Report):
+        models = [tuple(model.sha256 for model in row.models) for row in found.rows]
+        data = [found.data[name].sha256 for name in ("id", *found.near, *found.far)]
+        last = [found.data[TEMPERATURE].sha256] if TEMPERATURE in found.data else []
+        return Made(
+            path=path,
+            command="eval",
+            asked=found.asked,
+            versions=found.versions,
+            inputs=(*models[0], *data, *(digest for row in models[1:] for digest in row), *last),
+            rows=frozenset(row.name for row in found.rows),
+        )
+    if isinstance(found, HeadMask) and found.origin is not None:
+        return Made(path=path, command="prune", versions={}, records=False, masks=(found.towers,))
+    raise InputError(f"{path}: does not say what made it")

@@ -1,0 +1,124 @@
+"""How checkpoints were made, as supply-chain tools read it: an in-toto Statement v1 with a SLSA provenance v1 predicate.
+
+All of it is told by the checkpoints' own lineage, so equal work gives equal statements. Left out are what lineage does not know:
+`metadata` (when it ran, and in which invocation), and the machine, of which a platform's own attestation tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydractl.errors import InputError, OutputExists, UsageError
+from hydractl.publish import is_stream
+from hydractl.stages.shared.asked import references
+from hydractl.stages.shared.unchanged import outputs_of
+
+if TYPE_CHECKING:
+    from hydractl.manifest.header import Step
+
+STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
+BUILD = "https://github.com/hydractl/hydractl/blob/main/docs/ci.md#provenance"
+
+
+def check_statement(path: Path, config: Any) -> None:  # noqa: ANN401 - of any command that makes checkpoints
+    """Refuse a statement that cannot or must not be written, before any work is done.
+
+    Raises:
+        UsageError: If it or an output is a stream.
+        OutputExists: If something else has its name.
+        OutputError: If it cannot be written.
+    """
+    from hydractl.places import check_output  # noqa: PLC0415 - loads what `--help` does without
+
+    streams = [one for one in (path, *outputs_of(config)) if is_stream(one)]
+    if streams:
+        raise UsageError(
+            f"`--provenance {path}`: `{streams[0]}` is a stream, of which no digest is told",
+            hint="name files, or leave `--provenance` out",
+        )
+    if any(path.resolve() == one.resolve() for one in outputs_of(config)):
+        raise UsageError(f"`--provenance {path}`: is where an output goes", hint="choose another name")
+    inputs = [Path(str(one.ref)) for one in references(config)]
+    check_output(
+        path, force=_is_statement(path), inputs=[*inputs, *outputs_of(config)], option="--provenance"
+    )
+
+
+def write_statement(path: Path, config: Any) -> None:  # noqa: ANN401 - as above
+    """Write the statement of outputs that are there.
+
+    Raises:
+        OutputExists: If something else has its name by now.
+        OutputError: If it cannot be written.
+    """
+    from hydractl.checkpoint import Checkpoint  # noqa: PLC0415 - as above
+    from hydractl.jsonfile import canonical  # noqa: PLC0415 - as above
+    from hydractl.places import is_folder  # noqa: PLC0415 - as above
+    from hydractl.publish import publish_text  # noqa: PLC0415 - as above
+    from hydractl.source import WEIGHTS  # noqa: PLC0415 - as above
+
+    paths = outputs_of(config)
+    files = [file for one in paths for file in (sorted(one.iterdir()) if is_folder(one) else [one])]
+    first = paths[0] / WEIGHTS if is_folder(paths[0]) else paths[0]
+    header = Checkpoint.open(first).header
+    if header is None or header.made_by is None:
+        raise InputError(f"{first}: does not say what made it")
+    if path.exists() and not _is_statement(path):
+        raise OutputExists(f"{path}: already exists", hint="choose another name with `--provenance`")
+    publish_text(path, canonical(statement(files, header.made_by)))
+
+
+def statement(files: list[Path], step: Step) -> dict[str, object]:
+    """Return the statement of files that one step made."""
+    from hydractl.runtime import digest_file  # noqa: PLC0415 - as above
+
+    return {
+        "_type": STATEMENT,
+        "subject": [{"name": file.name, "digest": _digest(digest_file(file))} for file in files],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD,
+                "externalParameters": {
+                    "command": step.command,
+                    "options": {name: value for name, value in step.options.items() if name != "member"},
+                    "seed": step.seed,
+                },
+                "resolvedDependencies": [*_inputs(step)],
+            },
+            "runDetails": {
+                "builder": {
+                    "id": f"pkg:pypi/hydractl@{step.versions.get('hydractl', 'unknown')}",
+                    "version": dict(step.versions),
+                }
+            },
+        },
+    }
+
+
+def _inputs(step: Step) -> Iterator[dict[str, object]]:
+    """Yield what a step read, and what was installed."""
+    for file in step.inputs:
+        made = {} if file.made_by is None else {"annotations": {"made_by": file.made_by.command}}
+        yield {"name": file.name, "digest": _digest(file.sha256), **made}
+    for name, version in sorted(step.versions.items()):
+        yield {"name": name, "uri": f"pkg:pypi/{name}@{version}"}
+
+
+def _digest(text: str) -> dict[str, str]:
+    return dict([text.split(":", 1)])
+
+
+def _is_statement(path: Path) -> bool:
+    """Return whether a file is a statement of ours, which another may replace."""
+    from hydractl.jsonfile import NotJSONError, parse  # noqa: PLC0415 - as above
+
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, NotJSONError):
+        return False
+    predicate = found.get("predicate") if isinstance(found, dict) else None
+    definition = predicate.get("buildDefinition") if isinstance(predicate, dict) else None
+    return isinstance(definition, dict) and definition.get("buildType") == BUILD

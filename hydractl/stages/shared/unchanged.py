@@ -1,0 +1,133 @@
+"""`--if-changed`: whether outputs are what a command would write, told without computing them, or importing torch.
+
+Every output says what made it: a digest of what was asked, the digests of what was read in the order of the settings that
+name it, and the versions. All of that is told anew of the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydractl.errors import HydraError, UsageError
+from hydractl.publish import is_stream
+from hydractl.runtime import versions
+from hydractl.settings import Role
+from hydractl.stages.shared.asked import Stage, asked_of, references, settings_of
+
+if TYPE_CHECKING:
+    from hydractl.stages.shared.made import Made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What `--if-changed` found: all outputs, and why they are to be made; None where they are what would be."""
+
+    paths: tuple[Path, ...]
+    why: str | None
+
+
+def looked(config: Stage) -> Looked:
+    """Compare outputs with what a command would write.
+
+    Raises:
+        UsageError: If there is nothing to compare, or it is a stream.
+        OutputExists: If something else has an output's name, or another command made it.
+    """
+    found = _made(config)
+    missing = next((path for path, made in found.items() if made is None), None)
+    if missing is not None:
+        return Looked(paths=(*found,), why=f"{missing} is not there yet")
+    try:
+        why = _why(config, [made for made in found.values() if made is not None])
+    except HydraError:  # the command itself says best which input cannot be read
+        why = "an input cannot be read"
+    return Looked(paths=(*found,), why=why)
+
+
+def replaces(config: Stage) -> bool:
+    """Return whether outputs may be replaced: by force, or because this very command made them.
+
+    Raises:
+        UsageError: As `looked`.
+        OutputExists: As `looked`.
+    """
+    if config.if_changed:
+        _made(config)
+    return config.force or config.if_changed
+
+
+def outputs_of(config: Stage) -> tuple[Path, ...]:
+    """Return the paths of all that a command writes."""
+    written = getattr(config, "written", None)
+    if written is not None:
+        return tuple(written())
+    return tuple(value for role, value in settings_of(config) if role is Role.OUTPUT)
+
+
+def _made(config: Stage) -> dict[Path, Made | None]:
+    """Return what every output says of itself; None of those that are not there."""
+    from hydractl.stages.shared.made import made_by  # noqa: PLC0415 - loads pydantic, which `--help` does without
+
+    if config.force:
+        raise UsageError("`--force` and `--if-changed` exclude each other", hint="leave one of them out")
+    paths = outputs_of(config)
+    streams = [str(path) for path in paths if is_stream(path)]
+    streams += [str(one.ref) for one in references(config) if one.is_stream]
+    if streams:
+        raise UsageError(
+            f"`--if-changed` and `{streams[0]}` exclude each other: what came through a stream is gone",
+            hint="name a file, or leave `--if-changed` out",
+        )
+    if getattr(config, "out", None) is None:
+        raise UsageError("`--if-changed` compares with an output, and none is named", hint="add `-o FILE`")
+    return {path: made_by(path, config.COMMAND) for path in paths}
+
+
+def _why(config: Stage, outputs: Sequence[Made]) -> str | None:
+    """Return why outputs are not what would be written; None if they are."""
+    tell = [made for made in outputs if made.records]
+    asked = asked_of(config)
+    if any(made.asked != asked for made in outputs if made.records or made.asked):
+        return "it was made with other options"
+    for name, version in (pair for made in tell for pair in made.versions.items()):
+        if (here := _installed(name)) != version:
+            return f"it was made with {name} {version}, and here is {here}"
+    masks, rows = [mask for made in tell for mask in made.masks], {row for made in tell for row in made.rows}
+    if not all(
+        made.whole and made.rows <= rows and all(mask in masks for mask in made.masks) for made in outputs
+    ):
+        return "its files are not as they were written"
+    if len(tell) == 1:
+        return _other_input(config, tell[0].inputs)
+    own = {
+        made.digest for made in tell
+    }  # scores may be of the weights beside them, which then say of what those are
+    tell.sort(key=lambda made: not made.masks)
+    inputs = dict.fromkeys(digest for made in tell for digest in made.inputs if digest not in own)
+    return _other_input(config, [*inputs])
+
+
+def _other_input(config: Stage, recorded: Sequence[str]) -> str | None:
+    """Return which input is not what outputs were made of; what is named twice may be recorded once."""
+    met: set[str] = set()
+    place = 0
+    for one in references(config):
+        called = {f"{one.role} {one.ref}"}
+        digests = called if one.is_made else called | one.digests()
+        if place < len(recorded) and (one.is_made or recorded[place] in digests):
+            met |= {*digests, recorded[place]}
+            place += 1
+        elif not digests & met:
+            return f"`{one.name}` is not what it was made of"
+    return None if place == len(recorded) else "it was made of more"
+
+
+def _installed(name: str) -> str:
+    try:
+        return versions(name)[name]
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,149 @@
+"""In a workflow of GitHub Actions: annotations, no bars, the summary; the examples of `docs/`, and provenance."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hydractl.cli.app import command_tree
+from hydractl.cli.output import TerminalProgress, annotate
+
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
+EVAL = "eval hydra.st --data digits::classes=0-6,limit=7 --no-latency --bootstrap 0 --name a|b --metrics nll"
+
+
+@pytest.fixture
+def github(monkeypatch, tmp_path):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    return tmp_path / "summary.md"
+
+
+def test_warnings_and_errors_are_annotations(github, work, call):
+    seen = call("fuse", "m-0.st", "m-0.st", "-o", "twins.st")
+    failed = call("fuse", "none.st", "-o", "x.st")
+
+    assert seen.code == 0
+    assert seen.err.count("::warning title=hydractl::") >= 1
+    assert "warning: " not in seen.err
+    assert failed.err.startswith("::error title=hydractl::none.st: no such file")
+    assert "\nhint: " in failed.err
+
+
+def test_what_ends_a_line_is_escaped(capsys):
+    annotate("warning", "50% of\r\nit")
+
+    assert capsys.readouterr().err == "::warning title=hydractl::50%25 of%0D%0Ait\n"
+
+
+def test_no_bar_is_drawn(github, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    items = [1, 2]
+
+    assert TerminalProgress(steps=True, warnings=True).track(items, label="x", total=2) is items
+
+
+def test_the_headline_table_is_added_to_the_summary(github, work, call):
+    github.write_text("before\n")
+
+    assert call(*EVAL.split(), "--fail-if", "nll>0").code == 5
+
+    lines = github.read_text().splitlines()
+    assert lines[:3] == ["before", "| model | NLL |", "|---|---:|"]
+    assert re.fullmatch(r"\| a\\\|b \| [\d.]+ \|", lines[3])
+    assert lines[5].startswith("- ❌ failed: `nll>0`, found ")
+
+
+def test_elsewhere_nothing_is_added(work, call, monkeypatch, tmp_path):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+
+    assert call(*EVAL.split()).code == 0
+    assert not (tmp_path / "summary.md").exists()
+
+
+def commands(text: str) -> list[list[str]]:
+    return [shlex.split(line)[1:] for line in text.splitlines() if line.strip().startswith("hydractl ")]
+
+
+def workflow() -> str:
+    document = yaml.safe_load((EXAMPLES / "hydra.yml").read_text())
+    steps = document["jobs"]["hydra"]["steps"]
+    assert all(("uses" in step) != ("run" in step) for step in steps)
+    return "\n".join(step.get("run", "") for step in steps)
+
+
+def makefile() -> str:
+    text = (EXAMPLES / "Makefile").read_text()
+    assert all(line.startswith("\t") for line in text.splitlines() if "$(HYDRACTL)" in line)
+    for name, value in (
+        ("$(HYDRACTL)", "hydractl"),
+        ("$(REPOSITORY)", "my-team/my-hydra"),
+        ("$@", "x.st"),
+        ("$<", "y.st"),
+    ):
+        text = text.replace(name, value)
+    return text
+
+
+@pytest.mark.parametrize("text", [workflow(), makefile()], ids=["workflow", "Makefile"])
+def test_every_command_of_the_examples_is_understood(text):
+    tree = command_tree()
+    found = commands(text)
+
+    assert {"import", "eval", "push"} <= {argv[0] for argv in found}
+    for name, *rest in found:
+        if name == "push" and name not in tree.commands:
+            continue
+        tree.commands[name].make_context(name, rest).close()
+
+
+def test_provenance_says_what_an_output_is_made_of(work, call):
+    line = ["fuse", "m-0.st", "m-1.st", "-o", "f.st", "--provenance", "f.json"]
+    assert call(*line).code == 0
+    first = Path("f.json").read_bytes()
+
+    told = json.loads(first)
+
+    def digest(name: str) -> dict[str, str]:
+        return {"sha256": hashlib.sha256(Path(name).read_bytes()).hexdigest()}
+
+    assert (told["_type"], told["predicateType"]) == (
+        "https://in-toto.io/Statement/v1",
+        "https://slsa.dev/provenance/v1",
+    )
+    assert told["subject"] == [{"name": "f.st", "digest": digest("f.st")}]
+    build = told["predicate"]["buildDefinition"]
+    assert build["externalParameters"]["command"] == "fuse"
+    assert [one.get("digest") for one in build["resolvedDependencies"][:2]] == [
+        digest("m-0.st"),
+        digest("m-1.st"),
+    ]
+    assert any(one.get("uri", "").startswith("pkg:pypi/torch@") for one in build["resolvedDependencies"])
+    assert told["predicate"]["runDetails"]["builder"]["id"].startswith("pkg:pypi/hydractl@")
+
+    Path("f.json").unlink()
+    assert "up to date" in call(*line, "--if-changed").out
+    assert Path("f.json").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "text"),
+    [
+        (["-o", "f.st", "--provenance", "scores.json"], 6, "already exists"),
+        (["-o", "f.st", "--provenance", "f.st"], 2, "is where an output goes"),
+        (["-o", "f.st", "--provenance", "none/f.json"], 3, "does not exist"),
+        (["-o", "-", "--provenance", "f.json"], 2, "is a stream"),
+    ],
+)
+def test_provenance_that_cannot_be_written_is_refused_first(work, call, more, code, text):
+    seen = call("fuse", "m-0.st", "m-1.st", *more)
+
+    assert seen.code == code
+    assert text in seen.err
+    assert not Path("f.st").exists()

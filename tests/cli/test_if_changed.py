@@ -1,0 +1,257 @@
+"""`--if-changed`: nothing is made twice, and nothing that has changed is taken for what it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hydractl.checkpoint import Checkpoint, write_tensors
+from hydractl.cli.app import main
+from hydractl.stages.shared import unchanged
+from hydractl.training.state import StateFolder
+
+ARCH = (
+    "vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
+)
+DIGITS = "digits::classes=0-6,limit=14"
+COMMANDS = {
+    "import": f"import plain.safetensors --arch {ARCH} --labels names.txt -o imported.st",
+    "finetune": f"finetune base.st --data images --val {DIGITS} --steps 1 --teacher m-0.st -o tuned.st",
+    "finetune a folder": f"finetune arch:{ARCH} --data {DIGITS} --val {DIGITS} --steps 1 -o tuned/",
+    "score": "score base.st --method taylor --data images --limit 8 -o taylor.json",
+    "score without data": "score base.st --method random -o random.json",
+    "score and weights": "score base.st --method dsp --training joint --epochs 1 --data images --trained trained.st -o dsp.json",
+    "prune": "prune base.st --scores scores.json --keep 2 --members 3 --pool 7 -o p-{i}.st",
+    "prune by several": "prune base.st --scores scores.json --scores random.json --keep 2 -o q-{i}.st",
+    "prune by mask": "prune base.st --mask m-0.mask.json -o masked.st",
+    "prune at random": "prune base.st --strategy random --keep 2 -o r.st",
+    "prune by diversity": f"prune base.st --scores scores.json --keep 3 --strategy diverse --pool 3 --candidates 2 --data {DIGITS} "
+    "--members 2 -o d-{i}.st",
+    "fuse": f"fuse m-0.st m-1.st m-1.st --data {DIGITS} --temperature {DIGITS} -o fused.st",
+    "eval": f"eval hydra.st --data {DIGITS} --near images --far noise::limit=8,size=8 --compare both=m-0.st,m-1.st --temperature "
+    f"{DIGITS} --no-latency --bootstrap 0 --fail-if nll>99 -o report.json --save-predictions said.st",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def once(made, tmp_path_factory):
+    """Return a folder where every command has run."""
+    folder = tmp_path_factory.mktemp("once") / "work"
+    shutil.copytree(made, folder)
+    (folder / "names.txt").write_text("\n".join("abcdefg"))
+    for label in range(7):
+        (folder / f"images/{label}").mkdir(parents=True)
+        for i in range(2):
+            pixels = np.random.default_rng(label * 2 + i).integers(0, 255, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"images/{label}/{i}.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert [main([*line.split(), "-q"]) for line in COMMANDS.values()] == [0] * len(COMMANDS)
+    return folder
+
+
+@pytest.fixture
+def folder(once, tmp_path, monkeypatch):
+    shutil.copytree(once, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def again(call):
+    """Run a command with `--if-changed` and more options."""
+    return lambda name, *more: call(*COMMANDS[name].split(), *more, "--if-changed")
+
+
+def files(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    return {path: (path.stat().st_ino, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_there_is_up_to_date(folder, again, name):
+    before = files(folder)
+
+    seen = again(name)
+
+    assert (seen.code, seen.err) == (0, "")
+    assert "up to date" in seen.out
+    assert files(folder) == before
+
+
+def test_the_three_forms_of_a_result(folder, again):
+    assert again("prune at random", "-q").out == "r.st\nr.mask.json\n"
+    found = json.loads(again("prune at random", "--json").out)
+    assert found == {"paths": ["r.st", "r.mask.json"], "up_to_date": True}
+    assert json.loads(again("eval", "--json").out) == json.loads(Path("report.json").read_text())
+
+
+def changed_image(folder: Path) -> None:
+    shutil.copy(folder / "images/0/0.png", folder / "images/6/1.png")
+
+
+def other_weights(folder: Path) -> None:
+    base = Checkpoint.open(folder / "base.st")
+    tensors = base.tensors() | {"head.bias": base.tensor("head.bias") + 1}
+    with (folder / "base.st").open("wb") as file:
+        write_tensors(file, tensors, header=base.header)
+
+
+def other_scores(folder: Path) -> None:
+    text = (folder / "scores.json").read_text()
+    (folder / "scores.json").write_text(text.replace('"limit": 100', '"limit": 99'))
+
+
+CHANGES = {
+    "an option": ("prune at random", lambda _: None, ["--seed", "1"], "other options"),
+    "an image": ("score", changed_image, [], "`images` is not"),
+    "weights": ("prune at random", other_weights, [], "`base.st` is not"),
+    "scores": ("prune", other_scores, [], "`scores.json` is not"),
+    "one that is named twice": (
+        "fuse",
+        lambda folder: shutil.copy(folder / "m-2.st", folder / "m-1.st"),
+        [],
+        "`m-1.st` is not",
+    ),
+    "a list of names": (
+        "import",
+        lambda folder: (folder / "names.txt").write_text("\n".join("abcdefh")),
+        [],
+        "other options",
+    ),
+    "one of several outputs": (
+        "prune",
+        lambda folder: (folder / "p-1.st").unlink(),
+        [],
+        "p-1.st is not there",
+    ),
+    "a mask beside it": (
+        "prune at random",
+        lambda folder: shutil.copy(folder / "m-0.mask.json", folder / "r.mask.json"),
+        [],
+        "not as they were written",
+    ),
+    "a file of the folder": (
+        "finetune a folder",
+        lambda folder: (folder / "tuned/config.json").unlink(),
+        [],
+        "not as they were written",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_has_changed_is_made_again(folder, again, name):
+    command, change, more, why = CHANGES[name]
+    change(folder)
+
+    seen = again(command, *more)
+
+    assert seen.code == 0
+    assert f"Not up to date: {why}" in seen.err.replace("it was made with ", "").replace("its files are ", "")
+    assert "up to date" in again(command, *more).out
+
+
+def test_another_version_makes_again(folder, again, monkeypatch):
+    monkeypatch.setattr(unchanged, "versions", lambda name: {name: "0.0"})
+
+    assert "was made with hydractl" in again("score without data").err
+
+
+def test_inputs_that_changed_places_are_others(folder, call):
+    for name, source in (("x", "m-0.st"), ("y", "m-1.st")):
+        (folder / name).mkdir()
+        shutil.copy(source, folder / name / "m.st")
+    assert call("fuse", "x/m.st", "y/m.st", "-o", "xy.st").code == 0
+
+    assert "up to date" in call("fuse", "x/m.st", "y/m.st", "-o", "xy.st", "--if-changed").out
+    seen = call("fuse", "y/m.st", "x/m.st", "-o", "xy.st", "--if-changed")
+
+    assert "Not up to date: `m.st`" in seen.err
+
+
+@pytest.mark.parametrize(
+    ("there", "text"),
+    [
+        ("notes", "by something else"),
+        ("m-0.st", "by `hydractl prune`"),
+        ("scores.json", "by `hydractl score`"),
+    ],
+)
+def test_what_the_command_did_not_make_is_never_replaced(folder, again, there, text):
+    (folder / "notes").write_text("mine")
+    shutil.copy(there, "fused.st")
+    before = Path("fused.st").read_bytes()
+
+    seen = again("fuse")
+
+    assert seen.code == 6
+    assert text in seen.err
+    assert "--force" in seen.err
+    assert Path("fused.st").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (f"eval hydra.st --data {DIGITS}", "none is named"),
+        ("prune base.st --strategy random --keep 2 -o -", "exclude each other"),
+        ("prune - --strategy random --keep 2 -o r.st", "exclude each other"),
+        ("prune base.st --strategy random --keep 2 -o r.st --force", "exclude each other"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(folder, call, line, text):
+    seen = call(*line.split(), "--if-changed")
+
+    assert seen.code == 2
+    assert text in seen.err
+
+
+def test_a_report_whose_check_failed_fails_again(folder, call):
+    line = [
+        "eval",
+        "hydra.st",
+        "--data",
+        DIGITS,
+        "--no-latency",
+        "--bootstrap",
+        "0",
+        "--fail-if",
+        "nll>0",
+        "-o",
+        "x.json",
+    ]
+
+    first, second = (call(*line, "--if-changed") for _ in range(2))
+
+    assert (first.code, second.code) == (5, 5)
+    assert "up to date" in second.out
+    assert "failed: nll>0" in second.out
+
+
+def test_a_model_that_is_gone_is_said_by_the_command(folder, again):
+    Path("base.st").unlink()
+
+    seen = again("prune at random")
+
+    assert seen.code == 3
+    assert "base.st: no such file" in seen.err
+
+
+def test_the_state_of_another_run_is_dropped(folder, call, monkeypatch):
+    line = f"finetune base.st --data {DIGITS} --val {DIGITS} --save-every 1 -o new.st --if-changed".split()
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFolder, "clear", lambda _: None)
+        assert call(*line, "--steps", "2").code == 0
+    Path("new.st").unlink()
+
+    seen = call(*line, "--steps", "1")
+
+    assert seen.code == 0
+    assert (
+        "options, inputs or versions are others now: what an unfinished run left in new.st.state" in seen.err
+    )

@@ -1,0 +1,203 @@
+"""`hydractl run`: what a pipeline file says becomes the command lines that it stands for, and nothing is run twice."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hydractl.cli.run import command as runs
+
+PIPELINE = """
+[params]
+members = 2
+keep = 2
+out = "r-{keep}"
+
+[[stage]]
+name = "members"
+command = "prune"
+repeat = "{members}"
+model = "base.st"
+strategy = "random"
+keep = "{keep}"
+seed = "{i}"
+verify = false
+out = "{out}-{i}.st"
+
+[[stage]]
+name = "together"
+command = "prune"
+model = "base.st"
+scores = ["scores.json"]
+keep = 2
+members = 2
+pool = 7
+verify = false
+out = "t-{i}.st"
+
+[[stage]]
+name = "fuse"
+command = "fuse"
+models = ["@members", "@together"]
+out = "my hydra.st"
+
+[[stage]]
+name = "eval"
+command = "eval"
+model = "@fuse"
+data = "digits::classes=0-6,limit=7"
+compare = ["Apart=@members"]
+latency = false
+bootstrap = 0
+out = "report.json"
+"""
+LINES = """\
+# members
+hydractl prune base.st --strategy random --keep 2 --seed 0 --no-verify -o r-2-0.st --if-changed
+hydractl prune base.st --strategy random --keep 2 --seed 1 --no-verify -o r-2-1.st --if-changed
+# together
+hydractl prune base.st --scores scores.json --keep 2 --members 2 --pool 7 --no-verify -o 't-{i}.st' --if-changed
+# fuse
+hydractl fuse r-2-0.st r-2-1.st t-0.st t-1.st -o 'my hydra.st' --if-changed
+# eval
+hydractl eval 'my hydra.st' --data digits::classes=0-6,limit=7 --compare Apart=r-2-0.st,r-2-1.st --no-latency --bootstrap 0 -o report.json --if-changed
+"""
+
+
+@pytest.fixture
+def pipeline(work):
+    Path("p.toml").write_text(PIPELINE)
+    return work
+
+
+def test_a_dry_run_prints_the_commands_and_runs_none(pipeline, call):
+    before = set(pipeline.iterdir())
+
+    seen = call("run", "p.toml", "--dry-run")
+
+    assert (seen.code, seen.err) == (0, "")
+    assert seen.out == LINES
+    assert set(pipeline.iterdir()) == before
+    told = json.loads(call("run", "p.toml", "--dry-run", "--json").out)["stages"]
+    assert [shlex.join(one["command"]) for one in told] == [
+        line for line in LINES.splitlines() if line.startswith("hydractl")
+    ]
+
+
+def test_parameters_and_stages_are_chosen(pipeline, call):
+    def dry(*more: str) -> str:
+        return call("run", "p.toml", "--dry-run", "-q", *more).out
+
+    assert dry("--set", "members=3", "--only", "members").count("prune") == 3
+    assert "-o r-1-0.st" in dry("--set", "keep=1", "--only", "members")
+    assert dry("--from", "fuse").splitlines() == dry().splitlines()[-2:]
+    assert "fuse r-2-0.st r-2-1.st r-2-2.st t-0.st" in dry("--set", "members=3", "--only", "fuse")
+
+
+def test_what_is_up_to_date_is_not_made_again(pipeline, call):
+    first = call("run", "p.toml")
+    assert first.code == 0
+    files = {path: path.stat().st_ino for path in pipeline.iterdir()}
+
+    again = call("run", "p.toml", "-q")
+    other = call("run", "p.toml", "--json", "--set", "members=1")
+
+    assert (again.code, again.err) == (0, "")
+    assert again.out.splitlines()[-1] == "report.json"
+    told = {one["stage"]: one["result"] for one in json.loads(other.out)["stages"]}
+    assert told["together"]["up_to_date"] is True
+    assert "up_to_date" not in told["fuse"]
+    assert len(told["eval"]["rows"][1]["models"]) == 1
+    unchanged = ("r-2-0.st", "r-2-1.st", "t-0.st")
+    assert all((pipeline / name).stat().st_ino == files[pipeline / name] for name in unchanged)
+
+
+def test_a_stage_that_fails_ends_the_run_with_its_own_code(pipeline, call):
+    Path("my hydra.st").write_text("mine")
+
+    seen = call("run", "p.toml")
+
+    assert seen.code == 6
+    assert "p.toml: stage `fuse` ended with exit code 6" in seen.err
+    assert not Path("report.json").exists()
+    Path("my hydra.st").unlink()
+    assert call("run", "p.toml", "-q").code == 0
+
+
+def test_an_interrupted_stage_ends_the_run(pipeline, call, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hydractl.stages.prune.run.run_prune", interrupt)
+
+    assert call("run", "p.toml").code == 130
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("keep = 2\nmembers", "kep = 2\nmembers", "stage `together`: `kep` is no option of `hydractl prune`"),
+        ("kep", "kep", "did you mean `keep`"),
+        ('"fuse"\nmodels', '"fuze"\nmodels', "did you mean `fuse`"),
+        ("@together", "@togeter", "did you mean `together`"),
+        ('"{members}"', '"{membrs}"', "did you mean `members`"),
+        ('"{members}"', '"two"', "is no number of times"),
+        ("pool = 7", "pool = 7\nforce = true", "`run` gives it itself"),
+        ("pool = 7", "pool = true", "is no flag"),
+        ("verify = false\nout = \"{out}", "verify = 3\nout = \"{out}", "is a flag"),
+        ("pool = 7", "pool = {}", "is no text, number"),
+        ("pool = 7", "", "stage `together`: `--members` needs a pool"),
+        ('"random"', '"randm"', "stage `members`"),
+        ("[params]", "[parms]", "did you mean `params`"),
+        ("[params]", "[params", "is not TOML"),
+        ('name = "fuse"', 'name = "members"', "needs a `name` of its own"),
+    ],
+)  # fmt: skip
+def test_what_a_file_says_wrongly_is_told_before_anything_runs(pipeline, call, old, new, text):
+    wrong = (
+        PIPELINE.replace("keep = 2\nmembers", "kep = 2\nmembers")
+        if old == new
+        else PIPELINE.replace(old, new)
+    )
+    assert wrong != PIPELINE
+    Path("p.toml").write_text(wrong)
+    before = set(pipeline.iterdir())
+
+    seen = call("run", "p.toml")
+
+    assert seen.code == 3
+    assert "p.toml: " in seen.err
+    assert text in seen.err
+    assert set(pipeline.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["--set", "member=3"], "did you mean `members`"),
+        (["--set", "members=many"], "must be a int"),
+        (["--set", "members"], "is not NAME=VALUE"),
+        (["--only", "fuze"], "did you mean `fuse`"),
+        (["--from", "fuse", "--only", "fuse"], "exclude each other"),
+        (["--example", "vit"], "give a pipeline file, or `--example`"),
+    ],
+)
+def test_what_is_typed_wrongly_is_refused(pipeline, call, more, text):
+    seen = call("run", "p.toml", *more)
+
+    assert seen.code == 2
+    assert text in seen.err
+
+
+@pytest.mark.parametrize("name", runs.EXAMPLES)
+def test_every_example_is_understood(work, call, name):
+    Path("x.toml").write_text(call("run", "--example", name).out)
+
+    seen = call("run", "x.toml", "--dry-run")
+
+    assert (seen.code, seen.err) == (0, "")
+    assert "hydractl fuse" in seen.out
+    assert "hydractl eval" in seen.out
