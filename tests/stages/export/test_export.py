@@ -223,8 +223,8 @@ def test_one_that_answers_otherwise_is_not_written(hydra, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"out": Path("h.txt")}, "`.txt` is none that is known"),
-        ({"out": Path("-")}, "`-` is none that is known"),
+        ({"out": Path("h.txt")}, "is a file that ends in .onnx or .pt2"),
+        ({"out": Path("-")}, "is a file that ends in .onnx or .pt2"),
         ({"out": Path("h.pt2"), "quantize": "int8", "data": DATA}, "`--quantize` is for .onnx, not .pt2"),
         ({"quantize": "int8"}, "`--quantize` needs labelled data"),
         ({"ood": "noise"}, "`--ood` needs labelled data"),
