@@ -54,7 +54,9 @@ def test_a_function_takes_every_option_of_its_command_and_no_other():
     for stage in STAGES:
         command = inspect.signature(COMMANDS[stage.command]).parameters
         function = inspect.signature(getattr(hydractl, stage.name))
-        assert {*function.parameters} == ({*command} - {"json", "quiet"}) | {"progress"}, stage.name
+        assert {*function.parameters} == ({*command} - {"json", "quiet", "if_changed", "provenance"}) | {
+            "progress"
+        }, stage.name
         assert all(f"\n    {name}: " in getattr(hydractl, stage.name).__doc__ for name in function.parameters)
 
 
