@@ -297,7 +297,7 @@ class HeadGroup(nn.Module):
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return the layer's attention output (B, T', D) of z (B, T', H, K)."""
-        if self.heads:
+        if self.heads or z.requires_grad:
             mixed = self.proj(z.flatten(-2))
         else:  # a matrix product over nothing, which runtimes of exported models refuse: nothing, and the bias
             nothing = self.proj.weight.sum(1)
