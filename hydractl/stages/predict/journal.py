@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hydractl.data.items import ImageSet, Items
-from hydractl.errors import ManifestError, OutputExists
+from hydractl.errors import ManifestError
 from hydractl.jsonfile import compact, parse
 from hydractl.progress import Progress
 from hydractl.stages.predict.lines import Line
+from hydractl.stages.shared.journals import LONGEST, first_line
 
 SCHEMA = "hydractl.predictions-journal/1"
-LONGEST = 1 << 24
-"""Of a line, in bytes."""
 AT_ONCE = 1024
 """Lines that are in memory when the output is made of them."""
 
@@ -162,7 +161,7 @@ def open_journal(out: Path, fingerprint: str, *, anew: bool, progress: Progress)
     journal = Journal(path=path, fingerprint=fingerprint, blocks=[])
     if not os.path.lexists(path):
         return journal
-    first, size = _first(path)
+    first, size = first_line(path, SCHEMA)
     if anew:
         progress.warn(f"`--force` starts anew: what an unfinished run left in {path} is dropped")
         return journal
@@ -207,22 +206,3 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, list[bytes], Line]]:
 
 def _link(before: str, inputs: str, block: bytes) -> str:
     return sha256(f"{before}\n{inputs}\n".encode() + block).hexdigest()
-
-
-def _first(path: Path) -> tuple[Line, int]:
-    """Return the first line of a journal, and its length in bytes.
-
-    Raises:
-        OutputExists: If something stands there that is not ours.
-    """
-    if path.is_file() and not path.is_symlink():
-        with contextlib.suppress(OSError, ValueError):
-            with path.open("rb") as file:
-                line = file.readline(LONGEST)
-            first = parse(line)
-            if isinstance(first, dict) and first.get("schema") == SCHEMA:
-                return first, len(line)
-    raise OutputExists(
-        f"{path}: is where the journal of the run goes, and this version of hydractl did not write what is there",
-        hint="move it away, or choose another name with `-o`",
-    )

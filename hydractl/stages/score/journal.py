@@ -15,8 +15,8 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from hydractl.errors import ManifestError, OutputExists, reason_of
-from hydractl.jsonfile import NotJSONError, compact, parse, read_limited
+from hydractl.errors import ManifestError, reason_of
+from hydractl.jsonfile import compact, parse, read_limited
 from hydractl.manifest.heads import HeadId, Removal, Shape
 from hydractl.parallel import Team
 from hydractl.progress import Progress
@@ -24,6 +24,7 @@ from hydractl.publish import is_stream, publish_text
 from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
 from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.shared.journals import first_line
 from hydractl.training.state import DROPPED, FORCED, OTHERS
 
 SCHEMA = "hydractl.journal/1"
@@ -209,19 +210,13 @@ def _text(path: Path) -> str:
 
     Raises:
         OutputExists: If something stands there that is not ours.
+        ManifestError: If it cannot be read.
     """
     if not os.path.lexists(path):
         return ""
-    if path.is_file() and not path.is_symlink():
-        try:
-            with path.open("rb") as file:
-                text = read_limited(file).decode(errors="replace")
-            first = parse(text.split("\n")[0])
-            if isinstance(first, dict) and first.get("schema") == SCHEMA:
-                return text
-        except (OSError, NotJSONError):
-            pass
-    raise OutputExists(
-        f"{path}: is where the journal of the run goes, and this version of hydractl did not write what is there",
-        hint="move it away, or choose another name with `-o`",
-    )
+    first_line(path, SCHEMA)
+    try:
+        with path.open("rb") as file:
+            return read_limited(file).decode(errors="replace")
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{path}: cannot be read: {reason_of(error)}", hint="move it away") from error
