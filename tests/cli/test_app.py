@@ -116,7 +116,7 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["prun"], "No such command 'prun'. Did you mean 'prune'?"),
+        (["prun"], "No such command 'prun'. Did you mean 'prune', 'run'?"),
         (["prune", "base.st", "-o", "x.st", "--kep", "3"], "No such option: --kep"),
         (["prune", "base.st", "-o", "x.st", "--remove", "few"], "Invalid value for '--remove'"),
         (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "greater than or equal to 0"),

@@ -88,8 +88,6 @@ class ExportConfig:
                     raise UsageError(
                         f"`{option}` needs labelled data to measure on", hint="add `--data DATA`"
                     )
-        if self.report == self.out:
-            raise UsageError("`-o` and `--report` name the same file")
 
     @property
     def form(self) -> str:

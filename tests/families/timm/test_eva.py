@@ -42,7 +42,6 @@ KEEP = ((0, 2, 3), (), (1,))
         ("vit_pe_core_tiny_patch16_384", TIMM_EVA),
         ("vit_tiny_patch16_224", TIMM_VIT),
         ("eva_large_patch14_196", TIMM_VIT),  # called EVA, and yet a plain vision transformer
-        ("nothing_of_timm", TIMM_VIT),
     ],
 )
 def test_the_class_of_a_model_decides_which_family_reads_it(name, family):

@@ -227,7 +227,7 @@ def test_one_that_answers_otherwise_is_not_written(hydra, tmp_path, monkeypatch)
         ({"out": Path("h.pt2"), "quantize": "int8", "data": DATA}, "`--quantize` is for .onnx, not .pt2"),
         ({"quantize": "int8"}, "`--quantize` needs labelled data"),
         ({"ood": "noise"}, "`--ood` needs labelled data"),
-        ({"data": DATA, "report": Path("h.onnx")}, "name the same file"),
+        ({"data": DATA, "report": Path("h.onnx")}, "a JSON document is a file that ends in .json"),
     ],
 )
 def test_what_cannot_be_is_refused(options, text):

@@ -359,7 +359,6 @@ PLACES = {
         "is an input of this command",
         6,
     ),
-    "folder": (lambda f: (f / "hydra.st").mkdir(), {"force": True}, "is a folder, not a file", 3),
 }
 
 

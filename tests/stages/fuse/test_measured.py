@@ -201,8 +201,8 @@ def test_table_and_json(members, tmp_path, capsys):
     assert (tmp_path / "a.st").read_bytes() == (tmp_path / "b.st").read_bytes()
     (tried,) = found["measured"]["tried"]
     assert re.search(
-        rf"3 blocks merged +{tried['hydra']['temperature']:.3f} +{100 * tried['hydra']['accuracy']:.1f} "
-        rf"+{tried['hydra']['nll']:.4f} +{re.escape(format(tried['loss'], '+.4f'))} +{100 * tried['agreement']:.1f}",
+        rf"3 blocks merged +{tried['hydra']['temperature']:.3f} +{tried['hydra']['accuracy']:.3f} "
+        rf"+{tried['hydra']['nll']:.4f} +{re.escape(format(tried['loss'], '+.4f'))} +{tried['agreement']:.3f}",
         shown,
     )
     assert f"{found['measured']['members']['nll']:.4f}" in shown

@@ -575,8 +575,9 @@ def test_outputs_are_kept(tmp_path, state):
 
     with pytest.raises(OutputExists):
         bring(path, tmp_path / "base.st")
+    (tmp_path / "link.st").symlink_to(path)
     with pytest.raises(OutputExists, match="is an input"):
-        bring(path, path, force=True)
+        bring(path, tmp_path / "link.st", force=True)
     assert (tmp_path / "base.st").read_bytes() == b"mine"
     bring(path, tmp_path / "base.st", force=True)
     check_equal(tmp_path / "base.st", state)

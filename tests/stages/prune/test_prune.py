@@ -401,7 +401,6 @@ ERRORS = {
     "not-finite": (with_model(not_finite), CheckFailed, "nothing was written"),
     "no-architecture": (with_model(bare), CheckpointError, "does not say which architecture it is"),
     "missing-folder": (with_scores(out="none/m.st"), HydraError, "does not exist"),
-    "a-folder": (with_scores(out="."), HydraError, "is a folder, not a file"),
     "output-is-input": (with_scores(out="base.st", force=True), OutputExists, "is an input of this command"),
     "mask-would-replace-scores": (lambda f: {"scores": (scores_file(f / "m.mask.json", TABLE),), "budget": Budget(remove=4), "force": True}, OutputExists, "m.mask.json: is an input of this command"),
 }  # fmt: skip

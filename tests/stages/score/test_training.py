@@ -141,7 +141,7 @@ def test_the_same_seed_trains_the_same_base(model, tmp_path):
         ({"trained": "t.st"}, UsageError, "no weights train with `--method l0` and `--training pipelined`"),
         ({"trained": "t.st", "method": "magnitude", "given": {}}, UsageError, "with `--method magnitude`"),
         ({"trained": "-", "given": JOINT}, UsageError, "is a stream"),
-        ({"trained": "s.json", "given": JOINT}, UsageError, "is where the scores go"),
+        ({"trained": "s", "out": "s", "given": JOINT}, UsageError, "is where the scores go"),
         ({"given": {"cooldown": 0.5}}, UsageError, "`--cooldown` has no effect with `--method l0`"),
         ({"method": "dsp", "budget": Budget(remove=12)}, UsageError, "leave no choice"),
     ],
@@ -149,6 +149,8 @@ def test_the_same_seed_trains_the_same_base(model, tmp_path):
 def test_bad_input(model, tmp_path, changes, error, message):
     if (name := changes.get("trained")) is not None:
         changes = changes | {"trained": Path(name) if name == "-" else tmp_path / name}
+    if (name := changes.get("out")) is not None:
+        changes = changes | {"out": tmp_path / name}
 
     with pytest.raises(error, match=message):
         run_score(config(**{"model": model, "out": tmp_path / "s.json"} | changes))
