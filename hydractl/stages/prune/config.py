@@ -351,6 +351,14 @@ class PruneConfig:
         """Return each member's path."""
         return tuple(self.out.with_name(self.out.name.replace("{i}", str(i))) for i in range(self.count))
 
+    @property
+    def implied(self) -> dict[str, Strategy]:
+        """The strategy of other options, as far as these tell it: whether scores have clusters they do not."""
+        if self.masks or self.auto:
+            return {}
+        sampled = Strategy.BEST if self.pool is None else Strategy.SAMPLE
+        return {"strategy": Strategy.OBJECTIVES if len(self.scores) > 1 else sampled}
+
     def written(self) -> tuple[Path, ...]:
         """Return the paths of all files: each member's, and its mask's."""
         return tuple(path for own in self.outputs() for path in (own, mask_path(own)) if path is not None)

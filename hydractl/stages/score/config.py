@@ -140,6 +140,11 @@ class ScoreConfig:
         return frozenset() if self.entry.needs_data else frozenset({"data"})
 
     @property
+    def implied(self) -> dict[str, int | None]:
+        """What is used where nothing is given: the method's own number of samples."""
+        return {"limit": self.entry.default_limit}
+
+    @property
     def drawn(self) -> int | None:
         """How many in-distribution samples are used at most; None for all."""
         return self.entry.default_limit if self.limit is None else self.limit

@@ -31,7 +31,7 @@ class Stage(Commanded, Protocol):
     """The configuration of a command that leaves alone what is there already.
 
     Some have more: `written()`, the paths of all outputs where settings do not name them one by one; `unread`, the settings
-    that name an input which this run does not read.
+    that name an input which this run does not read; `implied`, what settings that are not given come to.
     """
 
     @property
@@ -133,10 +133,15 @@ def _references(role: Role, value: Any) -> Iterator[Reference]:  # noqa: ANN401 
 
 def _said(config: Any) -> dict[str, object]:  # noqa: ANN401 - as above
     said = {}
+    implied = getattr(config, "implied", {})
     for f in fields(config):
         told, value = f.metadata.get(KEY), getattr(config, f.name)
         role = told.role if isinstance(told, Setting) else Role.SHAPES
-        if f.compare and role is not Role.ASIDE and value != _default(f):
+        if (
+            f.compare
+            and role is not Role.ASIDE
+            and value not in (_default(f), implied.get(f.name, _default(f)))
+        ):
             said[f.name] = _plain(role, value)
     return said
 
