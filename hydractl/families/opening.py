@@ -63,6 +63,12 @@ class OpenModel:
         return self.reference.startswith("arch:")
 
     @property
+    def base(self) -> str | None:
+        """The digest of the base that it was made of; a base that a file holds is its own."""
+        own = self.header.kind == Kind.BASE and not self.is_random
+        return self.header.base or (self.checkpoint.digest if own else None)
+
+    @property
     def name(self) -> str:
         """What to call the model in tables: its base name without the suffix."""
         if self.is_random:

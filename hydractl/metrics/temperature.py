@@ -26,6 +26,8 @@ from hydractl.metrics.samples import Responses, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
 LOG_TOLERANCE = 1e-6
+DIGITS = 6
+"""Significant ones of a temperature that is stored: as many as its search tells."""
 STARTS = 17
 NUMBERS_AT_ONCE = 2**19  # in float64
 
@@ -37,6 +39,11 @@ class FittedTemperature(NamedTuple):
 
     temperature: float
     at_bound: bool
+
+
+def rounded(temperature: float) -> float:
+    """Return a temperature with as many digits as a checkpoint stores."""
+    return float(f"{temperature:.{DIGITS}g}")
 
 
 def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:

@@ -20,9 +20,8 @@ from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.classes import Classes
-from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.reading import warn_mixed
+from hydractl.stages.shared.reading import warn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +54,7 @@ class EvalData:
         if config.heldout is not None:
             refs[TEMPERATURE] = config.heldout
         for model in {m.reference: m for row in opened for m in row}.values():
-            warn_assumed(model, progress)
-            warn_mixed(model, progress)
+            warn(model, progress)
         sets = {name: open_items(ref, how, progress=progress) for name, ref in refs.items()}
         models = [m for row in opened for m in row]
         classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)

@@ -8,20 +8,18 @@ from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.predictions import Predictions
 from hydractl.manifest.document import Fingerprint
-from hydractl.manifest.header import Header, InputFile, Kind
+from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
 from hydractl.manifest.threshold import Threshold
 from hydractl.metrics.samples import Responses
 from hydractl.metrics.selective import fewest, select
 from hydractl.metrics.table import TEMPERATURE
+from hydractl.metrics.temperature import rounded
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.evaluate.risk import OPTION, told
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.lineage import make_step
-
-DIGITS = 6
-"""Significant ones of a temperature that is stored, as `fuse` stores it."""
 
 
 def check_count(config: EvalConfig, count: int) -> None:
@@ -74,7 +72,7 @@ def stored_header(config: EvalConfig, opened: OpenModel, row: Row, data: dict[st
     """Return the header of a copy of a model that stores its temperature and its threshold."""
     header = opened.header
     scaled = row.values.get(TEMPERATURE)
-    temperature = header.temperature if scaled is None else float(f"{scaled.value:.{DIGITS}g}")
+    temperature = header.temperature if scaled is None else rounded(scaled.value)
     found = row.threshold
     step = make_step(
         config,
@@ -96,8 +94,5 @@ def stored_header(config: EvalConfig, opened: OpenModel, row: Row, data: dict[st
         ],
         results={"temperature": temperature} | ({} if found is None else {"coverage": found.coverage}),
     )
-    base = header.base
-    if header.kind == Kind.BASE and base is None and not opened.is_random:
-        base = opened.checkpoint.digest
-    update = {"base": base, "temperature": temperature, "threshold": found, "made_by": step}
+    update = {"base": opened.base, "temperature": temperature, "threshold": found, "made_by": step}
     return header.model_copy(update=update)

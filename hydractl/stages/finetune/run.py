@@ -245,9 +245,6 @@ def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
 def _finished(work: Work, report: FinetuneReport) -> Header:
     """Return the header of the output: what the input was, and one more step."""
     opened, header = work.opened, work.header
-    base = header.base
-    if header.kind == Kind.BASE and base is None and not opened.is_random:
-        base = opened.checkpoint.digest
     step = make_step(
         work.config,
         family=opened.family,
@@ -263,4 +260,4 @@ def _finished(work: Work, report: FinetuneReport) -> Header:
             "trained_parameters": report.trained_parameters,
         },
     )
-    return header.of_other_weights({"base": base, "assumed": False, "made_by": step})
+    return header.of_other_weights({"base": opened.base, "assumed": False, "made_by": step})

@@ -19,17 +19,13 @@ from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.manifest.header import InputFile
 from hydractl.metrics.samples import answers, ensemble_log_probs
-from hydractl.metrics.temperature import scale_log_probs
+from hydractl.metrics.temperature import rounded, scale_log_probs
 from hydractl.progress import Progress
 from hydractl.runtime import pick_device
 from hydractl.stages.fuse.config import Measuring
 from hydractl.stages.fuse.outcome import Quality
-from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
-from hydractl.stages.shared.reading import labels_of, warn_mixed
-
-DIGITS = 6
-"""Significant ones of a temperature that is stored: as many as its search tells."""
+from hydractl.stages.shared.reading import labels_of, warn
 
 Said = Mapping[DataRef, Tensor]
 """Members' log-probabilities (M, N, C) on each data set."""
@@ -65,8 +61,7 @@ class Judge:
         self.device = pick_device(asked.device)
         first = members[0]
         check_reads(first.header.preprocess, model=first.reference)
-        warn_assumed(first, progress)
-        warn_mixed(first, progress)
+        warn(first, progress)
         if not first.header.num_classes:
             raise UsageError(
                 f"{first.reference}: tells no classes apart yet, so nothing can be measured",
@@ -116,7 +111,7 @@ class Judge:
         if ref is None:
             return self.stored
         scaling = Scaling.fit(said[ref], self.sets[ref].labels, row=name, progress=self.progress)
-        return float(f"{scaling.temperature or 1.0:.{DIGITS}g}")
+        return rounded(scaling.temperature or 1.0)
 
     def quality(self, said: Said, temperature: float) -> tuple[Quality, Tensor]:
         """Return how good the ensemble of those who said it is on `--data`, and which classes (N,) it predicts."""

@@ -28,10 +28,9 @@ from hydractl.stages.predict.sources import Source, forgiving, lines, open_sourc
 from hydractl.stages.predict.stream import Asked, window
 from hydractl.stages.predict.telling import Teller
 from hydractl.stages.shared.classes import settle
-from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
-from hydractl.stages.shared.reading import open_reader, warn_mixed
+from hydractl.stages.shared.reading import open_reader, warn
 from hydractl.version import __version__
 
 
@@ -104,8 +103,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
         opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
         if team.leads:
             _check_outputs(config, opened, own)
-        warn_assumed(opened, progress)
-        warn_mixed(opened, progress)
+        warn(opened, progress)
         return _Run(config, opened, Teller.of(config, opened, progress), team, progress).done(device, own)
 
 

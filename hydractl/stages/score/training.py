@@ -172,9 +172,6 @@ def _header(
     config: ScoreConfig, opened: OpenModel, scores: HeadScores, inputs: tuple[InputFile, ...]
 ) -> Header:
     """Return the trained base's header: what the base was, and one more step."""
-    base = opened.header.base
-    if base is None and not opened.is_random:
-        base = opened.checkpoint.digest
     step = make_step(
         config,
         family=opened.family,
@@ -183,7 +180,7 @@ def _header(
         seed=config.seed,
         results=scores.results,
     )
-    update: dict[str, object] = {"base": base, "made_by": step}
+    update: dict[str, object] = {"base": opened.base, "made_by": step}
     if config.max_length is None:
         return opened.header.of_other_weights(update)
     # texts were cut in this run, and the model still reads longer ones

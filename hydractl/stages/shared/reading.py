@@ -63,13 +63,14 @@ def open_sets(
     given = {role: reference for role, reference in references.items() if reference is not None}
     if given:
         check_reads(how, model=opened.reference)
-        warn_assumed(opened, progress)
-        warn_mixed(opened, progress)
+        warn(opened, progress)
     return {role: open_items(reference, how, progress=progress) for role, reference in given.items()}
 
 
-def warn_mixed(opened: OpenModel, progress: Progress) -> None:
-    """Say that a model, which runs in one dtype, is stored in several; see `in_one_dtype`."""
+def warn(opened: OpenModel, progress: Progress) -> None:
+    """Say what is taken for granted of a model that is about to run: how it reads images, and in which dtype it computes."""
+    warn_assumed(opened, progress)
+    # see `in_one_dtype`
     stored = sorted({spec.dtype for spec in opened.checkpoint.specs.values() if spec.is_floating})
     if len(stored) > 1:
         progress.warn(
