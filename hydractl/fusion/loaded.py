@@ -51,7 +51,7 @@ class Loaded(Towers):
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes in the order of the logits; their numbers where the checkpoint has no names."""
-        return self.header.labels or tuple(map(str, range(self.header.num_classes)))
+        return self.header.class_names
 
     def predict(
         self, items: Iterable[Item] | Inputs, *, batch_size: int = 64, progress: Progress = SILENT

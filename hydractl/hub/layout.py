@@ -1,7 +1,7 @@
 """What lies in a model's folder besides its weights, all of it made of the checkpoint's header.
 
 A base with the library's own shapes is a folder of that library, which needs no hydractl to read it. Members and hydras
-are of a type of their own, `hydractl`, which `hydractl.hub.auto` teaches transformers and timm. Whichever it is,
+are of a type of their own, `hydractl`, which `hydractl.auto` teaches transformers and timm. Whichever it is,
 `model.safetensors` alone says all, so it is the file that hydractl reads.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hydractl.families.base import Described
 from hydractl.families.registry import family_of
+from hydractl.families.transformers.models import labels_as_config, named
 from hydractl.heads.masks import full_mask
 from hydractl.jsonfile import canonical, plain
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
@@ -98,7 +99,7 @@ def texts_of(header: Header) -> Tokenization | None:
 
 def labels_of(header: Header) -> tuple[str, ...]:
     """Return the names of a model's classes, made up where it has none."""
-    return header.labels or tuple(f"LABEL_{i}" for i in range(header.num_classes))
+    return named(header.labels, header.num_classes)
 
 
 def _config(header: Header) -> dict[str, object]:
@@ -107,8 +108,7 @@ def _config(header: Header) -> dict[str, object]:
     config: dict[str, object] = {
         "architectures": [IMAGE_MODEL if images else TEXT_MODEL],
         "model_type": TYPE,
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
+        **labels_as_config(names),
         "hydractl": _without_bulk(header),
     }
     if isinstance(header.preprocess, Preprocess):

@@ -81,9 +81,8 @@ class Publication:
         if self.report is None:
             return None, None
         report = Report.read(self.report)
-        for row in report.rows:
-            if [model.sha256 for model in row.models] == [checkpoint.digest]:
-                return report, row
+        if (row := report.row_of(checkpoint.digest)) is not None:
+            return report, row
         names = ", ".join(row.name for row in report.rows)
         raise InputError(
             f"{self.report}: measures {names}, none of which is {where} as it is now",

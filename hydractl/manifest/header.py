@@ -220,6 +220,11 @@ class Header(Document):
         return self.model_copy(update={"temperature": 1.0, "threshold": None, **update})
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes in the order of the logits; their numbers where there are no names."""
+        return self.labels or tuple(map(str, range(self.num_classes)))
+
+    @property
     def num_classes(self) -> int:
         """How many classes the model tells apart; 0 while a zero-shot model has no names of any."""
         return self.architecture.num_classes or len(self.labels)

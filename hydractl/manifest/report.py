@@ -68,6 +68,10 @@ class Report(Document):
     versions: dict[str, str]
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 
+    def row_of(self, digest: str) -> Row | None:
+        """Return the row that is of one model alone, by the digest of its weights."""
+        return next((row for row in self.rows if [model.sha256 for model in row.models] == [digest]), None)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         sets = (*self.near, *self.far)

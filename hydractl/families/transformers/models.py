@@ -260,15 +260,19 @@ def _write_config(row: Row, described: Described) -> dict[str, Mapping[str, obje
     architecture, how = described.architecture, described.preprocess
     if architecture.pooling is not None:
         return None
-    names = described.labels or tuple(f"LABEL_{i}" for i in range(architecture.num_classes))
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture.name)],
         "model_type": row.model_type(architecture.name),
         **{k: v for k, v in architecture.config.items() if k != "num_labels"},
-        **({} if row.zero_shot else labels_as_config(names)),
+        **({} if row.zero_shot else labels_as_config(named(described.labels, architecture.num_classes))),
     }
     images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}
     return {"config.json": config, **images}
+
+
+def named(labels: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the names of classes, the library's own where there are none."""
+    return tuple(labels) or tuple(f"LABEL_{i}" for i in range(count))
 
 
 def labels_as_config(names: Sequence[str]) -> dict[str, object]:

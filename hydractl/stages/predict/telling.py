@@ -55,7 +55,7 @@ class Teller:
         """
         header = opened.header
         classes = config.naming.classes(opened)
-        names = classes.names if classes else header.labels or tuple(map(str, range(header.num_classes)))
+        names = classes.names if classes else header.class_names
         if not names:
             raise UsageError(
                 f"{opened.reference}: tells no classes apart yet", hint="name them: `--classes cat,dog`"
@@ -142,7 +142,7 @@ def _bound(config: PredictConfig, opened: OpenModel, header: Header) -> tuple[st
 def _reported(path: Path, opened: OpenModel) -> Threshold:
     """Return the threshold that a report has for a model."""
     report = Report.from_json(read_text(path), where=str(path))
-    row = next((r for r in report.rows if [m.sha256 for m in r.models] == [opened.checkpoint.digest]), None)
+    row = report.row_of(opened.checkpoint.digest)
     if row is None:
         raise InputError(f"{path}: is not about {opened.reference}, or not as it is now")
     if row.threshold is None:
