@@ -111,10 +111,7 @@ def check_output(
             f"{path}: already exists",
             hint=f"add `--force` to replace it, or choose another name with `{option}`",
         )
-    if not target.parent.is_dir():
-        raise OutputError(
-            f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
-        )
+    _check_parent(path, target)
     # permissions do not tell: root may do all and still makes no file in /proc or on a read-only disk
     with growing(path):
         pass
@@ -131,9 +128,13 @@ def check_folder(path: Path) -> None:
         raise OutputError(
             f"{path}: is a file, not a folder", hint="leave the slash out, or choose another name with `-o`"
         )
+    _check_parent(path, target)
+    with growing(path / "x") if target.is_dir() else made(path):
+        pass
+
+
+def _check_parent(path: Path, target: Path) -> None:
     if not target.parent.is_dir():
         raise OutputError(
             f"{path}: folder `{path.parent}` does not exist", hint=f"create it: `mkdir -p {path.parent}`"
         )
-    with growing(path / "x") if target.is_dir() else made(path):
-        pass
