@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hydractl.errors import HubError
 from hydractl.jsonfile import MAX_BYTES
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 300
 """For how long the Hub may tell us to wait: it counts what one asks over five minutes."""
+NO_ANSWER = (
+    "does the network want a log-in, or is HF_ENDPOINT set? a browser shows what the Hub's address answers"
+)
+TOO_LONG = "it is compressed, or too long"
 READING = ("GET", "HEAD")
 PLAIN = "identity"
 LIMIT = re.compile(r";\s*r\s*=\s*0+\s*;\s*t\s*=\s*(\d+)")
@@ -28,7 +32,7 @@ def unusable(reference: str, error: Exception | str) -> HubError:
     """Return what is said of an answer that is no answer: the client takes each for what it should be."""
     return HubError(
         f"{reference}: the answer of the Hub cannot be used: {error}",
-        hint="does the network want a log-in, or is HF_ENDPOINT set? a browser shows what the Hub's address answers",
+        hint=NO_ANSWER,
     )
 
 
@@ -56,7 +60,7 @@ def asking(reference: str) -> Iterator[None]:
         with contextlib.nullcontext() if sys.stderr.isatty() else without_bars(utils):
             yield
     # a page to log in to a network, and names of files that lead astray
-    except (AssertionError, AttributeError, LookupError, TypeError) as error:
+    except (AssertionError, AttributeError, LookupError, RecursionError, TypeError) as error:
         raise unusable(reference, error) from error
     finally:
         client.event_hooks = before
@@ -104,13 +108,35 @@ def _check(reference: str, response: httpx2.Response) -> None:
     if response.request.url.path.startswith("/api/"):  # files go to the disk piece by piece
         packed = response.headers.get("content-encoding", PLAIN).strip().lower() != PLAIN
         if packed or _is_more(response.headers.get("content-length", ""), MAX_BYTES):
-            raise unusable(reference, "it is compressed, or too long")
+            raise unusable(reference, TOO_LONG)
+        _bound(reference, response)
     wait = "" if response.is_success else _wait(response)
     if _is_more(wait, PATIENCE_S):
         raise HubError(
             f"{reference}: the Hub answers {response.status_code} and wants to be asked again in {wait} seconds",
             hint="try again then; `hf auth login` raises what the Hub allows",
         )
+
+
+def _bound(reference: str, response: httpx2.Response) -> None:
+    """Let no more of an answer be read than it may have: it need not say its length."""
+    import httpx2  # noqa: PLC0415 - as above
+
+    whole = response.stream
+
+    class Bounded(httpx2.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            left = MAX_BYTES
+            for piece in cast("httpx2.SyncByteStream", whole):
+                left -= len(piece)
+                if left < 0:
+                    raise unusable(reference, TOO_LONG)
+                yield piece
+
+        def close(self) -> None:
+            cast("httpx2.SyncByteStream", whole).close()
+
+    response.stream = Bounded()
 
 
 def _wait(response: httpx2.Response) -> str:

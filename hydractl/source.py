@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hydractl.errors import CheckpointError, HubError, UsageError
 from hydractl.hubclient import asking, unusable
@@ -118,8 +119,12 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
     return name, options
 
 
-def download(identifier: str) -> Path:
+def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hub's client takes them
     """Return the local snapshot of a Hub model `org/name[@revision]`: safetensors, configuration and tokenizer, no pickles.
+
+    Args:
+        identifier: Which.
+        place: What else the Hub's client is to know: its cache, a token, another way to say the revision.
 
     Raises:
         HubError: With the reason, whatever the Hub client raised.
@@ -130,7 +135,9 @@ def download(identifier: str) -> Path:
     name, _, revision = identifier.partition("@")
     try:
         with asking(identifier):
-            return Path(snapshot_download(name, revision=revision or None, allow_patterns=NEEDED))
+            return Path(
+                snapshot_download(name, **{"revision": revision or None, **place}, allow_patterns=NEEDED)
+            )
     except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
         hint = "check the spelling; a private or gated model needs `hf auth login`"
         raise HubError(

@@ -20,13 +20,13 @@ def get(monkeypatch):
     """Return what asks a server that answers as told, as the Hub's client does; and how it was asked."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", HUB)
 
-    def get(url=f"{HUB}/api/x", status=200, **headers):
+    def get(url=f"{HUB}/api/x", status=200, content=b"", **headers):
         seen = []
         named = {name.replace("_", "-"): value for name, value in headers.items()}
 
         def answer(request):
             seen.append(request)
-            return httpx2.Response(status, headers=named)
+            return httpx2.Response(status, headers=named, content=content)
 
         client = httpx2.Client(transport=httpx2.MockTransport(answer), timeout=None)
         monkeypatch.setattr("huggingface_hub.get_session", lambda: client)
@@ -49,6 +49,12 @@ def get(monkeypatch):
 )  # fmt: skip
 def test_the_token_is_shown_to_the_hub_alone(get, url, shown):
     assert ("authorization" in get(url).headers) == shown
+
+
+@pytest.mark.parametrize("error", [AssertionError, AttributeError, KeyError, RecursionError, TypeError])
+def test_an_answer_that_the_client_stumbles_over_is_the_hubs_fault(error):
+    with pytest.raises(HubError, match="org/m: the answer of the Hub cannot be used"), asking("org/m"):
+        raise error("x")
 
 
 def test_an_answer_has_to_come(get):
@@ -91,3 +97,12 @@ def test_an_answer_that_would_fill_the_memory_is_none(get, headers):
         get(**headers)
 
     get(f"{HUB}/org/m/resolve/main/x", **headers)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_nor_is_one_that_does_not_say_how_long_it_is(get, monkeypatch, more):
+    monkeypatch.setattr("hydractl.hubclient.MAX_BYTES", 100)
+    pieces = [b"x" * 60, b"x" * (40 + more)]
+    with pytest.raises(HubError, match="too long") if more else contextlib.nullcontext():
+        get(content=iter(pieces))
+    get(f"{HUB}/org/m/resolve/main/x", content=iter(pieces))

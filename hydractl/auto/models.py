@@ -22,7 +22,7 @@ from hydractl.inputs import Inputs
 from hydractl.jsonfile import parse
 from hydractl.metrics.samples import ensemble_log_probs
 from hydractl.metrics.scores import entropy, mutual_information
-from hydractl.source import NEEDED
+from hydractl.source import download
 
 HUB = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 OF_NO_CONCERN = frozenset(
@@ -177,9 +177,7 @@ def _folder(name: str | os.PathLike[str], place: dict[str, Any]) -> str:
     """Return where a model's files are, downloaded if they are the Hub's."""
     if Path(name).exists():
         return str(name)
-    from huggingface_hub import snapshot_download  # noqa: PLC0415 - as the library does, when it is needed
-
-    return str(snapshot_download(str(name), allow_patterns=NEEDED, **place))
+    return str(download(str(name), **place))
 
 
 def _dtype(given: Any) -> Any:  # noqa: ANN401 - a dtype, or the name of one

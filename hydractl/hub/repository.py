@@ -10,8 +10,9 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from hydractl.errors import HubError
+from hydractl.errors import HubError, reason_of
 from hydractl.hub.layout import is_ours
+from hydractl.hubclient import NO_ANSWER, asking
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.runtime import CHUNK_BYTES, digest_file
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TRIES = 8
-LONGEST_WAIT_S = 300.0
 MAIN = "main"
 TOO_MANY = 429
 _PASSING = frozenset({408, 425, TOO_MANY, 500, 502, 503, 504})
@@ -108,9 +108,10 @@ def push(
 
     api = HfApi()
     patience = _Patience(target, progress)
-    _prepare(api, target, patience)
     sent: list[Pushed] = []
-    return patience.lasts(lambda: _commit(api, files, target, patience, sent), again=not target.create_pr)
+    with asking(target.name):
+        _prepare(api, target, patience)
+        return patience.lasts(lambda: _commit(api, files, target, patience, sent), again=not target.create_pr)
 
 
 def _prepare(api: HfApi, target: Target, patience: _Patience) -> None:
@@ -243,7 +244,7 @@ class _Patience:
                     raise  # about a file of ours
                 failure = _failure(error, self.target)
                 lost = not again and not isinstance(error, HfHubHTTPError)
-                if lost or not failure.passing or attempt == TRIES - 1 or failure.wait_s > LONGEST_WAIT_S:
+                if lost or not failure.passing or attempt == TRIES - 1:
                     hint = (
                         "look whether the pull request is there before you push again"
                         if lost
@@ -273,11 +274,12 @@ def _failure(error: Exception, target: Target) -> _Failure:
         return _Failure("the Hub is switched off", "unset HF_HUB_OFFLINE")
     if isinstance(error, errors.HfHubHTTPError):
         return _answered(error.response, target, _said(error))
-    if isinstance(error, httpx2.HTTPError | JSONDecodeError | OSError | RuntimeError):
+    passing = isinstance(error, httpx2.HTTPError | JSONDecodeError | OSError | RuntimeError)
+    if passing and not isinstance(error, RecursionError):
         return _Failure(f"the connection to the Hub failed: {_said(error)}", _AGAIN, passing=True)
     return _Failure(
         f"the answer of the Hub cannot be used: {_said(error)}",
-        "does the network want a log-in, or is HF_ENDPOINT set? a browser shows what the Hub's address answers",
+        NO_ANSWER,
     )
 
 
@@ -315,4 +317,4 @@ def _retry_after(text: str | None) -> float:
 def _said(error: BaseException) -> str:
     if error.__cause__ is not None and isinstance(error, RuntimeError):
         return _said(error.__cause__)  # of an upload in a thread of its own
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return reason_of(error)

@@ -9,7 +9,8 @@ import pytest
 from hydractl.errors import HubError
 from hydractl.hub.repository import Target, push, require_token
 from support.heard import Heard
-from support.pushes import EMPTY
+from support.hub import serve
+from support.pushes import EMPTY, Pushable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content")  # the Hub's client is told by its transport
 FILES = {"config.json": b"{}\n", "README.md": b"# m\n", "model.safetensors": b"w" * 4096, "heads.png": b"p"}
@@ -130,7 +131,7 @@ REFUSALS = {
     "meanwhile": (at("/commit/", 412), "somebody else has changed `main` meanwhile", "push again"),
     "conflict": (at("/commit/", 409), "somebody else has changed `main` meanwhile", "push again"),
     "failing": (at("/commit/", 502), r"the Hub is failing \(502\)", "nothing twice"),
-    "limit": (at("/commit/", 429, {"Retry-After": "3600"}), r"too many requests \(429\)", "wait 3600 s"),
+    "limit": (at("/commit/", 429, {"Retry-After": "3600"}), "answers 429 and wants to be asked again in 3600 seconds", "try again then"),
     "log-in page": (at("/revision/", 200, body=b"<html>"), "connection to the Hub failed|cannot be used", ""),
     "card": (at("/validate-yaml", 400, body=json.dumps({"errors": [{"message": "no such license"}]}).encode()), "Invalid metadata|refuses", ""),
     "teapot": (at("/commit/", 418), r"the Hub refuses \(418\)", "nothing was pushed"),
@@ -179,3 +180,14 @@ def test_without_a_token_nothing_begins(monkeypatch, tmp_path):
     with pytest.raises(HubError, match="no token") as caught:
         require_token()
     assert "hf auth login" in caught.value.hint
+
+
+def test_a_stranger_whom_the_hub_names_is_shown_no_token(hub):
+    with serve(Pushable()) as stranger, hub() as served:
+        push(FILES, target())
+        more = {"Link": f'<{stranger.endpoint}/more>; rel="next"'}
+        served.refuse = lambda asked: (200, more, b"[]") if "/tree/" in asked.path else None
+        with pytest.raises(HubError):
+            push(FILES, target())
+    assert stranger.tokens == {None}
+    assert "Bearer hf_secret" in served.tokens
