@@ -308,6 +308,24 @@ def check_open(path: Path) -> None:
         raise OSError(errno.EBADF, "standard output is closed")
 
 
+def append(path: Path, data: bytes) -> None:
+    """Add to a journal, and see it on the disk.
+
+    Raises:
+        OutputError: If the operating system refuses; what the journal had stays good.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            hint="what was done before is kept: the same command goes on from there",
+        ) from error
+
+
 @contextlib.contextmanager
 def translated(path: Path, *, ours: set[str]) -> Iterator[None]:
     """Turn the operating system's refusals about the *output* into ours; a closed pipe stays what it is."""

@@ -16,7 +16,7 @@ from hydractl.checkpoint import ScratchFolder
 from hydractl.claims import scratch_beside
 from hydractl.errors import OutputError, OutputExists
 from hydractl.places import check_output
-from hydractl.publish import is_stream, publish, publish_text
+from hydractl.publish import append, is_stream, publish, publish_text
 
 
 def names(folder):
@@ -176,6 +176,21 @@ def test_the_operating_system_s_refusals_are_ours(tmp_path, number):
         file.write(b"half")
         raise OSError(number, os.strerror(number))
     assert names(tmp_path) == []
+
+
+def test_a_refusal_to_grow_a_journal_is_ours_and_keeps_what_it_had(tmp_path, monkeypatch):
+    journal = tmp_path / "a.json.journal"
+    append(journal, b"one\n")
+    append(journal, b"two\n")
+    assert journal.read_bytes() == b"one\ntwo\n"
+
+    def refused(_):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(OutputError, match=r"a\.json\.journal: cannot be written: Permission denied"):
+        append(journal, b"three\n")
+    assert journal.read_bytes().startswith(b"one\ntwo\n")
 
 
 def test_an_error_about_an_input_is_not_blamed_on_the_output(tmp_path):

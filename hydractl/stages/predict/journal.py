@@ -20,6 +20,7 @@ from hydractl.data.items import ImageSet, Items
 from hydractl.errors import ManifestError
 from hydractl.jsonfile import compact, parse
 from hydractl.progress import Progress
+from hydractl.publish import append
 from hydractl.stages.predict.lines import Line
 from hydractl.stages.shared.journals import LONGEST, first_line
 
@@ -107,10 +108,7 @@ class Journal:
         block = "".join(f"{compact(line)}\n" for line in lines)
         self.chain = _link(self.chain, inputs, block.encode())
         end = compact({"lines": len(lines), "inputs": inputs, "chain": self.chain})
-        with self.path.open("ab") as file:
-            file.write(f"{block}{end}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, f"{block}{end}\n".encode())
         self.blocks.append((len(lines), inputs))
 
     def replay(self) -> Iterator[list[Line]]:

@@ -20,7 +20,7 @@ from hydractl.jsonfile import compact, parse, read_limited
 from hydractl.manifest.heads import HeadId, Removal, Shape
 from hydractl.parallel import Team
 from hydractl.progress import Progress
-from hydractl.publish import is_stream, publish_text
+from hydractl.publish import append, is_stream, publish_text
 from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
 from hydractl.stages.score.config import ScoreConfig
@@ -98,10 +98,7 @@ class Journal:
     def record(self, removal: Removal, memory: Memory = NOTHING_LEARNT) -> None:
         """Add one removal, and what the search remembers after it."""
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(self._line(_document(removal, memory)))
-                file.flush()
-                os.fsync(file.fileno())
+            append(self.path, self._line(_document(removal, memory)).encode())
 
     def discard(self) -> None:
         """Remove the journal: its output is there."""
