@@ -9,7 +9,7 @@ from pathlib import Path
 
 from promise_plan import FORWARD, Data, Plan, Task
 
-from hydractl.cli.demo.zero_shot import CAPTIONS
+from hydractl.cli.commands.demo.zero_shot import CAPTIONS
 from hydractl.data.dataset import open_data
 from hydractl.data.inputs import of_kind
 from hydractl.data.items import ImageSet

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from hydractl.cli.demo import digits as demo_digits
-from hydractl.cli.demo import text as demo_text
+from hydractl.cli.commands.demo import digits as demo_digits
+from hydractl.cli.commands.demo import text as demo_text
 from hydractl.data.inputs import encoded, open_items
 from hydractl.families.opening import load_model
 from hydractl.manifest.heads import HeadId

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hydractl.cli.app import main as hydractl
-from hydractl.cli.demo.digits import DIGITS
+from hydractl.cli.commands.demo.digits import DIGITS
 from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.manifest.report import Report
 

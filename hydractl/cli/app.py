@@ -12,7 +12,7 @@ import typer
 import typer.core
 import typer.main
 
-from hydractl.cli import (
+from hydractl.cli.commands import (
     doctor,
     eval,
     export,
@@ -26,10 +26,10 @@ from hydractl.cli import (
     schema,
     score,
 )
-from hydractl.cli.demo import command as demo
+from hydractl.cli.commands.demo import command as demo
+from hydractl.cli.commands.inspect import command as inspect
+from hydractl.cli.commands.run import command as run
 from hydractl.cli.helptext import escaped, has_required, literal_help
-from hydractl.cli.inspect import command as inspect
-from hydractl.cli.run import command as run
 from hydractl.cli.shells import command as shells
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
 from hydractl.progress import did_you_mean

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hydractl.cli.run import command as runs
+from hydractl.cli.commands.run import command as runs
 
 PIPELINE = """
 [params]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hydractl.cli.schema import DocumentKind
+from hydractl.cli.commands.schema import DocumentKind
 from hydractl.manifest.report import DOCUMENTS
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.demo import command as demo
+from hydractl.cli.commands.demo import command as demo
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hydractl.cli.demo.findings import findings
+from hydractl.cli.commands.demo.findings import findings
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Report, Row, Value
 

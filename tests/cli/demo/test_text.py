@@ -7,7 +7,7 @@ import re
 import pytest
 from tokenizers import Tokenizer
 
-from hydractl.cli.demo import text as demo_text
+from hydractl.cli.commands.demo import text as demo_text
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 from hydractl.data.tokenize import encode_texts

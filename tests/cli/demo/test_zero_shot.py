@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.demo import zero_shot as steps
+from hydractl.cli.commands.demo import zero_shot as steps
 from hydractl.data.dataset import open_data
 from hydractl.stages.shared.classes import Naming
 from hydractl.training import contrastive

@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from hydractl.cli.command import JSON, QUIET, typed
+from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
-from hydractl.cli.run.pipeline import Stage, read
 from hydractl.errors import UsageError
 from hydractl.progress import did_you_mean
 from hydractl.settings import Setting

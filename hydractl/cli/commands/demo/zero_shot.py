@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hydractl.cli.demo.plan import Part
+from hydractl.cli.commands.demo.plan import Part
 
 TRAIN, VAL, TEST = (f"shapes::split={split}" for split in ("train", "val", "test"))
 OOD_VAL = "shapes::classes=0-5,domain=novel"

@@ -15,8 +15,8 @@ from typing import Annotated, Protocol, assert_never
 import typer
 
 from hydractl.cli.command import JSON, QUIET, typed
-from hydractl.cli.demo.findings import findings
-from hydractl.cli.demo.plan import Part
+from hydractl.cli.commands.demo.findings import findings
+from hydractl.cli.commands.demo.plan import Part
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.stages.shared.settings import FORCE, SEED
 
@@ -132,19 +132,19 @@ def load(task: Task) -> Steps:
     """Return what a task consists of."""
     match task:
         case Task.digits:
-            from hydractl.cli.demo import digits as demo_digits
+            from hydractl.cli.commands.demo import digits as demo_digits
 
             return demo_digits
         case Task.text:
-            from hydractl.cli.demo import text as demo_text
+            from hydractl.cli.commands.demo import text as demo_text
 
             return demo_text
         case Task.zero_shot:
-            from hydractl.cli.demo import zero_shot as demo_zero_shot
+            from hydractl.cli.commands.demo import zero_shot as demo_zero_shot
 
             return demo_zero_shot
         case Task.pretrained:
-            from hydractl.cli.demo import pretrained as demo_pretrained
+            from hydractl.cli.commands.demo import pretrained as demo_pretrained
 
             return demo_pretrained
         case _:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
-from hydractl.cli.inspect.documents import lineage_tree, short
+from hydractl.cli.commands.inspect.documents import lineage_tree, short
 from hydractl.cli.output import Terminal, line, model_cell
 from hydractl.stages.lineage.config import LineageConfig
 

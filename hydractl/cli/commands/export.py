@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.eval import render as measured
+from hydractl.cli.commands.eval import render as measured
 from hydractl.cli.output import Terminal, line, size, table
 from hydractl.progress import counted
 from hydractl.stages.export.config import ExportConfig

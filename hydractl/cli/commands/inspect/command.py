@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
-from hydractl.cli.inspect.documents import (
+from hydractl.cli.commands.inspect.documents import (
     lineage_tree,
     maps,
     pairs,
@@ -88,7 +88,7 @@ def render(report: CheckpointReport | DocumentReport, out: Console) -> None:
     if isinstance(document, HeadScores):
         return show_scores(model_cell(report.file), document, out)
     if isinstance(document, Report):
-        from hydractl.cli.eval import render as render_report
+        from hydractl.cli.commands.eval import render as render_report
 
         return render_report(document, out)
     if isinstance(document, StateFile):

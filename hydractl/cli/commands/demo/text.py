@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hydractl.cli.demo.plan import ENSEMBLES, HYDRAS, REPORT, SINGLE, Experiment, Part
+from hydractl.cli.commands.demo.plan import ENSEMBLES, HYDRAS, REPORT, SINGLE, Experiment, Part
 
 __all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "REPORT", "SINGLE", "plan", "prepare"]
 

