@@ -61,7 +61,7 @@ class Setting:
         parse: Reads the text that was typed; None where the field's type says how.
         repeated: Whether what is parsed may be given several times.
         positional: Whether it is an argument without a name.
-        spelled: The option's names; by default the field's with dashes.
+        spelled: The option's names, of which messages use the first; by default the field's with dashes.
         shows: Whether the help shows a default.
         after: The option that it follows in the help; None where it follows the field before it.
         holds: Of an output: refuses a name that does not fit what is written there, told the option and the path.
@@ -120,7 +120,7 @@ class Setting:
 
     def option(self, name: str) -> str:
         """Return the option of a field of that name as it is typed, without that of a flag's opposite."""
-        return self.spelled[-1].split("/")[0] if self.spelled else spelled(name)
+        return self.spelled[0].split("/")[0] if self.spelled else spelled(name)
 
     def _check_choice(self, name: str, value: str) -> None:
         if self.choices and value not in self.choices:
