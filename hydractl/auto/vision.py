@@ -30,16 +30,19 @@ def hydractl(*, pretrained: bool = False, **told: Any) -> TimmHydra:  # noqa: AN
 
     Raises:
         RuntimeError: Without `pretrained=True`, or without a place: it is what its weights are.
-        TypeError: If timm's constructors' options are given.
+        TypeError: If timm's constructors' options are given that would make it another model, or have no effect.
     """
     cfg = dict(told.pop("pretrained_cfg", None) or {})
-    told.pop("pretrained_cfg_overlay", None)
-    told.pop("cache_dir", None)
-    where = cfg.get("hf_hub_id") or cfg.get("file")
+    name = cfg.get("hf_hub_id")
+    where = f"hf-hub:{name}" if name else cfg.get("file")
     if not pretrained or where is None:
         raise RuntimeError(
             "a hydra is what its weights are: `timm.create_model('hf-hub:org/name', pretrained=True)`, or `local-dir:folder`"
         )
-    if told:
-        raise TypeError(f"a hydra is not made with `{min(told)}`")
+    cache = told.pop("cache_dir", None)
+    if name and cache:
+        raise TypeError("`cache_dir`: hydractl reads the Hub's own cache; HF_HUB_CACHE moves it")
+    own = {"num_classes": cfg.get("num_classes"), "in_chans": cfg.get("input_size", (None,))[0]}
+    if strange := sorted(key for key, value in told.items() if value not in (None, own.get(key))):
+        raise TypeError(f"a hydra is not made with `{strange[0]}={told[strange[0]]!r}`")
     return TimmHydra(load(where), cfg).eval()

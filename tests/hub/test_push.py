@@ -7,17 +7,20 @@ import json
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
+from hydractl.families.opening import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Report, Row, Value
 from hydractl.runtime import digest_file
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base, sha
-from support.variants import variant
+from support.text_folders import save_text_model
+from support.variants import VARIANTS, variant
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content")
 NAME = "org/model"
@@ -168,6 +171,63 @@ def test_a_base_is_read_by_its_library(models, call, hub):
             assert torch.equal(cut(INPUTS), expected)
         assert cut.header == Checkpoint.open(models / "base.st").header
         assert max(len(c) for n, c in names.items() if n.endswith(".safetensors")) < 60_000
+
+
+def test_a_hydra_is_read_by_the_libraries(models, call, hub, monkeypatch, tmp_path):
+    """From the Hub, though a folder of its name lies here; whole or in shards; and as a folder."""
+    import timm
+    from huggingface_hub import snapshot_download
+    from transformers import AutoModelForImageClassification, pipeline
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org").mkdir()
+    name, hydra = "org/hydra", models / "hydra.st"
+    expected = hydractl.load(hydra).predict(INPUTS).probabilities.log()
+    with hub():
+        assert call(hydra, name)[0] == 0
+        assert call(hydra, name, "--max-shard-size", "30KB", "--revision", "shards")[0] == 0
+        wrapped = AutoModelForImageClassification.from_pretrained(name, revision="shards")
+        picture = Image.effect_noise((31, 20), 80)
+        answers = pipeline("image-classification", model=name, top_k=7)(picture)
+        hydractl.load(models / "m-0.st").save_pretrained(tmp_path / name)
+        found = [timm.create_model(f"hf-hub:{name}{at}", pretrained=True) for at in ("", "@shards")]
+        folder = f"local-dir:{snapshot_download(name, revision='shards')}"
+        found.append(timm.create_model(folder, pretrained=True, num_classes=7, in_chans=1, cache_dir="none"))
+        for told in ({"num_classes": 3}, {"pretrained_cfg_overlay": {"mean": (0,)}}, {"drop_rate": 0.1}):
+            with pytest.raises(TypeError, match=f"is not made with `{next(iter(told))}="):
+                timm.create_model(folder, pretrained=True, **told)
+        with pytest.raises(TypeError, match="HF_HUB_CACHE moves it"):
+            timm.create_model(f"hf-hub:{name}", pretrained=True, cache_dir=tmp_path / "other")
+
+    with torch.inference_mode():
+        for logits in (*(model(INPUTS) for model in found), wrapped(INPUTS).logits):
+            torch.testing.assert_close(logits, expected, atol=1e-6, rtol=0)
+    said = hydractl.load(hydra).predict([picture]).probabilities[0].tolist()
+    assert {a["label"]: a["score"] for a in answers} == pytest.approx(dict(zip("abcde|g", said, strict=True)))
+
+
+def test_a_hydra_and_a_base_of_texts_are_read_by_the_library(call, hub, tmp_path):
+    """Tokenizer and all; no bars are drawn where there is no terminal, whatever the library has done to them."""
+    from transformers import pipeline
+
+    bert = save_text_model(
+        next(v for v in VARIANTS if str(v) == "transformers-bert-plain"), tmp_path / "bert"
+    )
+    whole = Sample(open_model(str(tmp_path / "bert")).header, bert.state)
+    members = tuple(tmp_path / f"m-{i}.st" for i in range(2))
+    for i, path in enumerate(members):
+        whole.pruned((0, 1), (2,), (0, i + 1)).tuned(i).save(path)
+    run_fuse(FuseConfig(models=tuple(map(str, members)), out=tmp_path / "hydra.st", verify=False))
+    texts = ["the cat sat", "a mat on the cat on a mat"]
+    with hub():
+        for model, name in (("bert", "org/bert-of-texts"), ("hydra.st", "org/hydra-of-texts")):
+            code, _, err = call(tmp_path / model, name)
+            assert (code, "%|" in err) == (0, False), err
+            answers = pipeline("text-classification", model=name, top_k=7)(texts, batch_size=2)
+            expected = hydractl.load(tmp_path / model).predict(texts).probabilities.tolist()
+            for answer, row in zip(answers, expected, strict=True):
+                said = {int(one["label"].removeprefix("LABEL_")): one["score"] for one in answer}
+                assert said == pytest.approx(dict(enumerate(row)), abs=1e-5)
 
 
 REFUSED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
@@ -31,13 +32,14 @@ def push(config: PushConfig, terminal: Terminal) -> None:
       hydractl push hydra.st my-team/my-hydra --revision v2 --create-pr --commit-message "Three seeds more"
       hydractl push member.st my-team/my-member --private
     """
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from huggingface_hub import utils
 
+    from hydractl.hubclient import without_bars
     from hydractl.stages.push.run import run_push
 
-    if terminal.quiet or terminal.as_json or not sys.stderr.isatty():
-        disable_progress_bars()
-    report = run_push(config, terminal.progress())
+    silent = terminal.quiet or terminal.as_json or not sys.stderr.isatty()
+    with without_bars(utils) if silent else nullcontext():
+        report = run_push(config, terminal.progress())
     terminal.result(report, render)
 
 

@@ -267,9 +267,14 @@ def class_named(model_class: str) -> Any:  # noqa: ANN401 - untyped
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the library's progress bars and advice off the terminal; what matters comes back as errors of ours."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level, bars, hubs = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        not are_progress_bars_disabled(),
+    )
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -278,3 +283,5 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        if not hubs:  # which the library's go with
+            disable_progress_bars()
