@@ -1,6 +1,7 @@
-"""The completion scripts of this source tree, for those who package it: what `hydractl completion` prints.
+"""What this source tree keeps of the command tree: the completion scripts, for those who package them, and the page of options.
 
-`python -m hydractl.cli.completion` writes them to `completions/`; with `--check` it says which are out of date.
+`python -m hydractl.cli.completion` writes them to `completions/` and `docs/reference.md`; with `--check` it says which are out
+of date.
 """
 
 from __future__ import annotations
@@ -10,30 +11,36 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hydractl.cli.app import command_tree
+from hydractl.cli.reference import page
 from hydractl.cli.shells.described import describe
 from hydractl.cli.shells.scripts import SCRIPTS
 
-FOLDER = Path("completions")
-FILES = {"bash": "hydractl.bash", "zsh": "_hydractl", "fish": "hydractl.fish"}
+FILES = {
+    "bash": "completions/hydractl.bash",
+    "zsh": "completions/_hydractl",
+    "fish": "completions/hydractl.fish",
+}
+PAGE = "docs/reference.md"
 
 
-def scripts() -> dict[str, str]:
-    """Return each script's file name and text."""
-    commands = describe(command_tree())
-    return {FILES[shell]: script(commands) for shell, script in SCRIPTS.items()}
+def files() -> dict[str, str]:
+    """Return each file's path and text."""
+    tree = command_tree()
+    commands = describe(tree)
+    return {PAGE: page(tree), **{FILES[shell]: script(commands) for shell, script in SCRIPTS.items()}}
 
 
 def main(arguments: Iterable[str]) -> int:
-    """Write the scripts, or with `--check` compare them; return the exit code."""
+    """Write the files, or with `--check` compare them; return the exit code."""
     check = "--check" in arguments
     stale = []
-    for name, text in scripts().items():
-        path = FOLDER / name
+    for name, text in files().items():
+        path = Path(name)
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
-        stale.append(str(path))
+        stale.append(name)
         if not check:
-            FOLDER.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if check and stale:
         again = "run `python -m hydractl.cli.completion`"

@@ -10,7 +10,7 @@ import pytest
 
 from hydractl.cli import completion
 from hydractl.cli.app import COMMANDS, command_tree
-from hydractl.cli.completion import main, scripts
+from hydractl.cli.completion import files, main
 from hydractl.cli.shells.command import Shell
 from hydractl.cli.shells.described import describe
 from hydractl.cli.shells.scripts import SCRIPTS
@@ -20,11 +20,12 @@ ROOT = Path(__file__).parents[3]
 BASH, ZSH, FISH = (ROOT / "completions" / name for name in ("hydractl.bash", "_hydractl", "hydractl.fish"))
 
 
-@pytest.mark.parametrize("name", ["hydractl.bash", "_hydractl", "hydractl.fish"])
-def test_the_scripts_are_in_date(name):
-    stored = (ROOT / "completions" / name).read_text(encoding="utf-8")
+def test_the_files_are_in_date():
+    made = files()
 
-    assert stored == scripts()[name], "run `python -m hydractl.cli.completion`"
+    stale = [name for name, text in made.items() if (ROOT / name).read_text(encoding="utf-8") != text]
+    assert made
+    assert not stale, "run `python -m hydractl.cli.completion`"
 
 
 def test_the_words_of_the_command_are_the_shells_with_a_script():
@@ -33,15 +34,19 @@ def test_the_words_of_the_command_are_the_shells_with_a_script():
 
 def test_writing_then_checking(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    made = files()
+    monkeypatch.setattr(completion, "files", lambda: made)
 
     assert main(["--check"]) == 5
-    assert not completion.FOLDER.exists()
+    assert not [*tmp_path.iterdir()]
     assert "completions/_hydractl" in capsys.readouterr().err
     assert main([]) == 0
     assert main(["--check"]) == 0
-    (completion.FOLDER / "hydractl.fish").write_text("old", encoding="utf-8")
-    assert main(["--check"]) == 5
-    assert "hydractl.fish" in capsys.readouterr().err
+    for name, text in made.items():
+        (tmp_path / name).write_text("old", encoding="utf-8")
+        assert main(["--check"]) == 5
+        assert f"out of date: {name}\n" in capsys.readouterr().err
+        (tmp_path / name).write_text(text, encoding="utf-8")
 
 
 def test_every_option_of_every_command_is_described():

@@ -1,0 +1,77 @@
+"""The page of the documents that lists every command and option, made of the command tree: what `--help` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import cast
+
+import typer
+import typer.core
+
+from hydractl.cli.helptext import unescaped
+
+HEAD = """\
+# Every command and option
+
+What `hydractl COMMAND --help` says, on one page. Made by `python -m hydractl.cli.completion`; not written by hand.
+"""
+Parameter = typer.core.TyperOption | typer.core.TyperArgument
+
+
+def page(tree: typer.core.TyperGroup) -> str:
+    """Return the page as Markdown: the program, a list of its commands, then a section of each."""
+    commands = cast("dict[str, typer.core.TyperCommand]", tree.commands)
+    first = [
+        f"- [`{name}`](#hydractl-{name}): {_paragraphs(command)[0]}" for name, command in commands.items()
+    ]
+    parts = [HEAD, *_prose(tree), "\n".join(first) + "\n"]
+    for name, command in commands.items():
+        parts += [f"## hydractl {name}\n", *_prose(command), *_tables(name, command)]
+    return "\n".join(parts)
+
+
+def _paragraphs(command: typer.core.TyperCommand | typer.core.TyperGroup) -> list[str]:
+    return unescaped(command.help or "").split("\n\n")
+
+
+def _prose(command: typer.core.TyperCommand | typer.core.TyperGroup) -> Iterator[str]:
+    """Yield what a command says of itself: paragraphs, and blocks such as its examples as they stand."""
+    for paragraph in _paragraphs(command):
+        title, *lines = paragraph.strip().split("\n")
+        block = "\n".join(line.removeprefix("  ") for line in lines)
+        kind = "sh" if title == "Examples:" else "text"
+        yield f"{title}\n\n```{kind}\n{block}\n```\n" if lines else f"{_cell(title)}\n"
+
+
+def _tables(name: str, command: typer.core.TyperCommand) -> Iterator[str]:
+    """Yield a table of the arguments and one of each group of options, as the help groups them."""
+    context = typer.Context(command, info_name=name)
+    shown = [p for p in command.params if isinstance(p, Parameter) and not p.hidden]
+    shown.sort(key=lambda p: (isinstance(p, typer.core.TyperOption), p.rich_help_panel is not None))
+    for title, group in groupby(shown, key=_title):
+        rows = [f"| {_spelled(p, context)} | {_told(p, context)} |" for p in group]
+        yield "\n".join([f"| {title} | |", "|---|---|", *rows, ""])
+
+
+def _title(parameter: Parameter) -> str:
+    named = isinstance(parameter, typer.core.TyperOption)
+    return parameter.rich_help_panel or ("Options" if named else "Arguments")
+
+
+def _spelled(parameter: Parameter, context: typer.Context) -> str:
+    """Return an option's names and what stands for its value; of an argument the latter alone."""
+    record, _ = parameter.get_help_record(context) or ("", "")
+    if isinstance(parameter, typer.core.TyperArgument):
+        record = parameter.metavar or str(parameter.name).upper()
+    return f"`{record}`".replace("|", r"\|")
+
+
+def _told(parameter: Parameter, context: typer.Context) -> str:
+    _, told = parameter.get_help_record(context) or ("", "")
+    return _cell(unescaped(told)).replace("|", r"\|")
+
+
+def _cell(text: str) -> str:
+    """Return a text on one line in which Markdown sees no HTML."""
+    return " ".join(text.split()).replace("<", "&lt;")
