@@ -305,8 +305,11 @@ def _options(config: ExportConfig) -> dict[str, Option]:
         "format": config.form.removeprefix("."),
         "with_preprocess": config.with_preprocess,
         "tolerance": config.tolerance,
+        "quantize": config.quantize,
+        "classes": config.naming.names or None,
+        "templates": config.naming.templates or None,
     }
-    return said if config.quantize is None else said | {"quantize": config.quantize}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _shown(name: str, x: torch.Tensor, axes: tuple[str, ...]) -> tuple[str, str, str]:

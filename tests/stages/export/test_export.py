@@ -20,7 +20,7 @@ from hydractl.fusion.hydra import HydraOutput
 from hydractl.manifest.header import Preprocess
 from hydractl.manifest.report import Report
 from hydractl.stages.export import formats
-from hydractl.stages.export.compare import pictures, prepared
+from hydractl.stages.export.compare import pictures, prepared, trials
 from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.export.pixels import FILTERS, Pixels
 from hydractl.stages.export.run import run_export
@@ -139,6 +139,17 @@ def test_a_program_of_texts_takes_any_number_of_any_length(tmp_path):
     assert json.loads(extra["hydractl.kind"]) == "member"
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_no_text_that_is_asked_is_nothing_but_padding(side):
+    header = base(BERT).header
+    how = header.preprocess.model_copy(update={"padding_side": side})
+
+    asked = list(trials(header.model_copy(update={"preprocess": how}), with_pixels=False, seed=0))
+
+    assert len({one["input_ids"].shape[1] for one in asked}) == 2
+    assert all(one["attention_mask"].any(1).all() for one in asked)
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 def test_pixels_of_any_size_go_in(hydra, tmp_path, suffix):
@@ -235,13 +246,10 @@ def test_what_cannot_be_is_refused(options, text):
         ExportConfig(**{"model": "h.st", "out": Path("h.onnx"), **options})
 
 
-def test_texts_have_no_pixels_and_a_zero_shot_model_needs_classes(tmp_path):
+def test_texts_have_no_pixels(tmp_path):
     path = base(BERT).save(tmp_path / "b.st")
     with pytest.raises(UsageError, match="`--with-preprocess` is for images"):
         run_export(ExportConfig(model=str(path), out=tmp_path / "b.pt2", with_preprocess=True))
-    clip = base(next(v for v in VARIANTS if v.family == "transformers-clip")).save(tmp_path / "c.st")
-    with pytest.raises(UsageError, match="has no classes yet"):
-        run_export(ExportConfig(model=str(clip), out=tmp_path / "c.pt2"))
 
 
 def test_without_its_libraries_onnx_is_refused_by_name(hydra, tmp_path, monkeypatch, capsys):
