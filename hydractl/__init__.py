@@ -9,7 +9,7 @@ from hydractl.version import __version__
 
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
 if TYPE_CHECKING:
-    from hydractl.api.stages import evaluate, finetune, fuse, predict, prune, score
+    from hydractl.api.stages import evaluate, export, finetune, fuse, predict, prune, push, score
     from hydractl.fusion.hydra import Hydra
     from hydractl.fusion.loaded import load
     from hydractl.fusion.predictions import Predictions
@@ -19,18 +19,22 @@ __all__ = [
     "Predictions",
     "__version__",
     "evaluate",
+    "export",
     "finetune",
     "fuse",
     "load",
     "predict",
     "prune",
+    "push",
     "score",
 ]
 _PLACES = {
     "Hydra": "hydractl.fusion.hydra",
     "Predictions": "hydractl.fusion.predictions",
     "load": "hydractl.fusion.loaded",
-    **dict.fromkeys(("score", "prune", "finetune", "fuse", "evaluate", "predict"), "hydractl.api.stages"),
+    **dict.fromkeys(
+        ("score", "prune", "finetune", "fuse", "evaluate", "predict", "export", "push"), "hydractl.api.stages"
+    ),
 }
 
 

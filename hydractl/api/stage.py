@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hydractl.hubclient import without_bars
 from hydractl.progress import Progress, Silent, did_you_mean
 from hydractl.settings import Declared, Setting, configured, options_of
 
@@ -68,12 +69,15 @@ class Stage(NamedTuple):
                 if name not in options and name != "progress":
                     near = did_you_mean(name, options)
                     raise TypeError(f"{self.name}() has no option `{name}`{f'; {near}' if near else ''}")
+            from huggingface_hub import utils  # noqa: PLC0415 - loads when a stage runs
+
             bound = signature.bind(*args, **given).arguments
             heard = bound.pop("progress", None)
             typed = {name: _typed(options[name], value) for name, value in bound.items()}
             config = configured(self.config, dict.fromkeys(o.name for o in options_of(self.config)) | typed)
             module, _, function = self.run.partition(":")
-            return getattr(import_module(module), function)(config, _heard(heard))
+            with without_bars(utils):
+                return getattr(import_module(module), function)(config, _heard(heard))
 
         run.__name__ = run.__qualname__ = self.name
         run.__module__ = "hydractl"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from hydractl.api.stage import Stage
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.export.config import ExportConfig
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.push.config import PushConfig
 from hydractl.stages.score.config import ScoreConfig
 
 STAGES = (
@@ -35,5 +37,13 @@ STAGES = (
         "predict", "Write what a model says of every input, and how sure it is: a line an input.",
         PredictConfig, "hydractl.stages.predict.run:run_predict", "hydractl.stages.predict.run:PredictReport", ("out",),
     ),
+    Stage(
+        "export", "Export a base, a member or a hydra for runtimes that know neither hydractl nor its libraries.",
+        ExportConfig, "hydractl.stages.export.run:run_export", "hydractl.stages.export.run:ExportReport",
+    ),
+    Stage(
+        "push", "Push a base, a member or a hydra to the Hub, with its card, in one commit or none.",
+        PushConfig, "hydractl.stages.push.run:run_push", "hydractl.stages.push.run:PushReport",
+    ),
 )  # fmt: skip
-score, prune, finetune, fuse, evaluate, predict = (stage.function() for stage in STAGES)
+score, prune, finetune, fuse, evaluate, predict, export, push = (stage.function() for stage in STAGES)

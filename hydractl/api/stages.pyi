@@ -7,10 +7,12 @@ from typing import Literal
 from hydractl.api.stage import Stage
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.report import EvalReport
+from hydractl.stages.export.run import ExportReport
 from hydractl.stages.finetune.run import FinetuneReport
 from hydractl.stages.fuse.run import FuseReport
 from hydractl.stages.predict.run import PredictReport
 from hydractl.stages.prune.run import PruneReport
+from hydractl.stages.push.run import PushReport
 from hydractl.stages.score.config import ScoreReport
 
 STAGES: tuple[Stage, ...]
@@ -491,6 +493,96 @@ def predict(
         dtype: bf16, fp16 or fp32; default: as stored.
         force: Replace an existing output, and start anew where an unfinished run could be gone on with.
         wait: Wait while another command makes the same output, rather than exit 6.
+        progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
+
+    Returns:
+        What the command tells with `--json`, as an object.
+
+    Raises:
+        HydraError: Whatever ends the command; `exit_code` is the command's.
+        TypeError: If there is no such option.
+    """
+
+def export(
+    model: str | Path,
+    *,
+    out: str | Path,
+    with_preprocess: bool | None = ...,
+    quantize: Literal["int8"] | None = ...,
+    data: str | None = ...,
+    ood: str | None = ...,
+    tolerance: float | None = ...,
+    report: str | Path | None = ...,
+    batch_size: int | None = ...,
+    classes: str | Sequence[str] | None = ...,
+    template: str | Sequence[str] | None = ...,
+    arch: str | None = ...,
+    seed: int | None = ...,
+    force: bool | None = ...,
+    progress: Callable[[str], object] | Progress | None = ...,
+) -> ExportReport:
+    r"""Export a base, a member or a hydra for runtimes that know neither hydractl nor its libraries.
+
+    Arguments are those of `hydractl export`, and read as it reads them; None is an option that is not given.
+
+    Args:
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
+        out: Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.
+        with_preprocess: For images: take uint8 pixels (B, height, width, channels) of any size; resize, crop and normalise are in the graph.
+        quantize: For ONNX: weights and what they are multiplied with as whole numbers of 8 bits. Needs `--data`, on which the effect is measured.
+        data: Labelled data, on which the exported model is compared and measured too: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, or hf:org/name.
+        ood: OOD data, to measure the AUROC with; also photos, noise, manual, letters.
+        tolerance: Exit 5, and write nothing, if an output of the exported model is further from the model's own, relative to the largest value where that is above 1.
+        report: Write what was measured on `--data`, as `eval` reports it.
+        batch_size: Samples in one forward pass.
+        classes: Classes of a zero-shot model: names, or a file with one name a line.
+        template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
+        arch: Architecture of a bare .safetensors file.
+        seed: Seed of the random inputs.
+        force: Replace an existing output.
+        progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
+
+    Returns:
+        What the command tells with `--json`, as an object.
+
+    Raises:
+        HydraError: Whatever ends the command; `exit_code` is the command's.
+        TypeError: If there is no such option.
+    """
+
+def push(
+    model: str | Path,
+    repository: str | Path,
+    *,
+    report: str | Path | None = ...,
+    base_model: str | None = ...,
+    license: str | None = ...,
+    private: bool | None = ...,
+    revision: str | None = ...,
+    create_pr: bool | None = ...,
+    commit_message: str | None = ...,
+    max_shard_size: str | int | None = ...,
+    dry_run: bool | None = ...,
+    arch: str | None = ...,
+    progress: Callable[[str], object] | Progress | None = ...,
+) -> PushReport:
+    r"""Push a base, a member or a hydra to the Hub, with its card, in one commit or none.
+
+    Arguments are those of `hydractl push`, and read as it reads them; None is an option that is not given.
+
+    Args:
+        model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
+        repository: The repository on the Hub; made where there is none.
+        report: What `eval` measured of the model, for its card.
+        base_model: Hub id of the model that it was made from.
+        license: Licence of the base, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...
+        private: Make the repository private; refuse one that is public.
+        revision: The branch; made where there is none.
+        create_pr: Open a pull request, and leave the branch as it is.
+        commit_message: What the commit says.
+        max_shard_size: The most bytes of a file of weights; a larger model is cut into shards (default 5GB).
+        dry_run: Show the files and the card; ask the Hub nothing, and change nothing.
+        arch: Architecture of a bare .safetensors file.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 
     Returns:

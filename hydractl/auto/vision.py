@@ -9,6 +9,7 @@ from torch import nn
 
 from hydractl.fusion.loaded import LoadedHydra, LoadedModel, load
 from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.source import download
 
 
 class TimmHydra(nn.Module):
@@ -40,9 +41,9 @@ def hydractl(*, pretrained: bool = False, **told: Any) -> TimmHydra:  # noqa: AN
             "a hydra is what its weights are: `timm.create_model('hf-hub:org/name', pretrained=True)`, or `local-dir:folder`"
         )
     cache = told.pop("cache_dir", None)
-    if name and cache:
-        raise TypeError("`cache_dir`: hydractl reads the Hub's own cache; HF_HUB_CACHE moves it")
     own = {"num_classes": cfg.get("num_classes"), "in_chans": cfg.get("input_size", (None,))[0]}
     if strange := sorted(key for key, value in told.items() if value not in (None, own.get(key))):
         raise TypeError(f"a hydra is not made with `{strange[0]}={told[strange[0]]!r}`")
+    if name and cache:
+        where = download(name, cache_dir=cache)
     return TimmHydra(load(where), cfg).eval()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import harmless, shortened
 from hydractl.hub.layout import is_stock, labels_of
+from hydractl.hub.readme import Readme
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import Header, Kind, Preprocess, Step
@@ -20,6 +21,7 @@ from hydractl.manifest.report import Report, Row, Value
 from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.table import METRICS
 from hydractl.progress import counted
+from hydractl.source import HUB_ID
 from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -79,13 +81,28 @@ class Facts:
         return _IMAGES if self.header.num_classes else _ZERO_SHOT
 
 
-def card_of(facts: Facts) -> str:
-    """Return the text of a card."""
-    parts = (_metadata(facts), _what(facts), _results(facts), _loading(facts), _making(facts), _limits(facts))
-    return "\n\n".join(filter(None, parts)) + "\n"
+def card_of(facts: Facts, there: bytes | None = None) -> bytes:
+    """Return the text of a card.
+
+    Args:
+        facts: What it tells; a licence and a base model that they do not name are those that the README there names.
+        there: The README that it takes the place of, in which stays what somebody else has written.
+
+    Raises:
+        HubError: If that README cannot be read.
+    """
+    readme = Readme.read(there)
+    base = readme.said("base_model")
+    facts = replace(
+        facts,
+        license=facts.license or readme.said("license"),
+        base_model=facts.base_model or (base if base and HUB_ID.fullmatch(base) else None),
+    )
+    parts = (_what(facts), _results(facts), _loading(facts), _making(facts), _limits(facts))
+    return readme.with_part(facts.name, _metadata(facts), "\n\n".join(filter(None, parts))).encode()
 
 
-def _metadata(facts: Facts) -> str:
+def _metadata(facts: Facts) -> dict[str, Any]:
     from huggingface_hub import ModelCardData  # noqa: PLC0415 - the Hub's client loads when it is wanted
 
     header = facts.header
@@ -109,7 +126,7 @@ def _metadata(facts: Facts) -> str:
         ],
         **more,
     )
-    return f"---\n{data.to_yaml()}\n---"
+    return dict(data.to_dict())  # type: ignore[no-untyped-call]  # the library leaves it untyped
 
 
 def _eval_results(facts: Facts) -> Iterator[EvalResult]:
@@ -345,7 +362,7 @@ def _limits(facts: Facts) -> str:
         "",
         "## Licence",
         "",
-        f"`{facts.license}`, as the base model's licence asks for."
+        f"{_code(facts.license)}, as the base model's licence asks for."
         if facts.license
         else "Nobody has said. The licence of the base model holds for what was made from it.",
     ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder
 from hydractl.errors import InputError
 from hydractl.hub.card import PICTURE, REPORT, Facts, card_of
 from hydractl.hub.layout import files_of
-from hydractl.hub.repository import MAIN
+from hydractl.hub.repository import MAIN, Content
 from hydractl.hub.weights import weights_of
 from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.report import Report, Row
@@ -41,8 +42,8 @@ class Publication:
 
     def files(
         self, checkpoint: Checkpoint, header: Header, *, scratch: ScratchFolder, where: str
-    ) -> dict[str, Path | bytes]:
-        """Return the files by their names there.
+    ) -> dict[str, Content]:
+        """Return the files by their names there; what becomes of the card hangs on what people have written into it.
 
         Args:
             checkpoint: The model's tensors.
@@ -54,7 +55,7 @@ class Publication:
             InputError: If the report is of other models.
         """
         report, row = self._measured(checkpoint, where)
-        files: dict[str, Path | bytes] = {
+        files: dict[str, Content] = {
             **files_of(header),
             **weights_of(checkpoint, header, limit=self.max_shard_size, scratch=scratch),
         }
@@ -73,7 +74,7 @@ class Publication:
             license=self.license,
             pictured=picture is not None,
         )
-        files[CARD] = card_of(facts).encode()
+        files[CARD] = partial(card_of, facts)
         return dict(sorted(files.items()))
 
     def _measured(self, checkpoint: Checkpoint, where: str) -> tuple[Report | None, Row | None]:

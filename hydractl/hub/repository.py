@@ -6,13 +6,16 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from json import JSONDecodeError
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from hydractl.errors import HubError, reason_of
 from hydractl.hub.layout import is_ours
 from hydractl.hubclient import NO_ANSWER, asking
+from hydractl.jsonfile import MAX_BYTES
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.runtime import CHUNK_BYTES, digest_file
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi, RepoFile
 
 T = TypeVar("T")
+Content: TypeAlias = "Path | bytes | Callable[[bytes | None], bytes]"
+"""Of a file: there already, in memory, or made of what the repository has under its name, if anything."""
 TRIES = 8
 MAIN = "main"
 TOO_MANY = 429
@@ -58,6 +63,7 @@ class Pushed:
         commit: The commit that holds the files; the one that held them already where nothing had changed.
         url: Where it can be seen.
         pull_request: Likewise the pull request, if one was opened.
+        files: What was pushed, by its name.
         written: Names of the files that were added or changed.
         deleted: Names of those of a former model that went.
     """
@@ -65,6 +71,7 @@ class Pushed:
     commit: str
     url: str
     pull_request: str | None = None
+    files: Mapping[str, Path | bytes]
     written: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
 
@@ -87,7 +94,7 @@ def require_token() -> None:
 
 
 def push(
-    files: Mapping[str, Path | bytes],
+    files: Mapping[str, Content],
     target: Target,
     *,
     progress: Progress = SILENT,
@@ -136,7 +143,7 @@ def _make_branch(api: HfApi, target: Target) -> None:
 
 
 def _commit(
-    api: HfApi, files: Mapping[str, Path | bytes], target: Target, patience: _Patience, sent: list[Pushed]
+    api: HfApi, contents: Mapping[str, Content], target: Target, patience: _Patience, sent: list[Pushed]
 ) -> Pushed:
     """Make one commit of what is not there yet, if anything; `sent` are those whose answers got lost."""
     from huggingface_hub import (  # noqa: PLC0415 - as above
@@ -146,9 +153,11 @@ def _commit(
 
     head = patience.lasts(lambda: api.repo_info(target.name, revision=target.revision).sha) or target.revision
     there = patience.lasts(lambda: _files(api, target.name, head))
+    read = partial(_read, api, target.name, head)
+    files = settled(contents, lambda name: patience.lasts(lambda: read(there.get(name))))
     changed = [name for name, content in files.items() if not _same(content, there.get(name))]
     stale = sorted(name for name in there if is_ours(name) and name not in files)
-    now = Pushed(commit=head, url=f"{api.endpoint}/{target.name}/commit/{head}")
+    now = Pushed(commit=head, url=f"{api.endpoint}/{target.name}/commit/{head}", files=files)
     if not changed and not stale:
         return replace(now, written=sent[-1].written, deleted=sent[-1].deleted) if sent else now
     sent.append(replace(now, written=tuple(changed), deleted=tuple(stale)))
@@ -173,6 +182,24 @@ def _files(api: HfApi, name: str, revision: str) -> dict[str, RepoFile]:
 
     tree = api.list_repo_tree(name, recursive=True, revision=revision)
     return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+
+
+def settled(contents: Mapping[str, Content], there: Callable[[str], bytes | None]) -> dict[str, Path | bytes]:
+    """Return files of which nothing hangs on the repository any more; `there` tells what it has under a name."""
+    return {name: one(there(name)) if callable(one) else one for name, one in contents.items()}
+
+
+def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes | None:
+    """Return the content of a small file of a repository; None where it is not there."""
+    if entry is None:
+        return None
+    if entry.size > MAX_BYTES:
+        raise HubError(
+            f"{name}: its {entry.path} has {entry.size} bytes", hint="delete it there, and push again"
+        )
+    with TemporaryDirectory() as folder:
+        path = api.hf_hub_download(name, entry.path, revision=revision, local_dir=folder)
+        return Path(path).read_bytes()
 
 
 def _same(content: Path | bytes, there: RepoFile | None) -> bool:

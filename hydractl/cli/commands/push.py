@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -37,8 +36,7 @@ def push(config: PushConfig, terminal: Terminal) -> None:
     from hydractl.hubclient import without_bars
     from hydractl.stages.push.run import run_push
 
-    silent = terminal.quiet or terminal.as_json or not sys.stderr.isatty()
-    with without_bars(utils) if silent else nullcontext():
+    with without_bars(utils) if terminal.quiet or terminal.as_json else nullcontext():
         report = run_push(config, terminal.progress())
     terminal.result(report, render)
 

@@ -11,7 +11,7 @@ from hydractl.errors import UsageError
 from hydractl.families.opening import check_tensors, open_model
 from hydractl.fusion.hydra import stored_specs
 from hydractl.hub.publication import CARD, Publication, usual_message
-from hydractl.hub.repository import Pushed, Target, push, require_token
+from hydractl.hub.repository import Pushed, Target, push, require_token, settled
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.stages.push.config import PushConfig
@@ -41,7 +41,7 @@ class PushReport:
         revision: The branch.
         files: What belongs to the model.
         deleted: Files of a former model that went.
-        card: The text of the card.
+        card: The text of the card, with what people have written into it; in a dry run without.
         commit: The commit that holds the files; None in a dry run.
         url: Where it can be seen.
         pull_request: Where the pull request can be seen, if one was opened.
@@ -83,7 +83,9 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
     if not config.dry_run:
         require_token()
     if config.license is None:
-        progress.warn("the card names no licence: `--license` says that of the base")
+        progress.warn(
+            "no licence is named: `--license` says that of the base, where the README there does not"
+        )
     publication = Publication(
         name=config.repository,
         revision=config.revision,
@@ -94,7 +96,6 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
     )
     scratch = ScratchFolder()
     files = publication.files(opened.checkpoint, opened.header, scratch=scratch, where=config.model)
-    card = files[CARD]
     pushed = None
     if not config.dry_run:
         target = Target(
@@ -105,12 +106,11 @@ def run_push(config: PushConfig, progress: Progress = SILENT) -> PushReport:
             message=config.commit_message or usual_message(opened.header),
         )
         pushed = push(files, target, progress=progress)
-    return _report(config, files, card.decode() if isinstance(card, bytes) else "", pushed)
+    return _report(config, settled(files, lambda _: None) if pushed is None else pushed.files, pushed)
 
 
-def _report(
-    config: PushConfig, files: Mapping[str, Path | bytes], card: str, pushed: Pushed | None
-) -> PushReport:
+def _report(config: PushConfig, files: Mapping[str, Path | bytes], pushed: Pushed | None) -> PushReport:
+    card = files[CARD]
     return PushReport(
         repository=config.repository,
         revision=config.revision,
@@ -123,7 +123,7 @@ def _report(
             for name, content in files.items()
         ),
         deleted=() if pushed is None else pushed.deleted,
-        card=card,
+        card=card.decode() if isinstance(card, bytes) else "",
         commit=None if pushed is None else pushed.commit,
         url=None if pushed is None else pushed.url,
         pull_request=None if pushed is None else pushed.pull_request,
