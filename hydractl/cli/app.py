@@ -29,7 +29,7 @@ from hydractl.cli.commands import (
 from hydractl.cli.commands.demo import command as demo
 from hydractl.cli.commands.inspect import command as inspect
 from hydractl.cli.commands.run import command as run
-from hydractl.cli.helptext import escaped, has_required, literal_help
+from hydractl.cli.helptext import escaped, literal_help
 from hydractl.cli.shells import command as shells
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
 from hydractl.progress import did_you_mean
@@ -104,7 +104,7 @@ class Strict(typer.core.TyperCommand):
 
 
 for _name, _command in COMMANDS.items():
-    app.command(_name, cls=Strict, no_args_is_help=has_required(_command))(_command)
+    app.command(_name, cls=Strict)(_command)
 
 
 def _version(value: bool) -> None:
@@ -134,7 +134,7 @@ def root(
 
 
 def command_tree() -> typer.core.TyperGroup:
-    """Return the finished tree: help is literal text, and examples keep their lines.
+    """Return the finished tree: help is literal text, examples keep their lines, and what needs arguments has help without any.
 
     Typer joins the lines of a docstring's paragraphs, except after a backspace, and on a terminal it reads `[...]`
     in them as rich markup.
@@ -142,6 +142,7 @@ def command_tree() -> typer.core.TyperGroup:
     tree = cast("typer.core.TyperGroup", typer.main.get_command(app))
     for command in (tree, *tree.commands.values()):
         command.help = literal_help(command.help or "", rich=typer.core.HAS_RICH)
+        command.no_args_is_help = command is tree or any(p.required for p in command.params)
         for parameter in command.params:
             if (
                 isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument)
@@ -190,7 +191,8 @@ def _usage_or_bug(error: Exception) -> int:
         from hydractl.cli.output import leader_is_silent
 
         if leader_is_silent():
-            vars(error)["message"] = in_one_line(str(getattr(error, "message", "")))
+            if type(error).__name__ != "NoArgsIsHelpError":  # which says no word that was typed: the help
+                vars(error)["message"] = in_one_line(str(getattr(error, "message", "")))
             show()
         return code
     if isinstance(error, OSError):

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 
 KEEP_LINES = "\b\n"
-
-
-def has_required(command: Callable[..., None]) -> bool:
-    """Return whether a command cannot run without arguments."""
-    return any(p.default is p.empty for p in inspect.signature(command).parameters.values())
 
 
 def escaped(text: str) -> str:
