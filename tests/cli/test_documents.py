@@ -1,0 +1,84 @@
+"""The command lines of the documents, the examples of `--help` among them, and the links between pages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hydractl.cli.app import command_tree
+from hydractl.cli.command import CONFIGURATIONS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ENDS = re.compile(r"[|&;<>]+|do|done")
+
+
+def command_lines(text: str) -> list[list[str]]:
+    """Return the arguments of each `hydractl` in the blocks of shell commands, as a shell gives them."""
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.shlex(line, posix=True, punctuation_chars=True)
+            words.wordchars += "{}[],:@%+$"
+            words.whitespace_split = True
+            rest = [*words]
+            while "hydractl" in rest:
+                rest = rest[rest.index("hydractl") + 1 :]
+                end = next((i for i, word in enumerate(rest) if ENDS.fullmatch(word)), len(rest))
+                found.append(rest[:end])
+    return found
+
+
+def slug(heading: str) -> str:
+    """Return what a link to a heading says after `#`."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_line_is_one_that_the_command_takes(page, tmp_path, monkeypatch):
+    """Options that there are, values that they may have, and none that do not go together; nothing runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "birds.txt").write_text("crow\nrook\n")
+    tree = command_tree()
+    kept = CONFIGURATIONS.set([])
+    try:
+        for name, *arguments in command_lines(page.read_text(encoding="utf-8").replace("$i", "0")):
+            command = tree.commands[name]
+            with command.make_context(name, arguments) as context:
+                if hasattr(command.callback, "is_configured"):
+                    command.invoke(context)
+    finally:
+        CONFIGURATIONS.reset(kept)
+
+
+def test_there_are_command_lines():
+    lines = [line for page in PAGES for line in command_lines(page.read_text(encoding="utf-8"))]
+
+    assert len(lines) > 80
+    assert ["predict", "hydra.st", "-"] in lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(slug, headings), target
+
+
+def test_every_page_is_listed_by_what_it_is_for():
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"\]\(([\w.]+)\)", index))
+
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]} - {"README.md"}
+    assert listed == pages
