@@ -297,7 +297,7 @@ class Towers(nn.Module):
         """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""
         answers = [cast("Answer", answer) for answer in self.answers]
         outputs: list[dict[str, torch.Tensor]] = [{} for _ in answers]
-        for name, asked in answers[0].route(self.adapted(inputs), list(self.towers)).items():
+        for name, asked in answers[0].route(self.adapted(inputs), list(self.towers.keys())).items():
             for own, share in zip(outputs, self.run_tower(name, asked), strict=True):
                 own[name] = share
         logits = torch.cat([answer(own) for answer, own in zip(answers, outputs, strict=True)])
@@ -327,7 +327,7 @@ class Model(Towers):
 
     def routed(self, inputs: Inputs) -> dict[str, Inputs]:
         """Return what each tower is asked; a tower that is not needed is left out."""
-        return self.answer.route(self.adapted(inputs), list(self.towers))
+        return self.answer.route(self.adapted(inputs), list(self.towers.keys()))
 
     def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> torch.Tensor:
         """Return logits (B, C); inputs, as one argument or by keyword, are cast to the dtype of the weights.

@@ -258,10 +258,20 @@ def classes_of(config: Mapping[str, object], default: str) -> list[str]:
 
 
 def class_named(model_class: str) -> Any:  # noqa: ANN401 - untyped
-    """Return a class of the library."""
+    """Return a class of the library.
+
+    Raises:
+        UnsupportedModelError: If its release has none of that name.
+    """
     import transformers
 
-    return getattr(transformers, model_class)
+    found = getattr(transformers, model_class, None)
+    if found is None:
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} has no `{model_class}`",
+            hint="pip install --upgrade transformers",
+        )
+    return found
 
 
 @contextlib.contextmanager

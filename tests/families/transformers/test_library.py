@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 
 import pytest
+import transformers
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import FAMILIES, family_for_name
@@ -18,6 +19,7 @@ CONFIGS = {
     for family in FAMILIES.values()
     if family.library == "transformers"
     for name in family.covers.split("`")[1::2]
+    if hasattr(transformers, name)
 }
 
 
@@ -31,6 +33,7 @@ def looked_for(config):
     }
 
 
+@pytest.mark.newer
 @pytest.mark.parametrize("config", sorted(CONFIGS, key=str), ids=lambda config: config.model_type)
 def test_undeclared_options_are_those_that_the_library_looks_for(config):
     """A newer library that looks for another would refuse it by our words without this."""
@@ -38,6 +41,7 @@ def test_undeclared_options_are_those_that_the_library_looks_for(config):
     assert {*UNDECLARED.get(config.model_type, ())} == looked_for(config) - declared
 
 
+@pytest.mark.newer
 def test_no_list_is_of_a_model_that_is_not_read():
     assert UNDECLARED.keys() <= {config.model_type for config in CONFIGS}
 
@@ -55,3 +59,9 @@ def test_an_option_that_there_is_not(name, option, said, hint):
     with pytest.raises(UnsupportedModelError) as caught:
         family_for_name(name).describe(name, option)
     assert (str(caught.value), caught.value.hint) == (said, hint)
+
+
+def test_a_class_that_the_release_lacks_is_said():
+    with pytest.raises(UnsupportedModelError, match=r"transformers [\d.]+ has no `BortForDecades`") as caught:
+        class_named("BortForDecades")
+    assert caught.value.hint == "pip install --upgrade transformers"
