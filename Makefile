@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo checks test test-all torture completions clean
+.PHONY: demo checks test test-all test-lowest torture completions dist clean
 
 demo: $(STAMP)
 	$(BIN)/hydractl demo -o demo --force
@@ -19,6 +19,19 @@ test: checks
 
 test-all: checks
 	$(PYTEST) --all-variants
+
+# The lowest releases of all libraries that pyproject.toml allows, in an environment of their own. They warn of one another,
+# know fewer models, and what is marked `newer` or exports is not theirs.
+LOWEST := .venv-lowest
+
+test-lowest: $(LOWEST)/.installed
+	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) -o filterwarnings=default --ignore tests/stages/export \
+		-m 'not newer' -k 'not ultrabert and not siglip-headless'
+
+$(LOWEST)/.installed: pyproject.toml $(STAMP)
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[test]'
+	touch $@
 
 # So many tenths of all that can be tried; three are more than 1,000 kills and 10,000 changed inputs. What fails is said at once,
 # and how to try it again; a table ends it.
@@ -40,6 +53,16 @@ completions: $(STAMP)
 	$(BIN)/python -m hydractl.cli.completion
 	$(BIN)/python -m hydractl.api.stub
 
+# A wheel and an sdist; made again of what that sdist holds, in another folder and later, they must have the same bytes.
+dist: $(STAMP)
+	rm -rf dist build
+	$(BIN)/uv build --quiet --out-dir dist .
+	mkdir build
+	tar -xzf dist/*.tar.gz -C build
+	$(BIN)/uv build --quiet --out-dir build/dist build/hydractl-*/
+	cd dist && for file in *.whl *.tar.gz; do cmp $$file ../build/dist/$$file || exit 1; done
+	rm -rf build
+
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -47,4 +70,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(LOWEST) demo dist build

@@ -273,6 +273,7 @@ def answers(out):
     return list(out) if isinstance(out, tuple) else [out]
 
 
+@pytest.mark.newer
 @pytest.mark.parametrize("loaded", TRACED, indirect=True)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_compiles(loaded):
@@ -284,6 +285,7 @@ def test_compiles(loaded):
             assert largest_difference(a, b) <= 1e-6
 
 
+@pytest.mark.newer
 @pytest.mark.parametrize("loaded", TRACED, indirect=True)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_exports_with_any_batch(loaded):

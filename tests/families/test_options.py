@@ -161,6 +161,7 @@ def kinds_of(library):
     return [(kind, inspect.signature(kind).parameters.keys() - LOADS - BESIDE) for kind in towers]
 
 
+@pytest.mark.newer
 @pytest.mark.parametrize("library", TEXTS)
 def test_every_option_that_may_be_a_text_was_looked_at(library):
     """A new one, which a new version of a library brings, is not believed: find out what is done with it, then list it."""

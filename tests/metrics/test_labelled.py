@@ -157,6 +157,7 @@ def test_bad_confidences(metric, confidence, correct, message):
         metric(confidence, correct)
 
 
+@pytest.mark.newer
 @given(st.integers(0, 10_000))
 def test_agrees_with_scikit_learn(seed):
     probs, labels = predictions(seed)

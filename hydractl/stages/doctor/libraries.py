@@ -16,7 +16,7 @@ from hydractl.version import __version__
 
 LOADED = ("torch", "torchvision", "timm", "transformers", "safetensors", "huggingface_hub")
 """Modules that are loaded to see whether they can be: torchvision's fails beside another torch than it was built for."""
-NOT_FOR_USERS = {"dev", "demo"}
+NOT_FOR_USERS = {"dev", "demo", "test"}
 finding = partial(Finding, group="libraries")
 
 

@@ -167,6 +167,7 @@ def test_angles_shaken_in_training_are_the_library_s(name):
     assert largest_difference(found[0], sample.model()(sample.inputs()).detach()) > 1e-4
 
 
+@pytest.mark.newer
 @pytest.mark.parametrize("name", ["dinov3", "rope-mixed"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_compiles_and_exports(name):

@@ -130,6 +130,7 @@ def test_heads_cut_while_scoring_leave_the_others_as_they_were(variant, name, ax
     assert all(torch.equal(x, sample.state[n]) for n, x in model.library_state().items())
 
 
+@pytest.mark.newer
 @pytest.mark.parametrize("variant", [BEIT["both-and-positions"], RELPOS["networks"]], ids=str)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_compiles_and_exports(variant):
