@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from packaging.version import Version
 from torch.export import Dim, ExportedProgram
 
 from hydractl.errors import UnsupportedModelError, reason_of
@@ -23,9 +24,23 @@ Program: TypeAlias = "Callable[[Named], dict[str, torch.Tensor]]"
 """Answers by name to inputs by name, as `Subject` does."""
 OPSET = 20
 """The least in which GELU is one operator. In 18, the least that PyTorch writes, it is five, which onnxruntime does not join again."""
+TRACES = "2.8"
 LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 MOST_BYTES = 2**31 - 1
 """What a file of protocol buffers can hold."""
+
+
+def require_torch() -> None:
+    """Refuse releases of torch that trace no model for any number of samples.
+
+    Raises:
+        UnsupportedModelError: If it is one.
+    """
+    if Version(torch.__version__) < Version(TRACES):
+        raise UnsupportedModelError(
+            f"models are exported with torch {TRACES} or later, and {torch.__version__} is installed",
+            hint=f"pip install --upgrade 'torch>={TRACES}' torchvision",
+        )
 
 
 def onnx_libraries() -> tuple[Any, Any]:

@@ -78,11 +78,12 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
     """Export a model.
 
     Raises:
-        UnsupportedModelError: If it cannot be exported, or a library is missing that is needed.
+        UnsupportedModelError: If it cannot be exported, or a library is missing or too old that is needed.
         CheckFailed: If what was exported is further from the model than `tolerance`.
         OutputExists: If an output is there already.
     """
     require_one_process("export")
+    formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()
     with claim([config.out, config.report], progress, force=config.force) as own:

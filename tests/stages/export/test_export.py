@@ -283,6 +283,16 @@ def test_without_its_libraries_onnx_is_refused_by_name(hydra, tmp_path, monkeypa
     assert "pip install 'hydractl[onnx]'" in capsys.readouterr().err
 
 
+def test_releases_of_torch_that_cannot_are_refused_by_name(hydra, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "__version__", "2.7.1+cu126")
+
+    assert main(["export", str(hydra), "-o", str(tmp_path / "h.pt2")]) == 3
+    said = capsys.readouterr().err
+    assert "models are exported with torch 2.8 or later, and 2.7.1+cu126 is installed" in said
+    assert "pip install --upgrade 'torch>=2.8'" in said
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_is_there_is_kept(hydra, tmp_path, capsys):
     out = Path(shutil.copy(hydra, tmp_path / "h.pt2"))
 
