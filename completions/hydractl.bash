@@ -256,7 +256,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --top-k --ood-score --threshold --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --top-k --ood-score --threshold --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

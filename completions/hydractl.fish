@@ -245,6 +245,7 @@ complete -c hydractl -n '__hydractl_in predict' -l device -x -a 'auto cpu cuda m
 complete -c hydractl -n '__hydractl_in predict' -l dtype -x -a 'bf16 fp16 fp32' -d 'bf16, fp16 or fp32; default: as stored'
 complete -c hydractl -n '__hydractl_in predict' -l force -d 'Replace an existing output, and start anew where an unfinished run could be gone on with'
 complete -c hydractl -n '__hydractl_in predict' -l wait -d 'Wait while another command makes the same output, rather than exit 6'
+complete -c hydractl -n '__hydractl_in predict' -l if-changed -d 'Do nothing where the output is what this command would write: of the same inputs, options and versions'
 complete -c hydractl -n '__hydractl_in predict' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in predict' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in predict' -s h -l help -d 'Show this message and exit'

@@ -55,7 +55,9 @@ class Sink(Protocol):
 
 
 class Digested(Sink):
-    """A sink that digests what it passes on."""
+    """A sink that digests what it passes on; `closed` is for those who look before they write."""
+
+    closed = False
 
     def __init__(self, file: Sink) -> None:
         self._file = file

@@ -89,7 +89,7 @@ class Strict(typer.core.TyperCommand):
             if not isinstance(option, typer.core.TyperOption) or option.multiple or given.count(option) < 2:
                 continue
             if not option.is_flag or option.secondary_opts:
-                name = "/".join((option.opts[-1], *option.secondary_opts))
+                name = "/".join((option.opts[0], *option.secondary_opts))
                 raise UsageError(f"`{name}` is given twice", hint="only one can count: leave the others out")
         for parameter in self.params:
             if not isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument):

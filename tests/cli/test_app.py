@@ -161,7 +161,7 @@ def test_an_option_that_takes_one_value_is_given_once():
             if option.multiple or (option.is_flag and not option.secondary_opts):
                 (lists if option.multiple else flags).add(first)
                 continue
-            with pytest.raises(UsageError, match=f"^`{first}.*` is given twice$"):
+            with pytest.raises(UsageError, match=f"^`{option.opts[0]}.*` is given twice$"):
                 command.make_context(name, typed)
 
     assert "--scores" in lists

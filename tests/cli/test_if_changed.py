@@ -35,6 +35,8 @@ COMMANDS = {
     "fuse": f"fuse m-0.st m-1.st m-1.st --data {DIGITS} --temperature {DIGITS} -o fused.st",
     "eval": f"eval hydra.st --data {DIGITS} --near images --far noise::limit=8,size=8 --compare both=m-0.st,m-1.st --temperature "
     f"{DIGITS} --no-latency --bootstrap 0 --fail-if nll>99 -o report.json --save-predictions said.st",
+    "predict": "predict hydra.st images digits::limit=3 images/0/0.png -o said.csv --if-changed",
+    "predict a table": "predict hydra.st images --top-k 2 -o said.parquet --if-changed",
 }  # fmt: skip
 
 
@@ -135,6 +137,15 @@ CHANGES = {
         [],
         "not as they were written",
     ),
+    "an image that is predicted": ("predict", changed_image, [], "`images` is not"),
+    "what an image is called": (
+        "predict a table",
+        lambda folder: (folder / "images/0/0.png").rename(folder / "images/0/00.png"),
+        [],
+        "`images` is not",
+    ),
+    "where images lie": ("predict a table", lambda _: None, ["./images"], "other options"),
+    "how much is told": ("predict", lambda _: None, ["--top-k", "1"], "other options"),
     "a file of the folder": (
         "finetune a folder",
         lambda folder: (folder / "tuned/config.json").unlink(),
@@ -195,9 +206,50 @@ def test_what_the_command_did_not_make_is_never_replaced(folder, again, there, t
     assert Path("fused.st").read_bytes() == before
 
 
+def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
+    """And what is made by force is known again."""
+    Path("said.csv").write_text(Path("said.csv").read_text().replace("0.png", "o.png"))
+    edited = Path("said.csv").read_bytes()
+
+    seen = again("predict")
+
+    assert (seen.code, Path("said.csv").read_bytes()) == (6, edited)
+    assert "by something else" in seen.err
+    assert main([*COMMANDS["predict"].replace("--if-changed", "--force").split(), "-q"]) == 0
+    assert "up to date" in again("predict").out
+    Path("said.csv").unlink()
+    Path("said.csv.lineage.json").write_text("mine")
+    seen = again("predict")
+    assert (seen.code, Path("said.csv.lineage.json").read_text()) == (6, "mine")
+    assert "said.csv.lineage.json: is where it is written down" in seen.err
+
+
+def test_predictions_that_are_begun_otherwise_begin_anew(folder, call, monkeypatch):
+    line = COMMANDS["predict"].replace("said.csv", "new.csv").split()
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hydractl.stages.predict.run.publish_together", interrupt)
+        assert call(*line, "--top-k", "1").code == 130
+    assert Path("new.csv.journal").exists()
+
+    seen = call(*line)
+
+    assert seen.code == 0
+    assert (
+        "options, inputs or versions are others now: what an unfinished run left in new.csv.journal"
+        in seen.err
+    )
+    assert Path("new.csv").read_bytes() == Path("said.csv").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
+        ("predict hydra.st images", "exclude each other"),
+        ("predict hydra.st - -o x.csv", "exclude each other"),
         (f"eval hydra.st --data {DIGITS}", "none is named"),
         ("prune base.st --strategy random --keep 2 -o -", "exclude each other"),
         ("prune - --strategy random --keep 2 -o r.st", "exclude each other"),

@@ -53,6 +53,13 @@ compare = ["Apart=@members"]
 latency = false
 bootstrap = 0
 out = "report.json"
+
+[[stage]]
+name = "predict"
+command = "predict"
+model = "@fuse"
+data = ["digits::classes=0-6,limit=7"]
+out = "said.csv"
 """
 LINES = """\
 # members
@@ -64,6 +71,8 @@ hydractl prune base.st --scores scores.json --keep 2 --members 2 --pool 7 --no-v
 hydractl fuse r-2-0.st r-2-1.st t-0.st t-1.st -o 'my hydra.st' --if-changed
 # eval
 hydractl eval 'my hydra.st' --data digits::classes=0-6,limit=7 --compare Apart=r-2-0.st,r-2-1.st --no-latency --bootstrap 0 -o report.json --if-changed
+# predict
+hydractl predict 'my hydra.st' digits::classes=0-6,limit=7 -o said.csv --if-changed
 """
 
 
@@ -93,7 +102,7 @@ def test_parameters_and_stages_are_chosen(pipeline, call):
 
     assert dry("--set", "members=3", "--only", "members").count("prune") == 3
     assert "-o r-1-0.st" in dry("--set", "keep=1", "--only", "members")
-    assert dry("--from", "fuse").splitlines() == dry().splitlines()[-2:]
+    assert dry("--from", "fuse").splitlines() == dry().splitlines()[-3:]
     assert "fuse r-2-0.st r-2-1.st r-2-2.st t-0.st" in dry("--set", "members=3", "--only", "fuse")
 
 
@@ -106,7 +115,7 @@ def test_what_is_up_to_date_is_not_made_again(pipeline, call):
     other = call("run", "p.toml", "--json", "--set", "members=1")
 
     assert (again.code, again.err) == (0, "")
-    assert again.out.splitlines()[-1] == "report.json"
+    assert again.out.splitlines()[-2:] == ["report.json", "said.csv"]
     told = {one["stage"]: one["result"] for one in json.loads(other.out)["stages"]}
     assert told["together"]["up_to_date"] is True
     assert "up_to_date" not in told["fuse"]

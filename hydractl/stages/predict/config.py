@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import ClassVar
 
 from hydractl.data.reference import FILE_SUFFIXES, IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
@@ -12,8 +14,9 @@ from hydractl.metrics.scores import MSP, SCORES
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import Content
 from hydractl.publish import STDOUT, is_stream
-from hydractl.settings import Setting, by_default, check, flag, number, required, setting
+from hydractl.settings import Role, Setting, by_default, check, flag, number, required, setting
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.asked import Reference
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 LINES = "-"
@@ -55,6 +58,7 @@ def check_bound(score: str, bound: float) -> None:
 class PredictConfig:
     """Whose predictions of what, and where to."""
 
+    COMMAND: ClassVar[str] = "predict"
     model: str = required(shared.MODEL)
     data: tuple[str, ...] = required(
         Setting(
@@ -90,6 +94,7 @@ class PredictConfig:
         parse=parse_threshold,
         metavar="X|REPORT|none",
         shows=False,
+        role=Role.FILE,
     )
     """Infinite for none."""
     skip_bad: bool = flag(Setting("Tell of an image that cannot be read in its line, and go on."))
@@ -97,10 +102,13 @@ class PredictConfig:
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     arch: str | None = by_default(None, shared.ARCH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
-    device: str = by_default("auto", shared.DEVICE)
+    device: str = by_default("auto", replace(shared.DEVICE, role=Role.SHAPES))
     dtype: str | None = by_default(None, shared.DTYPE)
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
+    if_changed: bool = flag(
+        replace(shared.IF_CHANGED, help=f"{shared.IF_CHANGED.help} What made it stands in a file beside it.")
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -124,6 +132,16 @@ class PredictConfig:
         refuse_shared_input(LINES)
 
     @property
+    def reads(self) -> tuple[Reference, ...]:
+        """What DATA name; where it lies counts too, as lines call it so."""
+        return tuple(
+            Reference(Role.FILE, Path(given))
+            if given == LINES or is_file(given)
+            else Reference(Role.DATA, DataRef.parse(given), labelled=False)
+            for given in self.data
+        )
+
+    @property
     def form(self) -> str:
         """How the output's name ends, in small letters; that of JSON lines for a stream."""
         return FILE_SUFFIXES[0] if is_stream(self.out) else self.out.suffix.lower()
@@ -132,6 +150,11 @@ class PredictConfig:
 def is_image(given: str) -> bool:
     """Return whether DATA is called as an image file is."""
     return "::" not in given and given.lower().endswith(IMAGE_SUFFIXES)
+
+
+def is_file(given: str) -> bool:
+    """Return whether DATA is one image file, though none may be there."""
+    return is_image(given) and not os.path.isdir(given)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long
 
 
 def _check_reference(given: str) -> None:

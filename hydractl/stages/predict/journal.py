@@ -23,6 +23,7 @@ from hydractl.progress import Progress
 from hydractl.publish import append
 from hydractl.stages.predict.lines import Line
 from hydractl.stages.shared.journals import LONGEST, first_line
+from hydractl.training.state import DROPPED
 
 SCHEMA = "hydractl.predictions-journal/1"
 AT_ONCE = 1024
@@ -142,13 +143,17 @@ def identity(items: Items, places: Sequence[int]) -> str:
     return sha.hexdigest()
 
 
-def open_journal(out: Path, fingerprint: str, *, anew: bool, progress: Progress) -> Journal:
+class OtherRunError(ManifestError):
+    """A journal is not of this run."""
+
+
+def open_journal(out: Path, fingerprint: str, *, anew: str | None, progress: Progress) -> Journal:
     """Open the journal of an output, `<out>.journal`.
 
     Args:
         out: The output that is being made.
         fingerprint: Of everything that shapes it but the inputs.
-        anew: Drop what an earlier run left.
+        anew: Why what an earlier run left is dropped; None keeps it.
         progress: Hears of it.
 
     Raises:
@@ -160,8 +165,8 @@ def open_journal(out: Path, fingerprint: str, *, anew: bool, progress: Progress)
     if not os.path.lexists(path):
         return journal
     first, size = first_line(path, SCHEMA)
-    if anew:
-        progress.warn(f"`--force` starts anew: what an unfinished run left in {path} is dropped")
+    if anew is not None:
+        progress.warn(DROPPED.format(why=anew, where=path))
         return journal
     if first.get("fingerprint") != fingerprint:
         raise _other_run(path)
@@ -175,9 +180,9 @@ def open_journal(out: Path, fingerprint: str, *, anew: bool, progress: Progress)
     return journal
 
 
-def _other_run(path: Path) -> ManifestError:
+def _other_run(path: Path) -> OtherRunError:
     """Return the refusal of a journal that is not this run's."""
-    return ManifestError(
+    return OtherRunError(
         f"{path}: belongs to a run with other inputs or options",
         hint="add `--force` to drop it and start anew, or choose another name with `-o`",
     )

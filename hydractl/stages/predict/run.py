@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,20 +18,27 @@ from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.hydra import load_any
 from hydractl.jsonfile import compact
+from hydractl.manifest.header import InputFile, Step
+from hydractl.manifest.record import Record
 from hydractl.parallel import Team, own_device, start_team, world_size
 from hydractl.progress import SILENT, Progress, counted
-from hydractl.publish import is_stream, publish
+from hydractl.publish import Digested, is_stream, publish, publish_together
 from hydractl.runtime import digest_text, pick_device, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, is_image
-from hydractl.stages.predict.journal import Journal, open_journal
+from hydractl.stages.predict.journal import Journal, OtherRunError, open_journal
 from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
 from hydractl.stages.predict.sources import Source, forgiving, lines, open_sources
 from hydractl.stages.predict.stream import Asked, window
 from hydractl.stages.predict.telling import Teller
+from hydractl.stages.shared.asked import references
 from hydractl.stages.shared.classes import settle
+from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.made import check_record, is_recorded
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
 from hydractl.stages.shared.reading import open_reader, warn
+from hydractl.stages.shared.unchanged import replaces
+from hydractl.training.state import FORCED, OTHERS
 from hydractl.version import __version__
 
 
@@ -98,7 +106,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
     with (
         resumable(config.out, force=config.force),
         start_team(device) as team,
-        claim([config.out] * team.leads, progress, force=config.force, wait=config.wait) as own,
+        claim([config.out] * team.leads, progress, force=replaces(config), wait=config.wait) as own,
     ):
         opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
         if team.leads:
@@ -108,6 +116,8 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
 
 
 def _check_outputs(config: PredictConfig, opened: OpenModel, own: Claim) -> None:
+    if config.if_changed:
+        check_record(config.out)
     named = [given for given in config.data if given != LINES]
     check_outputs(
         [config.out],
@@ -140,13 +150,14 @@ class _Run:
     def done(self, device: torch.device, own: Claim) -> PredictReport:
         """Do it; the model is loaded when everything else has been looked at."""
         config = self.config
+        made_by = self._made_by() if self.team.leads else None
         journal = self._journal() if self.team.leads and not is_stream(config.out) else None
         begun = int(self.team.told(str(journal.count if journal else 0)))
         if begun:
             self.progress.step(f"Going on after {counted(begun, 'line')} of an interrupted run")
         blocks = self._blocks(device, begun)
         if journal is not None:
-            self._write(journal, blocks, own)
+            self._write(journal, blocks, own, made_by)
         elif self.team.leads:
             with publish(config.out, own) as file:
                 writer = JSONLines(file, {})
@@ -166,8 +177,8 @@ class _Run:
             resumed_from=begun,
         )
 
-    def _write(self, journal: Journal, blocks: Iterator[_Block], own: Claim) -> None:
-        """Write a file by way of its journal."""
+    def _write(self, journal: Journal, blocks: Iterator[_Block], own: Claim, made_by: Step | None) -> None:
+        """Write a file by way of its journal, and beside it what made it, if that is wanted."""
         try:
             journal.begin()
             for block in blocks:
@@ -176,13 +187,36 @@ class _Run:
             if not self.sources:  # what came on standard input does not come again
                 journal.discard()
             raise
-        with publish(self.config.out, own) as file:
+        out = self.config.out
+        with publish_together(own) as begin:
+            record = (
+                begin(Record.place(out)) if made_by else None
+            )  # first: nobody is told of a file without it
+            file = Digested(begin(out))
             writer = WRITERS[self.form](file, self.teller.columns(self.sources))
             for some in journal.replay():
                 writer.write(some)
                 self.counted.add(some)
             writer.close()
+            if record is not None and made_by is not None:
+                record.write(Record(sha256=file.digest, made_by=made_by).to_json().encode())
         journal.discard()
+
+    def _made_by(self) -> Step | None:
+        """Return what makes the output of what lies there now; None where nobody has asked for that."""
+        config = self.config
+        if is_stream(config.out) or not (config.if_changed or is_recorded(config.out)):
+            return None
+        _, *read = references(config)  # after the model
+        return make_step(
+            config,
+            family=self.opened.family,
+            options={"ood_score": self.teller.score, "threshold": self.teller.below, "top_k": config.top_k},
+            inputs=[
+                self.opened.as_input(),
+                *(InputFile(name=one.name, sha256=one.digest()) for one in read),
+            ],
+        )
 
     def _journal(self) -> Journal:
         shaped = {
@@ -190,13 +224,14 @@ class _Run:
             "data": [s.name for s in self.sources],
             "hydractl": __version__,
         }
-        journal = open_journal(
-            self.config.out,
-            digest_text(compact(shaped)),
-            anew=self.config.force or not self.sources,
-            progress=self.progress,
-        )
-        journal.check([source.items for source in self.sources])
+        opened = partial(open_journal, self.config.out, digest_text(compact(shaped)), progress=self.progress)
+        try:
+            journal = opened(anew=FORCED if self.config.force or not self.sources else None)
+            journal.check([source.items for source in self.sources])
+        except OtherRunError:
+            if not self.config.if_changed:
+                raise
+            return opened(anew=OTHERS)
         return journal
 
     def _blocks(self, device: torch.device, begun: int) -> Iterator[_Block]:

@@ -22,7 +22,7 @@ from hydractl.errors import DataError, UsageError
 from hydractl.jsonfile import opened
 from hydractl.manifest.header import Preprocess
 from hydractl.progress import Progress
-from hydractl.stages.predict.config import LINES, PredictConfig, is_image
+from hydractl.stages.predict.config import LINES, PredictConfig, is_file
 
 LONGEST = 1 << 20
 """Of a line, in bytes."""
@@ -43,7 +43,7 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
         UsageError: If image files are named for a model of texts.
     """
     made: list[tuple[str, Items]] = []
-    for files, group in groupby(config.data, _is_file):
+    for files, group in groupby(config.data, is_file):
         named = list(group)
         if files:
             made.append((named[0], _files(named, how)))
@@ -53,15 +53,11 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
     return [Source(name if items in counted and len(counted) > 1 else None, items) for name, items in made]
 
 
-def _is_file(given: str) -> bool:
-    return is_image(given) and not os.path.isdir(given)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long
-
-
 def _files(paths: Sequence[str], how: Reading) -> ImageSet:
     if content_of(how) is Content.TEXTS:
         raise UsageError(f"`{paths[0]}` is an image, but the model reads texts")
     for path in paths:
-        if not os.path.isfile(path):  # noqa: PTH113 - as above
+        if not os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
             raise DataError(f"{path}: no such file", hint=SOURCES_HINT)
     store = GivenStore(tuple(map(Path, paths)))
     return ImageSet(store=store, places=range(len(paths)), name="image files")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef, SourceKind
 from hydractl.errors import HydraError
@@ -16,6 +16,9 @@ from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
 from hydractl.settings import KEY, Role, Setting, declared
 from hydractl.source import folder_files, locate
+
+if TYPE_CHECKING:
+    from hydractl.data.items import Items
 
 ARCH = "arch:"
 READ = {Role.MODEL, Role.DATA, Role.FILE}
@@ -31,7 +34,8 @@ class Stage(Commanded, Protocol):
     """The configuration of a command that leaves alone what is there already.
 
     Some have more: `written()`, the paths of all outputs where settings do not name them one by one; `unread`, the settings
-    that name an input which this run does not read; `implied`, what settings that are not given come to.
+    that name an input which this run does not read; `implied`, what settings that are not given come to; `reads`, what it reads
+    that no setting's role tells of.
     """
 
     @property
@@ -49,6 +53,8 @@ class Reference:
 
     role: Role
     ref: str | Path | DataRef
+    labelled: bool = True
+    """Whether labels of data are read; else what the items are called is."""
 
     @property
     def name(self) -> str:
@@ -77,10 +83,18 @@ class Reference:
             InputError: If it cannot be read.
         """
         if isinstance(self.ref, DataRef):
-            return _fingerprints(self.ref)
+            return _fingerprints(self.ref) if self.labelled else frozenset({_unlabelled(self.ref)})
         text = str(self.ref)
         many = self.role is Role.MODEL or text.endswith(".index.json")
         return frozenset({digest_files(locate(text).weights if many else (Path(text),))})
+
+    def digest(self) -> str:
+        """Return one of them; of what its name says all of, that of the name.
+
+        Raises:
+            InputError: As `digests`.
+        """
+        return digest_text(self.name) if self.is_made else min(self.digests())
 
     def said(self) -> object:
         """Return what is told of it apart from its digest: its name, and of a model what lies beside weights."""
@@ -103,6 +117,7 @@ def references(config: object) -> Iterator[Reference]:
     for role, value in settings_of(config):
         if role in READ:
             yield from _references(role, value)
+    yield from getattr(config, "reads", ())
 
 
 def settings_of(config: Any) -> Iterator[tuple[Role, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
@@ -192,18 +207,33 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _fingerprints(ref: DataRef) -> frozenset[str]:
+    return frozenset(items.fingerprint() for items in _opened(ref, labelled=True))
+
+
+def _unlabelled(ref: DataRef) -> str:
+    """Return the digest of items whose names count and labels do not, however they may be read."""
+    found = [
+        [replace(items, labels=None).fingerprint(), [items.key(i) for i in range(len(items))]]
+        for items in _opened(ref, labelled=False)
+    ]
+    return digest_text(compact(found))
+
+
+def _opened(ref: DataRef, *, labelled: bool) -> list[Items]:
+    """Return data as images, as texts, or as both."""
     from hydractl.data.dataset import open_data  # noqa: PLC0415 - built-in data are told by their names
     from hydractl.data.items import Content  # noqa: PLC0415 - as above
 
     kinds = [Content.TEXTS] if ref.text else [Content.IMAGES] if ref.image else [*Content]
-    found, refused = set(), None
+    found: list[Items] = []
+    refused = None
     for wants in kinds:
         try:
-            found.add(open_data(ref, wants=wants).fingerprint())
+            found.append(open_data(ref, wants=wants, labelled=labelled))
         except HydraError as error:
             refused = error
         if found and ref.kind is SourceKind.FOLDER:
             break
     if refused is not None and not found:
         raise refused
-    return frozenset(found)
+    return found

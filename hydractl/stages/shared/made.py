@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from hydractl.errors import InputError, OutputExists
 from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse
 from hydractl.manifest.document import Document
 from hydractl.manifest.heads import HeadMask, HeadScores, Mask
+from hydractl.manifest.record import Record
 from hydractl.manifest.report import DOCUMENTS, Report
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.places import is_folder
@@ -71,11 +73,35 @@ def made_by(path: Path, command: str) -> Made | None:
     )
 
 
+def check_record(path: Path) -> None:
+    """Refuse a place for the record of an output where something else stands, before any work is done.
+
+    Raises:
+        OutputExists: If it does.
+    """
+    beside = Record.place(path)
+    if os.path.lexists(beside) and not is_recorded(path):
+        raise OutputExists(
+            f"{beside}: is where it is written down what made {path.name}, and hydractl did not write what is there",
+            hint="move it away, or choose another name with `-o`",
+        )
+
+
+def is_recorded(path: Path) -> bool:
+    """Return whether a record of an output stands beside it."""
+    try:
+        return bool(Record.read(Record.place(path)))
+    except InputError:
+        return False
+
+
 def _opened(path: Path) -> Made | None:
     if is_folder(path):
         return _in_folder(path)
     if not path.exists():
         return None
+    if (beside := Record.place(path)).exists():
+        return _recorded(path, Record.read(beside))
     with path.open("rb") as file:
         begin = file.read(8)
         if b"\0" in begin:
@@ -101,6 +127,20 @@ def _in_folder(folder: Path) -> Made | None:
     files = {} if checkpoint.header is None else files_of(checkpoint.header)
     there = {path.name: path.read_bytes() for path in of_model(folder) if path.name != WEIGHTS}
     return replace(found, whole=there == files)
+
+
+def _recorded(path: Path, record: Record) -> Made:
+    """Return what the file beside an output says; one that was changed since is somebody else's."""
+    step = record.made_by
+    if record.sha256 != digest_file(path):
+        raise InputError(f"{path}: is not as it was written")
+    return Made(
+        path=path,
+        command=step.command,
+        asked=step.asked,
+        versions=step.versions,
+        inputs=tuple(file.sha256 for file in step.inputs),
+    )
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Made:

@@ -285,7 +285,7 @@ def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, worl
     for model in runs:
         run_predict(config(model, f"one-{model}.jsonl"))
         with monkeypatch.context() as patched:
-            patched.setattr(stage, "publish", None)
+            patched.setattr(stage, "publish_together", None)
             with pytest.raises(TypeError):
                 run_predict(config(model, f"resumed-{model}.jsonl"))
         journal = work / f"resumed-{model}.jsonl.journal"
@@ -321,7 +321,7 @@ def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch)
 
     def cut_off(*data):
         with monkeypatch.context() as patched:
-            patched.setattr(stage, "publish", None)
+            patched.setattr(stage, "publish_together", None)
             with pytest.raises(TypeError):
                 told(models, *data, batch_size=1)
         return journal.read_bytes()
