@@ -116,7 +116,14 @@ def test_the_cache_is_measured_without_its_links(tmp_path, asked):
 
 
 REQUIRES = {
-    "hydractl": ["rich>=15", "kneed>=0.9", "transformers>=5.23,<6", "timm", "extra>=2; extra == 'more'"],
+    "hydractl": [
+        "rich>=15",
+        "kneed>=0.9",
+        "transformers[torch]>=5.23,<6",
+        "timm",
+        "extra>=2; extra == 'more'",
+    ],
+    "transformers": ["torch>=9; extra == 'x'", "torchvision>=0.30; extra == 'torch'"],
     "timm": ["torch>=2; extra == 'x'", "torch==2.16"],
 }
 
@@ -163,8 +170,11 @@ def test_releases_that_fit(releases):
         ("transformers", "6.0.1", "transformers", "6.0.1, not ", "pip install 'transformers<6,>=5.23'"),
         ("torch", "2.15", "timm with torch", "timm 1.1 needs torch==2.16, and 2.15 is installed",
          "pip install --upgrade timm 'torch==2.16'"),
+        ("torchvision", "0.29", "transformers with torchvision",
+         "transformers 5.30 needs torchvision>=0.30, and 0.29 is installed",
+         "pip install --upgrade transformers 'torchvision>=0.30'"),
     ],
-    ids=["missing", "old", "new", "apart"],
+    ids=["missing", "old", "new", "apart", "of-an-extra"],
 )  # fmt: skip
 def test_releases_that_do_not_fit(releases, library, release, name, text, fix):
     releases[library] = release

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module, metadata
 
@@ -62,15 +62,17 @@ def _required(wish: Requirement) -> Iterator[Finding]:
         yield finding(name=wish.name, found=f"{release}, not {wish.specifier}", state=State.FAILED, fix=fix)
     else:
         yield finding(name=wish.name, found=release)
-        yield from _apart(wish.name)
+        yield from _apart(wish.name, wish.extras)
 
 
-def _apart(name: str) -> Iterator[Finding]:
-    """Yield what a library that is installed needs in other releases than are."""
+def _apart(name: str, extras: Iterable[str]) -> Iterator[Finding]:
+    """Yield what a library that is installed, with some extras, needs in other releases than are."""
     for text in metadata.requires(name) or ():
         wish = Requirement(text)
-        release = installed(wish.name)
-        if release is None or (wish.marker is not None and not wish.marker.evaluate({"extra": ""})):
+        release, marker = installed(wish.name), wish.marker
+        if release is None or not (
+            marker is None or any(marker.evaluate({"extra": e}) for e in ("", *extras))
+        ):
             continue
         if not wish.specifier.contains(release, prereleases=True):
             yield finding(
