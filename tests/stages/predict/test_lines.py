@@ -1,0 +1,95 @@
+"""What is written of an input comes back from every form as it was, whatever classes and files are called."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hydractl.fusion.predictions import Bound, Predictions
+from hydractl.metrics.samples import Responses
+from hydractl.stages.predict.lines import WRITERS, columns, lines_of
+
+NAMES = ("=1+1", 'a,"b"', "two\nlines", "zwölf")
+PATHS = ("a,b.png", "@x\r\n.png", '"q".png', " .png", "")
+MEMBERS, TOLD = 3, 2
+
+
+def in_single(value):
+    return float(np.float32(value)) if isinstance(value, float) else value
+
+
+@pytest.fixture(scope="module")
+def said():
+    """Two inputs that are accepted, three that are not; members that vote each in their own way."""
+    logits = torch.randn(MEMBERS, len(PATHS), len(NAMES), generator=torch.Generator().manual_seed(4)) * 2
+    responses = Responses(logits.log_softmax(-1), logits.logsumexp(-1))
+    strangest = Predictions.of(responses, NAMES, None).scores["entropy"].sort().values[2]
+    return Predictions.of(responses, NAMES, Bound("entropy", float(strangest)))
+
+
+@pytest.fixture(scope="module")
+def lines(said):
+    """An image that cannot be read stands among them."""
+    told = [
+        {"path": path} | line
+        for path, line in zip(PATHS, lines_of(said, NAMES, top_k=TOLD, score="entropy"), strict=True)
+    ]
+    return [*told[:2], {"path": "bad.png", "error": "no, not\nan image"}, *told[2:]]
+
+
+def test_a_line_is_of_its_input(said, lines):
+    whole = [line for line in lines if "error" not in line]
+    assert [line["accept"] for line in whole] == (
+        said.scores["entropy"] < said.scores["entropy"].sort().values[2]
+    ).tolist()
+    assert sum(line["accept"] for line in whole) == 2
+    assert len({tuple(line["votes"]) for line in whole if len({*line["votes"]}) > 1}) > 1
+    for i, line in enumerate(whole):
+        best = said.probabilities[i].argsort(descending=True)
+        assert [one["label"] for one in line["top"]] == [NAMES[c] for c in best[:TOLD]]
+        assert line["votes"] == [NAMES[c] for c in said.member_probabilities[i].argmax(-1)]
+
+
+def test_every_form_holds_the_same(lines):
+    kinds = columns(["path"], top_k=TOLD, members=MEMBERS, accepts=True, skips=True)
+    files = {}
+    for form, writer in WRITERS.items():
+        files[form] = io.BytesIO()
+        writing = writer(files[form], kinds)
+        writing.write(lines[:4])  # block after block
+        writing.write(lines[4:])
+        writing.close()
+    table = [
+        {
+            "path": line["path"],
+            **{f"label{end}": line["top"][k]["label"] for k, end in enumerate(("", "_2")) if "top" in line},
+            **{f"probability{end}": line["top"][k]["probability"] for k, end in enumerate(("", "_2")) if "top" in line},
+            **{f"vote_{m + 1}": vote for m, vote in enumerate(line.get("votes", ()))},
+            **{name: line[name] for name in ("entropy", "mutual_information", "ood_score", "accept", "error") if name in line},
+        }
+        for line in lines
+    ]  # fmt: skip
+    order = [
+        "path", "label", "probability", "label_2", "probability_2", "entropy", "mutual_information", "vote_1", "vote_2",
+        "vote_3", "ood_score", "accept", "error",
+    ]  # fmt: skip
+
+    assert [json.loads(line) for line in files[".jsonl"].getvalue().splitlines()] == lines
+    text = files[".csv"].getvalue().decode()
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert (
+        list(rows[0]) == pq.read_schema(io.BytesIO(files[".parquet"].getvalue())).names == order == [*kinds]
+    )
+    written = {True: "true", False: "false"}
+    assert rows == [
+        {name: written[v] if isinstance(v := row.get(name, ""), bool) else str(v) for name in order}
+        for row in table
+    ]
+    found = pq.read_table(io.BytesIO(files[".parquet"].getvalue())).to_pylist()
+    assert found == [{name: in_single(row.get(name)) for name in order} for row in table]
