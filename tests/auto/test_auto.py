@@ -143,6 +143,7 @@ def test_what_it_cannot_do_is_said(images):
     assert {p.dtype for p in found.parameters()} == {torch.bfloat16}
 
 
+@pytest.mark.newer
 def test_timm(images):
     import timm
 

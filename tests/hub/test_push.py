@@ -130,6 +130,7 @@ def test_the_card_says_what_it_is_and_what_was_measured(models, call):
     assert "`a|`" not in card
 
 
+@pytest.mark.newer
 def test_a_base_is_read_by_its_library(models, call, hub):
     """And is cut into shards, and put together again."""
     import timm

@@ -168,6 +168,7 @@ def test_a_temperature_alone_asks_the_hydra_alone(members, tmp_path):
     assert all(torch.equal(one.tensor(n), other.tensor(n)) for n in one.specs)
 
 
+@pytest.mark.newer
 def test_temperatures_of_members(members, tmp_path):
     """One that all have is the hydra's; different ones are refused; a new one takes the place of either."""
     samples = [base(PLAIN).pruned((0,), (1,), (i,)) for i in range(2)]
