@@ -54,6 +54,7 @@ def asked_of(sample):
             yield {name: x[:, :5].contiguous() for name, x in inputs.items()}
 
 
+@pytest.mark.newer
 @pytest.mark.parametrize(
     ("variant", "suffix"),
     [

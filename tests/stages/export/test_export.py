@@ -45,9 +45,12 @@ def fused(folder, *samples, **options):
 
 @pytest.fixture(scope="module")
 def hydra(tmp_path_factory):
-    """A hydra with a temperature: in a layer no member has heads, in the last one the second has none."""
-    samples = base(TWO).pruned([], [0, 1]), base(TWO).pruned([], []).tuned(1)
-    return fused(tmp_path_factory.mktemp("hydra"), *samples, measuring=Measuring(temperature=2.0))
+    """A hydra with a temperature and a mean that is not its deviation: in a layer no member has heads, in the last one the second has none."""
+    sample = base(TWO)
+    how = sample.header.preprocess.model_copy(update={"mean": (0.4,), "std": (0.3,)})
+    sample = replace(sample, header=sample.header.model_copy(update={"preprocess": how}))
+    members = sample.pruned([], [0, 1]), sample.pruned([], []).tuned(1)
+    return fused(tmp_path_factory.mktemp("hydra"), *members, measuring=Measuring(temperature=2.0))
 
 
 @pytest.fixture(scope="module")
