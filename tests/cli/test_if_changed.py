@@ -224,6 +224,16 @@ def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
     assert "said.csv.lineage.json: is where it is written down" in seen.err
 
 
+def test_images_that_cannot_be_read_do_not_matter_where_they_are_told_of(folder, call):
+    (folder / "images/0/bad.png").write_bytes(b"no image")
+    line = ["predict", "hydra.st", "images", "--skip-bad", "-o", "bad.csv", "--if-changed"]
+
+    assert call(*line).code == 0
+    assert "up to date" in call(*line).out
+    shutil.copy(folder / "images/0/0.png", folder / "images/0/bad.png")
+    assert "Not up to date: `images` is not" in call(*line).err
+
+
 def test_predictions_that_are_begun_otherwise_begin_anew(folder, call, monkeypatch):
     line = COMMANDS["predict"].replace("said.csv", "new.csv").split()
 

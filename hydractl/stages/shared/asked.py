@@ -212,11 +212,20 @@ def _fingerprints(ref: DataRef) -> frozenset[str]:
 
 def _unlabelled(ref: DataRef) -> str:
     """Return the digest of items whose names count and labels do not, however they may be read."""
-    found = [
-        [replace(items, labels=None).fingerprint(), [items.key(i) for i in range(len(items))]]
-        for items in _opened(ref, labelled=False)
-    ]
+    found = []
+    for items in _opened(ref, labelled=False):
+        every = range(len(items))
+        content = replace(items, labels=None).fingerprint(_digest(items, i) for i in every)
+        found.append([content, [items.key(i) for i in every]])
     return digest_text(compact(found))
+
+
+def _digest(items: Items, index: int) -> bytes:
+    """Return the digest of an item, or why it cannot be read, which is then all that is told of it."""
+    try:
+        return items.item_digest(index)
+    except HydraError as error:
+        return error.message.encode()
 
 
 def _opened(ref: DataRef, *, labelled: bool) -> list[Items]:

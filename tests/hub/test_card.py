@@ -1,0 +1,48 @@
+"""What a card says of where a model is from, and of its licence."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from hydractl.hub.card import Facts, card_of
+from hydractl.manifest.header import InputFile, Kind, Step
+from support.builders import base, sha
+
+TUNED = Step(command="finetune", options={})
+PRUNED = Step(
+    command="prune", options={}, inputs=(InputFile(name="tuned.st", sha256=sha("tuned"), made_by=TUNED),)
+)
+RELATIONS = {
+    "a base that was read": (Kind.BASE, Step(command="import", options={}), None),
+    "a base that was trained": (Kind.BASE, TUNED, "finetune"),
+    "a member of one that was trained": (Kind.MEMBER, PRUNED, "finetune"),
+    "a member": (Kind.MEMBER, Step(command="prune", options={}), None),
+    "a hydra": (Kind.HYDRA, PRUNED, "merge"),
+}
+
+
+def told(kind, step, **more):
+    header = base().header.model_copy(update={"kind": kind, "made_by": step})
+    card = card_of(Facts(name="org/name", revision="main", header=header, specs={}, **more)).decode()
+    return yaml.safe_load(card.split("---\n")[1]), card
+
+
+@pytest.mark.parametrize(("kind", "step", "relation"), RELATIONS.values(), ids=RELATIONS)
+def test_how_it_is_related_to_its_base(kind, step, relation):
+    found, card = told(kind, step, base_model="timm/vit")
+
+    assert found["base_model"] == "timm/vit"
+    assert found.get("base_model_relation") == relation
+    assert "| base model | [timm/vit](https://huggingface.co/timm/vit) |" in card
+    assert "base_model_relation" not in told(kind, step)[0]
+
+
+def test_a_licence_is_said_or_missed():
+    found, card = told(Kind.MEMBER, PRUNED, license="cc-by-4.0")
+    nobody, without = told(Kind.MEMBER, PRUNED)
+
+    assert (found["license"], "license" in nobody) == ("cc-by-4.0", False)
+    assert "`cc-by-4.0`, as the base model's licence asks for." in card
+    assert "Nobody has said." not in card
+    assert "Nobody has said. The licence of the base model holds" in without
