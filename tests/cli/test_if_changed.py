@@ -12,7 +12,10 @@ from PIL import Image
 
 from hydractl.checkpoint import Checkpoint, write_tensors
 from hydractl.cli.app import main
+from hydractl.data.reference import DataRef
+from hydractl.settings import Role
 from hydractl.stages.shared import unchanged
+from hydractl.stages.shared.asked import Reference
 from hydractl.training.state import StateFolder
 
 ARCH = (
@@ -215,6 +218,7 @@ def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
 
     assert (seen.code, Path("said.csv").read_bytes()) == (6, edited)
     assert "by something else" in seen.err
+    changed_image(folder)
     assert main([*COMMANDS["predict"].replace("--if-changed", "--force").split(), "-q"]) == 0
     assert "up to date" in again("predict").out
     Path("said.csv").unlink()
@@ -222,6 +226,21 @@ def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
     seen = again("predict")
     assert (seen.code, Path("said.csv.lineage.json").read_text()) == (6, "mine")
     assert "said.csv.lineage.json: is where it is written down" in seen.err
+
+
+def test_what_texts_are_called_counts_and_labels_do_not(tmp_path):
+    def digests(name: str) -> frozenset[str]:
+        return Reference(Role.DATA, DataRef.parse(str(tmp_path / name)), labelled=False).digests()
+
+    for i, text in enumerate("ab"):
+        (tmp_path / f"texts/{i}").mkdir(parents=True)
+        (tmp_path / f"texts/{i}/x.txt").write_text(text)
+    (tmp_path / "t.csv").write_text("text,label\nhello,0\n")
+    before = [digests("texts"), digests("t.csv")]
+    (tmp_path / "t.csv").write_text("text,label\nhello,1\n")
+    assert digests("t.csv") == before[1]
+    (tmp_path / "texts/0/x.txt").rename(tmp_path / "texts/0/y.txt")
+    assert digests("texts") != before[0]
 
 
 def test_images_that_cannot_be_read_do_not_matter_where_they_are_told_of(folder, call):
