@@ -12,7 +12,7 @@ import transformers
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import FAMILIES, family_for_name
-from hydractl.families.transformers.library import UNDECLARED, class_named
+from hydractl.families.transformers.library import UNDECLARED, class_named, quiet
 
 CONFIGS = {
     class_named(name).config_class
@@ -65,3 +65,22 @@ def test_a_class_that_the_release_lacks_is_said():
     with pytest.raises(UnsupportedModelError, match=r"transformers [\d.]+ has no `BortForDecades`") as caught:
         class_named("BortForDecades")
     assert caught.value.hint == "pip install --upgrade transformers"
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_bars_of_the_hub_are_as_they_were_after_the_library_was_kept_quiet(off):
+    """It turns them on with its own."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    before = are_progress_bars_disabled()
+    try:
+        (disable_progress_bars if off else enable_progress_bars)()
+        with quiet():
+            assert are_progress_bars_disabled()
+        assert are_progress_bars_disabled() is off
+    finally:
+        (disable_progress_bars if before else enable_progress_bars)()
