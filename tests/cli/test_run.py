@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.commands.run import command as runs
+from hydractl.data.dataset import open_data
+from hydractl.data.inputs import of_kind
+from hydractl.data.items import ImageSet
+from hydractl.training.contrastive import PairConfig, train_pair
 
 PIPELINE = """
 [params]
@@ -210,3 +214,32 @@ def test_every_example_is_understood(work, call, name):
     assert (seen.code, seen.err) == (0, "")
     assert "hydractl fuse" in seen.out
     assert "hydractl eval" in seen.out
+
+
+SMALL = {
+    "bert": "together=1 apart=1 train=reviews::split=train,limit=128 val=reviews::split=val,limit=64 test=reviews::split=test,limit=32 "
+    "near=reviews::domain=hotels,limit=16 far=letters::limit=16",
+    "clip": "model=tiny sample=24 keep=2 train=shapes::split=train,limit=48 test=shapes::split=test,limit=48 "
+    "near=shapes::classes=6-11,domain=novel,limit=24 far=noise::limit=24,size=24",
+}  # fmt: skip
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", SMALL)
+def test_examples_run_with_less_data(tmp_path, monkeypatch, call, name):
+    """The CLIP is a stand-in too, for the example's own trains for minutes."""
+    monkeypatch.chdir(tmp_path)
+    more = [word for one in (*SMALL[name].split(), "members=2") for word in ("--set", one)]
+    if name == "clip":
+        images = of_kind(open_data("shapes::split=train,limit=48"), ImageSet)
+        train_pair(
+            images, tmp_path / "tiny", PairConfig(templates=("A photo of a {label}.",), seed=0, epochs=1)
+        )
+        more += ["--from", "score"]
+    Path("x.toml").write_text(call("run", "--example", name).out)
+
+    first, again = (call("run", "x.toml", *more) for _ in range(2))
+
+    assert (first.code, again.code) == (0, 0), first.err
+    assert "Not up to date" not in again.err
+    assert "report.json: up to date" in again.out
