@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from hydractl.errors import HubError, reason_of
 from hydractl.hub.layout import is_ours
 from hydractl.hubclient import NO_ANSWER, asking
-from hydractl.jsonfile import MAX_BYTES
+from hydractl.jsonfile import MAX_BYTES, read_limited
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.runtime import CHUNK_BYTES, digest_file
 
@@ -199,7 +199,8 @@ def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes
         )
     with TemporaryDirectory() as folder:
         path = api.hf_hub_download(name, entry.path, revision=revision, local_dir=folder)
-        return Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            return read_limited(file)
 
 
 def _same(content: Path | bytes, there: RepoFile | None) -> bool:
