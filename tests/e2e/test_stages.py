@@ -3,13 +3,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "stages.md"
 NUMBER = re.compile(r"\S*\d\S*")
 
 
 def session() -> list[tuple[str, str]]:
-    """Return the README's console session as pairs of a command and its output."""
-    (block,) = re.findall(r"```console\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """Return the page's console session as pairs of a command and its output."""
+    (block,) = re.findall(r"```console\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     steps: list[tuple[list[str], list[str]]] = []
     for line in block.splitlines():
         if line.startswith("$ "):
