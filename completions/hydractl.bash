@@ -280,7 +280,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --with-preprocess --quantize --data --ood --tolerance --report --batch-size --classes --template --arch --seed --force --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --with-preprocess --quantize --data --ood --tolerance --report --batch-size --classes --template --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

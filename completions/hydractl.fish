@@ -263,6 +263,7 @@ complete -c hydractl -n '__hydractl_in export' -l template -x -d 'What a class i
 complete -c hydractl -n '__hydractl_in export' -l arch -x -d 'Architecture of a bare .safetensors file'
 complete -c hydractl -n '__hydractl_in export' -l seed -x -d 'Seed of the random inputs'
 complete -c hydractl -n '__hydractl_in export' -l force -d 'Replace an existing output'
+complete -c hydractl -n '__hydractl_in export' -l if-changed -d 'Do nothing where the output is what this command would write: of the same inputs, options and versions'
 complete -c hydractl -n '__hydractl_in export' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in export' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in export' -s h -l help -d 'Show this message and exit'

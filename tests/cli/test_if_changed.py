@@ -40,6 +40,7 @@ COMMANDS = {
     f"{DIGITS} --no-latency --bootstrap 0 --fail-if nll>99 -o report.json --save-predictions said.st",
     "predict": "predict hydra.st images digits::limit=3 images/0/0.png -o said.csv --if-changed",
     "predict a table": "predict hydra.st images --top-k 2 -o said.parquet --if-changed",
+    "export": f"export hydra.st --data {DIGITS} --ood noise::limit=8,size=8 --report effect.json -o hydra.pt2 --if-changed",
 }  # fmt: skip
 
 
@@ -148,6 +149,13 @@ CHANGES = {
         "`images` is not",
     ),
     "where images lie": ("predict a table", lambda _: None, ["./images"], "other options"),
+    "what is exported": (
+        "export",
+        lambda folder: shutil.copy(folder / "fused.st", folder / "hydra.st"),
+        [],
+        "`hydra.st` is not",
+    ),
+    "how it is exported": ("export", lambda _: None, ["--tolerance", "0.01"], "other options"),
     "how much is told": ("predict", lambda _: None, ["--top-k", "1"], "other options"),
     "a file of the folder": (
         "finetune a folder",

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.places import DOCUMENT, Content
-from hydractl.settings import Setting, by_default, check, flag, required, setting
+from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
@@ -47,11 +47,13 @@ class ExportConfig:
         None,
         f"Labelled data, on which the exported model is compared and measured too: {shared.DATA_SOURCES}.",
         metavar=shared.DATA_METAVAR,
+        role=Role.DATA,
     )
     ood: str | None = setting(
         None,
         f"OOD data, to measure the AUROC with; also {shared.UNLABELLED_SOURCES}.",
         metavar=shared.DATA_METAVAR,
+        role=Role.DATA,
     )
     tolerance: float = setting(
         1e-4,
@@ -67,12 +69,14 @@ class ExportConfig:
         metavar="PATH",
         holds=DOCUMENT,
         shows=False,
+        role=Role.OUTPUT,
     )
     batch_size: int = by_default(64, shared.BATCH_SIZE)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     arch: str | None = by_default(None, shared.ARCH)
     seed: int = by_default(0, replace(shared.SEED, help="Seed of the random inputs."))
     force: bool = flag(shared.FORCE)
+    if_changed: bool = flag(shared.IF_CHANGED_BESIDE)
 
     def __post_init__(self) -> None:
         check(self)

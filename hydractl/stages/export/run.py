@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +18,12 @@ from hydractl.fusion.hydra import load_any
 from hydractl.inputs import PIXELS
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.manifest.record import Record
 from hydractl.manifest.report import Report
 from hydractl.metrics.samples import Responses
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import publish_together
+from hydractl.publish import Digested, publish_together
 from hydractl.stages.export import formats
 from hydractl.stages.export.compare import (
     Runner,
@@ -37,9 +39,11 @@ from hydractl.stages.export.effect import ID, OOD, Trial, furthest, measured
 from hydractl.stages.export.pixels import FILTERS, Pixels
 from hydractl.stages.export.subject import IMAGES, Subject
 from hydractl.stages.shared.classes import Classes, settle
-from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.lineage import make_step, recorded
+from hydractl.stages.shared.made import check_record
 from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.reading import labels_of, open_reader, open_sets
+from hydractl.stages.shared.unchanged import replaces
 
 EXAMPLES = 2
 """Samples that a model is traced with: torch takes an axis of 1 for one that is always 1."""
@@ -86,7 +90,7 @@ def run_export(config: ExportConfig, progress: Progress = SILENT) -> ExportRepor
     formats.require_torch()
     if config.form == ONNX:
         formats.onnx_libraries()
-    with claim([config.out, config.report], progress, force=config.force) as own:
+    with claim([config.out, config.report], progress, force=replaces(config)) as own:
         return _run(config, own, progress)
 
 
@@ -125,6 +129,8 @@ class Traced(NamedTuple):
 def _run(config: ExportConfig, own: Claim, progress: Progress) -> ExportReport:
     opened = open_reader(config.model, arch=config.arch, seed=config.seed, reads=config.data is not None)
     for path, option in ((config.out, "-o"), (config.report, "--report")):
+        if path is not None and config.if_changed:
+            check_record(path)
         check_outputs(
             [] if path is None else [path],
             force=own.may_replace,
@@ -143,13 +149,13 @@ def _run(config: ExportConfig, own: Claim, progress: Progress) -> ExportReport:
     if trial is not None:
         report = measured(opened, trial, said, _options(config))
     progress.step(f"Writing {config.out}")
-    with publish_together(own) as begin:
-        begin(config.out).write(content)
-        if config.report is not None and report is not None:
-            begin(config.report).write(report.to_json().encode())
+    written = {config.out: content}
+    if config.report is not None and report is not None:
+        written[config.report] = report.to_json().encode()
+    _publish(config, own, opened, written)
     answers = program(traced.example)
     return ExportReport(
-        paths=tuple(path for path in (config.out, config.report) if path is not None),
+        paths=(*written,),
         inputs=tuple(_shown(name, x, traced.axes.names) for name, x in traced.example.items()),
         outputs=tuple(
             _shown(name, x, ("members", "batch") if name == "member_logits" else ("batch",))
@@ -161,6 +167,25 @@ def _run(config: ExportConfig, own: Claim, progress: Progress) -> ExportReport:
         differences=differences,
         measured=report,
     )
+
+
+def _publish(config: ExportConfig, own: Claim, opened: OpenModel, written: Mapping[Path, bytes]) -> None:
+    """Write all files, and beside each what made it, if that is wanted."""
+    step = recorded(
+        config,
+        config.out,
+        opened=opened,
+        options=_options(config),
+        seed=config.seed,
+        needs=formats.LIBRARIES if config.form == ONNX else (),
+    )
+    with publish_together(own) as begin:
+        for path, content in written.items():
+            record = None if step is None else begin(Record.place(path))
+            file = Digested(begin(path))
+            file.write(content)
+            if record is not None and step is not None:
+                record.write(Record(sha256=file.digest, made_by=step).to_json().encode())
 
 
 def _check_pixels(config: ExportConfig, opened: OpenModel) -> None:

@@ -106,9 +106,7 @@ class PredictConfig:
     dtype: str | None = by_default(None, shared.DTYPE)
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
-    if_changed: bool = flag(
-        replace(shared.IF_CHANGED, help=f"{shared.IF_CHANGED.help} What made it stands in a file beside it.")
-    )
+    if_changed: bool = flag(shared.IF_CHANGED_BESIDE)
 
     def __post_init__(self) -> None:
         check(self)

@@ -18,7 +18,7 @@ from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.hydra import load_any
 from hydractl.jsonfile import compact
-from hydractl.manifest.header import InputFile, Step
+from hydractl.manifest.header import Step
 from hydractl.manifest.record import Record
 from hydractl.parallel import Team, own_device, start_team, world_size
 from hydractl.progress import SILENT, Progress, counted
@@ -30,10 +30,9 @@ from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
 from hydractl.stages.predict.sources import Source, forgiving, lines, open_sources
 from hydractl.stages.predict.stream import Asked, window
 from hydractl.stages.predict.telling import Teller
-from hydractl.stages.shared.asked import references
 from hydractl.stages.shared.classes import settle
-from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.made import check_record, is_recorded
+from hydractl.stages.shared.lineage import recorded
+from hydractl.stages.shared.made import check_record
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
 from hydractl.stages.shared.reading import open_reader, warn
@@ -150,7 +149,10 @@ class _Run:
     def done(self, device: torch.device, own: Claim) -> PredictReport:
         """Do it; the model is loaded when everything else has been looked at."""
         config = self.config
-        made_by = self._made_by() if self.team.leads else None
+        made_by = None
+        if self.team.leads:  # of what lies there now
+            told = {"ood_score": self.teller.score, "threshold": self.teller.below, "top_k": config.top_k}
+            made_by = recorded(config, config.out, opened=self.opened, options=told)
         journal = self._journal() if self.team.leads and not is_stream(config.out) else None
         begun = int(self.team.told(str(journal.count if journal else 0)))
         if begun:
@@ -201,22 +203,6 @@ class _Run:
             if record is not None and made_by is not None:
                 record.write(Record(sha256=file.digest, made_by=made_by).to_json().encode())
         journal.discard()
-
-    def _made_by(self) -> Step | None:
-        """Return what makes the output of what lies there now; None where nobody has asked for that."""
-        config = self.config
-        if is_stream(config.out) or not (config.if_changed or is_recorded(config.out)):
-            return None
-        _, *read = references(config)  # after the model
-        return make_step(
-            config,
-            family=self.opened.family,
-            options={"ood_score": self.teller.score, "threshold": self.teller.below, "top_k": config.top_k},
-            inputs=[
-                self.opened.as_input(),
-                *(InputFile(name=one.name, sha256=one.digest()) for one in read),
-            ],
-        )
 
     def _journal(self) -> Journal:
         shaped = {

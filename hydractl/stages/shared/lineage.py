@@ -12,7 +12,8 @@ from hydractl.manifest.header import InputFile, Step
 from hydractl.progress import Progress
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
-from hydractl.stages.shared.asked import Commanded, asked_of
+from hydractl.stages.shared.asked import Commanded, Stage, asked_of, references
+from hydractl.stages.shared.made import is_recorded
 from hydractl.version import __version__
 
 TOOL = f"hydractl {__version__}"
@@ -37,6 +38,33 @@ def make_step(
         versions=made_with(family),
         asked=asked_of(config),
     )
+
+
+def recorded(
+    config: Stage,
+    out: Path,
+    *,
+    opened: OpenModel,
+    options: Mapping[str, Option],
+    seed: int | None = None,
+    needs: Sequence[str] = (),
+) -> Step | None:
+    """Return what is written beside an output that cannot say itself what makes it; None where nobody has asked for that.
+
+    Args:
+        config: What was asked.
+        out: The output.
+        opened: The model, which is the first thing that is read.
+        options: As `make_step`.
+        seed: Likewise.
+        needs: Further libraries that the output hangs on.
+    """
+    if is_stream(out) or not (config.if_changed or is_recorded(out)):
+        return None
+    _, *read = references(config)
+    inputs = [opened.as_input(), *(InputFile(name=one.name, sha256=one.digest()) for one in read)]
+    step = make_step(config, family=opened.family, options=options, inputs=inputs, seed=seed)
+    return step.model_copy(update={"versions": step.versions | versions(*needs)})
 
 
 def made_with(family: Family) -> dict[str, str]:

@@ -61,6 +61,7 @@ IF_CHANGED = Setting(
     "what it wrote before.",
     role=Role.ASIDE,
 )
+IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} What made it stands in a file beside it.")
 SEED = Setting("Seed of everything random.", low=0, metavar="N")
 DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACHINE, role=Role.ASIDE)
 DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", panel=MACHINE)
