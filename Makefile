@@ -26,7 +26,7 @@ LOWEST := .venv-lowest
 
 test-lowest: $(LOWEST)/.installed
 	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) -o filterwarnings=default --ignore tests/stages/export \
-		-m 'not newer' -k 'not ultrabert and not siglip-headless'
+		-m 'not newer' -k 'not siglip-headless'
 
 $(LOWEST)/.installed: pyproject.toml $(STAMP)
 	$(PYTHON) -m venv --clear $(LOWEST)

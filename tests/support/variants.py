@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -323,7 +324,9 @@ VARIANTS: tuple[Variant, ...] = (
     *_table("transformers-roberta-prelayernorm", TINY_TEXT, ROBERTA_PRELAYERNORM),
     *_table("transformers-esm", TINY_TEXT, ESM),
     *_table("transformers-eurobert", TINY_TEXT, EUROBERT),
-    *_table("transformers-ultrabert", TINY_TEXT, ULTRABERT),
+    *_table(
+        "transformers-ultrabert", TINY_TEXT, ULTRABERT if find_spec("transformers.models.ultrabert") else {}
+    ),
     *_table("transformers-gte", TINY_TEXT, GTE),
     *_table("transformers-nomic-bert", TINY_TEXT, NOMIC_BERT),
     *_table("transformers-jina-v3", TINY_TEXT, JINA),

@@ -133,7 +133,6 @@ def test_sides_travel_and_the_usual_ones_are_not_written(tmp_path):
     assert Tokenization.model_validate_json(left.model_dump_json()) == left
 
 
-@pytest.mark.newer
 @torch.inference_mode()
 def test_a_mask_that_is_missing_is_all_ones():
     for variant in (*ONE_EACH, named("transformers-clip-plain")):
