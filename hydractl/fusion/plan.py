@@ -20,6 +20,7 @@ from hydractl.families.base import Family, place_of
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.header import Fate, Header
 from hydractl.manifest.heads import Shape
+from hydractl.progress import counted
 from hydractl.runtime import one_thread
 from hydractl.tensors import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
 
@@ -116,6 +117,8 @@ def split_members(
                 member[name] = tensor
             continue
         axis = group_axis(family, name)
+        if axis >= tensor.ndim:
+            raise ValueError(f"tensor {name} has {counted(tensor.ndim, 'axis', 'axes')}, too few to be split")
         widths = member_widths(family, header, name, tensor.shape[axis])
         for member, part in zip(members, tensor.split(widths, dim=axis), strict=True):
             member[name] = part.reshape(()) if name in family.scalars else part.contiguous()

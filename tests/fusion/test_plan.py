@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,6 +38,9 @@ def test_splitting_undoes_grouping(keeps):
     for found, member in zip(split_members(TIMM_VIT, header, state), members, strict=True):
         assert found.keys() == member.state.keys()
         assert all(torch.equal(found[n], t) for n, t in member.state.items())
+    for name in names:
+        with pytest.raises(ValueError, match=f"tensor {re.escape(name)} has 0 axes, too few to be split"):
+            split_members(TIMM_VIT, header, {name: torch.zeros(())})
 
 
 @given(keep=keeps)
