@@ -28,8 +28,19 @@ from support.torture.points import Plan, Points
 
 CPU_S, WALL_S, MEMORY = 20, 120, 1 << 30
 """What a try may take; the wall is far, since other work may share the machine."""
-PROGRAM = "import sys; del sys.path[0]; from hydractl.__main__ import main; main()"
-"""As the script does it, which looks for nothing in the current folder."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PROGRAM = """
+import signal, sys
+del sys.path[0]
+from hydractl import __main__ as script
+heed = script.heed_signals
+def heeded(**how):
+    heed(**how)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+script.heed_signals = heeded
+script.main()
+"""
+"""As the script does it, which looks for nothing in the current folder; a signal from before it has begun waits for that."""
 MUCH = 3 * MEMORY
 """How much address space it gets beyond what it begins with: what asks for more ends with a MemoryError, not the machine."""
 
@@ -63,9 +74,11 @@ def _together(tries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Start tries side by side; return how each ended."""
     running = {}
     for number, asked in enumerate(tries):
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         child = os.fork()
         if child == 0:
             _try(asked)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         running[os.pidfd_open(child)] = (number, child, asked, time.monotonic())
     found: list[dict[str, Any]] = [{}] * len(tries)
     while running:
@@ -97,6 +110,8 @@ def _due(asked: dict[str, Any]) -> float:
 def _try(asked: dict[str, Any]) -> NoReturn:
     """Be one try, in a process of its own, or several."""
     _bound()
+    if {"several", "program"} & asked.keys():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     with contextlib.suppress(BaseException):
         if "several" in asked:
             _several(asked)
@@ -140,7 +155,7 @@ def _several(asked: dict[str, Any]) -> None:
 
 def _bound() -> None:
     """Let nothing of the tries grow beyond bounds, and signals be answered as in a process that a shell has started."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     begun = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (begun + MUCH, begun + MUCH))
