@@ -187,5 +187,6 @@ def _inputs(dataset: ImageSet, transform: Transform, order: Sequence[int], ahead
             ready = future.result()
             yield transform.draw(ready, index) if isinstance(transform, TrainTransform) else ready
     finally:
-        # a consumer that stops early must not wait for images that nobody will see
-        pool.shutdown(cancel_futures=True)
+        # a consumer that stops early must not wait for images that nobody will see; nor may Ctrl-C come while one waits here,
+        # where an exception cannot leave what the garbage collector closes
+        pool.shutdown(wait=False, cancel_futures=True)

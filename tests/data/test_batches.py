@@ -75,13 +75,17 @@ def test_random_steps_stay_on_the_callers_thread():
 
 
 def test_stopping_early_leaves_no_thread():
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     iterator = batches(DIGITS, EVAL, batch_size=2)
     next(iterator)
+    begun = set(threading.enumerate()) - before
     iterator.close()
 
-    assert threading.active_count() == before
+    assert begun
+    for thread in begun:  # each ends with the image that it is at
+        thread.join(timeout=10)
+    assert not any(thread.is_alive() for thread in begun)
 
 
 def test_a_corrupt_image_surfaces(folder):
