@@ -19,7 +19,7 @@ import torch
 
 from hydractl.cli.app import main as hydractl
 from hydractl.families.opening import open_model
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.building import load_any
 from hydractl.stages.export.compare import named, samples
 from hydractl.stages.export.formats import run_onnx
 from hydractl.stages.export.subject import Subject

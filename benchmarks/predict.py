@@ -26,7 +26,7 @@ from PIL import Image
 from hydractl.checkpoint import write_tensors
 from hydractl.data.inputs import encoded, open_items
 from hydractl.families.opening import open_model
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.building import load_any
 from hydractl.runtime import pick_device
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict

@@ -6,83 +6,20 @@ of heads is allowed, zero included. `Attention` puts the groups of M members sid
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, TypeVar, cast
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 from typing_extensions import override
 
+from hydractl.families.side import NOTHING, HeadBias, Side, StackedBias
+from hydractl.families.stacked import Abreast, StackedLinear, fixed, only_rows, product, shallow, stacked
 from hydractl.inputs import split_batch
 
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
 Rotation = Literal["half", "pairs"]
-
-
-class Side(NamedTuple):
-    """What attention needs beside the tokens. `mask` is a sample's own; the others are a member's own: G is 1 or M.
-
-    Attributes:
-        mask: (N, 1, 1 or T, T), True where a query may look at a key.
-        rope: (G, 2, 1 or H, T, K), cosines and sines of the rotary position embedding; H as before pruning.
-        bias: (G, H, T, T), added to the scaled scores; H as before pruning. What layers share; see `HeadBias` for the rest.
-        table: (G, P, D), whatever else a family's attention looks up.
-    """
-
-    mask: torch.Tensor | None = None
-    rope: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    table: torch.Tensor | None = None
-
-    @property
-    def members(self) -> int:
-        """G."""
-        return next((x.shape[0] for x in self[1:] if x is not None and x.shape[0] > 1), 1)
-
-    def split(self, members: int) -> list[Side]:
-        """Return each member's share."""
-        masks = [None] * members if self.mask is None else split_batch(self.mask, members)
-        return [
-            Side(mask, *(None if x is None else x[m : m + 1] for x in self[1:]))
-            for m, mask in enumerate(masks)
-        ]
-
-
-NOTHING = Side()
-
-
-class HeadBias(nn.Module):
-    """What a layer adds to its scaled scores, which is the heads' own: it is cut with them."""
-
-    def forward(self) -> torch.Tensor:
-        """Return (H, T, T) of the heads that are kept."""
-        raise NotImplementedError
-
-    def select(self, positions: Sequence[int]) -> HeadBias:
-        """Return a copy with only the heads at these positions among the kept, weights sliced."""
-        raise NotImplementedError
-
-
-class PositionBias(HeadBias):
-    """A bias by relative position: a table (P, H), and for each query and key the row (T, T) that they look up."""
-
-    index: torch.Tensor
-
-    def __init__(self, table: nn.Parameter, index: torch.Tensor) -> None:
-        super().__init__()
-        self.table = table
-        self.register_buffer("index", index, persistent=False)
-
-    @override
-    def forward(self) -> torch.Tensor:
-        return self.table[self.index].movedim(-1, 0)
-
-    @override
-    def select(self, positions: Sequence[int]) -> PositionBias:
-        return PositionBias(nn.Parameter(self.table.detach()[:, list(positions)]), self.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +66,14 @@ class HeadParts:
 
 
 class Projection(NamedTuple):
-    """Weight (H K, D) and bias (H K) of queries, keys or values."""
+    """Weight (H K, D) and bias (H K) of queries, keys or values; or (M, H K, D) and (M, H K)."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
 
     def of(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return (B, H, T, K) of x (B, T, D)."""
-        found: torch.Tensor = F.linear(x, self.weight, self.bias).unflatten(-1, (heads, -1))
+        """Return (N, H, T, K) of x (N, T, D)."""
+        found: torch.Tensor = product(x, self.weight, self.bias).unflatten(-1, (heads, -1))
         return found.transpose(1, 2)
 
 
@@ -146,15 +83,21 @@ class HeadGroup(nn.Module):
     Covered: q, k and v fused or apart, biases or none, q/k norms of width K, rotary embeddings, padding masks, biases of
     the scores a head, an elementwise output gate.
 
+    Or those of M members at once, padded to the most that any keeps with heads that have no weights and say nothing: see `at_once`.
+
     Attributes:
         along_heads: The linear layers whose output features are `(H K)`.
+        members: M.
+        numbers: Where M > 1, (M, H): each member's heads' numbers before pruning, any for a head that pads.
     """
 
     along_heads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "gate")
+    members = 1
 
     def __init__(self, parts: HeadParts) -> None:
         super().__init__()
         self.kept = parts.kept
+        self.numbers: nn.Parameter | None = None
         self.head_dim = parts.head_dim
         self.scale = parts.scale
         self.dropout = parts.dropout
@@ -213,15 +156,26 @@ class HeadGroup(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if side.rope is None:
             return q, k
-        rope = side.rope[0]
-        if rope.shape[1] > 1:
-            rope = rope[:, list(self.kept)]
-        cos, sin = rope.to(q.dtype).unbind(0)
+        rope = self.kept_of(side.rope, 2) if side.rope.shape[2] > 1 else side.rope
+        cos, sin = (per_member(x) for x in rope.to(q.dtype).unbind(1))
         at = slice(None) if queries is None else queries
-        return (
-            q * cos[:, at] + _rotated(q, self.rotation) * sin[:, at],
-            k * cos + _rotated(k, self.rotation) * sin,
-        )
+        q, k = (x if len(rope) == 1 else x.unflatten(0, (len(rope), -1)) for x in (q, k))
+        q = q * cos[..., at, :] + _rotated(q, self.rotation) * sin[..., at, :]
+        k = k * cos + _rotated(k, self.rotation) * sin
+        return (q, k) if len(rope) == 1 else (q.flatten(0, 1), k.flatten(0, 1))
+
+    def kept_of(self, x: torch.Tensor, axis: int, *, times: int = 1) -> torch.Tensor:
+        """Return x (G, ..., H, ...), with the heads before pruning on an axis, of the heads that are kept.
+
+        Of several members it is (M `times`, ..., H, ...), member after member.
+        """
+        if self.numbers is not None:
+            index, heads = self.numbers.unsqueeze(1).expand(-1, times, -1), x.movedim(axis, 1)
+            own = heads[0][index] if len(x) == 1 else heads[torch.arange(len(x))[:, None, None], index]
+            return own.flatten(0, 1).movedim(1, axis)
+        if len(self.kept) == x.shape[axis]:
+            return x
+        return x.movedim(axis, 0)[list(self.kept)].movedim(0, axis)
 
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
@@ -230,12 +184,16 @@ class HeadGroup(nn.Module):
         del k
         at = slice(None) if queries is None else queries
         mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
-        shared = None if side.bias is None else side.bias[:, list(self.kept)]
-        own = None if self.bias is None else self.bias().unsqueeze(0)
+        own = None if self.bias is None else self.bias()
+        each = self.numbers is not None and own is None  # then picked for each sample at once
+        times = q.shape[0] // self.members if each else 1
+        shared = None if side.bias is None else self.kept_of(side.bias, 1, times=times)
         found = own if shared is None else shared if own is None else own + shared
         if found is None:
             return mask
-        bias = found[..., at, :].to(q.dtype)
+        bias = found.reshape(-1, *found.shape[-3:])[..., at, :].to(q.dtype)
+        if not each and len(bias) > 1:
+            bias = bias.unsqueeze(1).expand(-1, q.shape[0] // len(bias), -1, -1, -1).flatten(0, 1)
         return bias if mask is None else bias.masked_fill(~mask, torch.finfo(q.dtype).min)
 
     def _can_fold(self, asked: torch.Tensor, queries: slice | None, side: Side) -> bool:
@@ -249,6 +207,7 @@ class HeadGroup(nn.Module):
             and not (self.training and self.dropout)
             and asked.shape[1] <= self.head_dim // 4
             and isinstance(self.k_norm, nn.Identity)
+            and self.members == 1
             and self.bias is None
             and not (self.k is not None and torch.is_grad_enabled())
             and side[1:] == NOTHING[1:]
@@ -259,21 +218,34 @@ class HeadGroup(nn.Module):
         if self.qkv is None:
             q, k, v = (cast("nn.Linear", layer) for layer in (self.q, self.k, self.v))
             return Projection(q.weight, q.bias), Projection(k.weight, k.bias), Projection(v.weight, v.bias)
-        width = self.heads * self.head_dim
-        w_q, w_k, w_v = self.qkv.weight.split(width)
+        parted = (3, self.heads * self.head_dim)
+        w_q, w_k, w_v = self.qkv.weight.unflatten(-2, parted).unbind(-3)
         biases = cast("torch.Tensor | None", self.qkv.bias)
-        b_q, b_k, b_v = (self.q_bias, None, self.v_bias) if biases is None else biases.split(width)
+        b_q, b_k, b_v = (
+            (self.q_bias, None, self.v_bias) if biases is None else biases.unflatten(-1, parted).unbind(-2)
+        )
         return Projection(w_q, b_q), Projection(w_k, b_k), Projection(w_v, b_v)
 
     def _project_in(
         self, x: torch.Tensor, asked: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries of the tokens asked, and keys and values of all."""
-        if self.qkv is not None and asked is x and self.q_bias is None and self.v_bias is None:
-            q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim)).transpose(1, 3).unbind(2)
-            return q, k, v
+        if self.qkv is not None and self.q_bias is None and self.v_bias is None:
+            if asked is x:
+                q, k, v = self._parted(self.qkv(x)).unbind(2)
+                return q, k, v
+            width, weight = self.heads * self.head_dim, self.qkv.weight
+            bias = cast("torch.Tensor | None", self.qkv.bias)
+            both = product(x, weight[..., width:, :], bias if bias is None else bias[..., width:])
+            k, v = self._parted(both).unbind(2)
+            return self._projections()[0].of(asked, self.heads), k, v
         of_q, of_k, of_v = self._projections()
         return of_q.of(asked, self.heads), of_k.of(x, self.heads), of_v.of(x, self.heads)
+
+    def _parted(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (N, H, P, T, K) of P projections of each token, (N, T, P H K)."""
+        parted: torch.Tensor = x.unflatten(-1, (-1, self.heads, self.head_dim))
+        return parted.transpose(1, 3)
 
     def _attend_folded(self, x: torch.Tensor, asked: torch.Tensor, side: Side) -> torch.Tensor:
         """Attend from the tokens `asked` (B, T', D) to all of x (B, T, D) without computing keys or values.
@@ -333,42 +305,106 @@ class HeadGroup(nn.Module):
         return F.linear(z[..., head, :], self.proj.weight[:, columns])
 
 
-class Attention(nn.Module):
+def at_once(groups: Sequence[HeadGroup]) -> HeadGroup | None:
+    """Return the heads of M members as one group, which computes them all at once; None if that is not possible.
+
+    Queries, keys and values are one product then, whatever they were.
+    """
+    first, heads = groups[0], max(group.heads for group in groups)
+    norms = {name: stacked([getattr(group, name) for group in groups]) for name in ("q_norm", "k_norm")}
+    if not heads or None in norms.values():
+        return None
+    width = heads * first.head_dim
+    found = shallow(first)
+    found.kept, found.members = tuple(range(heads)), len(groups)
+    numbers = [[*group.kept, *[0] * (heads - group.heads)] for group in groups]
+    found.numbers = fixed(torch.tensor(numbers, device=first.proj.weight.device))
+    found.q = found.k = found.v = found.q_bias = found.v_bias = None
+    found.qkv = _stacked_projections([group._projections() for group in groups], width)
+    for name in set(first.along_heads) - {"q", "k", "v"}:
+        layers = [getattr(group, name) for group in groups]
+        if layers[0] is not None:
+            each = [[Projection(layer.weight, layer.bias)] for layer in layers]
+            setattr(found, name, _stacked_projections(each, width))
+    for name, norm in norms.items():
+        setattr(found, name, norm)
+    proj = [group.proj for group in groups]
+    weight = torch.stack([F.pad(layer.weight, (0, width - layer.weight.shape[1])) for layer in proj])
+    biased = cast("torch.Tensor | None", proj[0].bias) is not None
+    found.proj = _as_linear(weight, torch.stack([layer.bias for layer in proj]) if biased else None)
+    if first.bias is not None:
+        found.bias = _stacked_bias(groups, heads)
+    return found
+
+
+def _stacked_bias(groups: Sequence[HeadGroup], heads: int) -> StackedBias:
+    """Return what members add to their scores as one, padded to `heads` heads."""
+    some = {m: group.bias() for m, group in enumerate(groups) if group.heads and group.bias is not None}
+    none = next(iter(some.values()))[:0]
+    each = [some.get(m, none) for m in range(len(groups))]
+    return StackedBias(torch.stack([F.pad(x, (0, 0, 0, 0, 0, heads - len(x))) for x in each]))
+
+
+def _stacked_projections(members: Sequence[Sequence[Projection]], width: int) -> nn.Linear:
+    """Return members' projections as one layer, each padded to `width` output features."""
+    weights, biases = [], []
+    for projections in members:
+        weights.append(torch.cat([F.pad(p.weight, (0, 0, 0, width - len(p.weight))) for p in projections]))
+        own = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections]
+        biases.append(torch.cat([F.pad(bias, (0, width - len(bias))) for bias in own]))
+    none = all(p.bias is None for p in members[0])
+    return _as_linear(torch.stack(weights), None if none else torch.stack(biases))
+
+
+def _as_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """Return what stands where a group of one member has a linear layer."""
+    return cast("nn.Linear", StackedLinear(weight, bias))
+
+
+class Attention(Abreast):
     """The attention of M members in one layer.
 
     The stream of M > 1 members lies member after member on the batch axis: (M B, T, D). Head outputs lie member
-    after member on the head axis: (B, T, H_1 + ... + H_M, K).
+    after member on the head axis, (B, T, H_1 + ... + H_M, K); of stacked members on the batch axis, (M B, T, H, K).
     """
-
-    def __init__(self, members: Sequence[HeadGroup]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
 
     def groups(self) -> list[HeadGroup]:
         """Return the members' head groups."""
         return [group for group in self.members if isinstance(group, HeadGroup)]
 
+    @override
+    def at_once(self) -> HeadGroup | None:
+        groups = self.groups()
+        return at_once(groups) if len(groups) > 1 else None
+
+    @property
+    def one(self) -> HeadGroup | None:
+        """The group that computes all there is to compute, None where members run in turn."""
+        groups = self.groups()
+        return groups[0] if len(groups) == 1 else cast("HeadGroup | None", self.stacked)
+
     def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
         """Return every head's output (B, T', H, K) of x (M B, T, D)."""
+        if (one := self.one) is not None:
+            return one.attend(x, queries, side)
         groups = self.groups()
-        if len(groups) == 1 and side.members == 1:
-            return groups[0].attend(x, queries, side)
-        # members that have the same heads may still differ in what is beside the tokens
-        each = groups * side.members if len(groups) == 1 else groups
-        shares = zip(each, split_batch(x, len(each)), side.split(len(each)), strict=True)
+        shares = zip(groups, split_batch(x, len(groups)), side.split(len(groups)), strict=True)
         found = [group.attend(part, queries, own) for group, part, own in shares]
-        if len(groups) == 1:
-            return torch.cat(found)
         some = [z for group, z in zip(groups, found, strict=True) if group.heads]
         return torch.cat(some, dim=-2) if some else found[0]
 
     def project(self, z: torch.Tensor) -> torch.Tensor:
         """Return (M B, T', D) of z (B, T', H, K)."""
+        if (one := self.one) is not None:
+            return one.project(z)
         groups = self.groups()
-        if len(groups) == 1:
-            return groups[0].project(z)
         parts = z.split([group.heads for group in groups], dim=-2)
         return torch.cat([group.project(part) for group, part in zip(groups, parts, strict=True)])
+
+
+def per_member(x: torch.Tensor) -> torch.Tensor:
+    """Return x (G, H, ...) as it meets tensors (N, H, ...) of one member, or (M, B, H, ...) of several."""
+    return x.squeeze(0) if len(x) == 1 else x.unsqueeze(1)
 
 
 def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -378,21 +414,3 @@ def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         return torch.cat((-second, first), dim=-1)
     first, second = x[..., ::2], x[..., 1::2]
     return torch.stack((-second, first), dim=-1).flatten(-2)
-
-
-def shallow(module: AnyModule) -> AnyModule:
-    """Return a copy that has the same parts, each of which may be replaced without touching the original."""
-    other = copy.copy(module)
-    for parts in ("_modules", "_parameters"):
-        other.__dict__[parts] = dict(getattr(module, parts))
-    return other
-
-
-def only_rows(layer: nn.Linear, rows: torch.Tensor) -> nn.Linear:
-    """Return a linear layer with only some output features."""
-    sliced = shallow(layer)
-    sliced.out_features = len(rows)
-    sliced.weight = nn.Parameter(layer.weight.detach()[rows])
-    if layer.bias is not None:
-        sliced.bias = nn.Parameter(layer.bias.detach()[rows])
-    return sliced

@@ -17,6 +17,8 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
+from hydractl.families.side import share
+from hydractl.families.stacked import all_same
 from hydractl.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
 
 
@@ -39,18 +41,9 @@ class Stream:
         return replace(self, tokens=tokens)
 
     def tile(self, times: int) -> Stream:
-        """Return the same member's stream `times` times over on the batch axis."""
+        """Return the stream `times` times over on the batch axis: as that of as many members, one after another."""
         context = {name: repeat_batch(x, times) for name, x in self.context.items()}
         return replace(self, tokens=repeat_batch(self.tokens, times), context=context)
-
-    def fork(self, members: int) -> Stream:
-        """Return the stream of one trunk as that of `members` members, one after another on the batch axis."""
-        return self.tile(members).for_each(members)
-
-    def for_each(self, members: int) -> Stream:
-        """Return a stream that holds the samples of `members` members already with what is the same for all of them."""
-        constants = {name: x.expand(members, *x.shape[1:]) for name, x in self.constants.items()}
-        return replace(self, constants=constants)
 
     def split(self, members: int) -> list[Stream]:
         """Return each member's share."""
@@ -59,7 +52,7 @@ class Stream:
             Stream(
                 tokens,
                 {name: parts[m] for name, parts in context.items()},
-                {name: x[m : m + 1] for name, x in self.constants.items()},
+                {name: share(x, m) for name, x in self.constants.items()},
             )
             for m, tokens in enumerate(split_batch(self.tokens, members))
         ]
@@ -190,8 +183,6 @@ class Tower(nn.Module):
     def apart(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (M B, C) for inputs (M B, ...) that are each member's own; `fork` is 0 or 1."""
         stream: Stream = self.embed(inputs)
-        if self.fork == 1:
-            stream = stream.for_each(self.members)
         for i, block in enumerate(self.layers()):
             stream = block(stream, self.queries(i))
         logits: torch.Tensor = self.readout(stream)
@@ -212,7 +203,7 @@ class Tower(nn.Module):
 
     def forked(self, stream: Stream, step: int) -> Stream:
         """Return the stream as step `step` takes it: repeated for the members if this is where they part."""
-        return stream.fork(self.members) if self.fork == step else stream
+        return stream.tile(self.members) if self.fork == step else stream
 
     def queries(self, layer: int) -> slice | None:
         """Return the tokens that block `layer` must compute: all, or in the last block those that are read."""
@@ -285,23 +276,27 @@ class Towers(nn.Module):
             raise TypeError("only a model that `hydractl.load` made knows how its inputs are made")
         return self.encoder(items)
 
-    def run_tower(self, name: str, inputs: Inputs) -> list[torch.Tensor]:
-        """Return each member's outputs (1, B, F) of a tower for inputs (B, ...)."""
-        found: torch.Tensor = self.tower(name)(inputs)
-        members, batch = len(self.answers), batch_of(inputs)
-        if found.shape[0] == batch * members:
-            return list(found.reshape(members, 1, batch, found.shape[-1]).unbind(0))
-        return [found.unsqueeze(0)] * members
+    def run_tower(self, name: str, inputs: Inputs) -> torch.Tensor:
+        """Return the members' outputs (G, B, F) of a tower for inputs (B, ...); G is 1 where they are the same."""
+        tower = self.tower(name)
+        found: torch.Tensor = tower(inputs)
+        members = 1 if tower.fork is None else tower.members
+        return found.view(members, batch_of(inputs), found.shape[-1])
 
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""
-        answers = [cast("Answer", answer) for answer in self.answers]
-        outputs: list[dict[str, torch.Tensor]] = [{} for _ in answers]
-        for name, asked in answers[0].route(self.adapted(inputs), list(self.towers.keys())).items():
-            for own, share in zip(outputs, self.run_tower(name, asked), strict=True):
-                own[name] = share
-        logits = torch.cat([answer(own) for answer, own in zip(answers, outputs, strict=True)])
+        routes = cast("Answer", self.answers[0]).route(self.adapted(inputs), list(self.towers.keys()))
+        logits = self.answered({name: self.run_tower(name, asked) for name, asked in routes.items()})
         return logits if self.temperature == 1 else logits / self.temperature
+
+    def answered(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return each member's logits (M, B, C) of towers' outputs (G, B, F)."""
+        answers = [cast("Answer", answer) for answer in self.answers]
+        if all_same(answers):
+            logits: torch.Tensor = answers[0](outputs)
+            return logits if len(logits) == len(answers) else logits.repeat(len(answers), 1, 1)
+        each = [{name: share(x, m) for name, x in outputs.items()} for m in range(len(answers))]
+        return torch.cat([answer(own) for answer, own in zip(answers, each, strict=True)])
 
     def adapted(self, inputs: Inputs) -> Inputs:
         """Return inputs in the dtype of the weights; ids stay whole numbers."""

@@ -14,6 +14,7 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.errors import CheckpointError
+from hydractl.families.side import share
 from hydractl.families.tower import Answer, Towers
 from hydractl.inputs import TEXTS, Inputs
 
@@ -124,6 +125,7 @@ def settle_classes(model: Towers, prompts: Mapping[str, torch.Tensor], *, templa
     answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
     if len(answers) != len(model.answers):
         raise CheckpointError("only a model with a text tower can be told its classes")
-    for answer, texts in zip(answers, model.run_tower("text", placed), strict=True):
+    found = model.run_tower("text", placed)
+    for m, answer in enumerate(answers):
         answer.templates = templates
-        answer.settle(answer.classes(texts).squeeze(0).clone())
+        answer.settle(answer.classes(share(found, m)).squeeze(0).clone())

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._pytree import _register_namedtuple
+from typing_extensions import override
 
-from hydractl.errors import EDITED, CheckpointError
 from hydractl.families.attention import Attention
-from hydractl.families.opening import OpenModel, build_checked, expected_specs, in_one_dtype, load_model
-from hydractl.families.registry import family_of
+from hydractl.families.stacked import Abreast, all_same, stacked
 from hydractl.families.tower import Block, Model, Stream, Tower, Towers, joined
-from hydractl.fusion.plan import fused_spec, split_members
 from hydractl.inputs import Inputs, checked_inputs, split_inputs
-from hydractl.manifest.header import Header, Kind
 from hydractl.metrics.samples import ensemble_log_probs
-from hydractl.tensors import TensorSpec
+
+Layout = Literal["auto", "in turn", "stacked"]
 
 
-class Grouped(nn.Module):
+class Grouped(Abreast):
     """One part of each member; member m's part sees member m's share of the batch axis.
 
-    Equal to the members' parts run one by one, to the last bit: nothing is computed in another way.
+    In turn they are equal to the members' parts, to the last bit: nothing is computed in another way.
     """
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
+    @override
+    def at_once(self) -> nn.Module | None:
+        return stacked(list(self.members))
 
     def forward(self, x: Inputs | Stream) -> torch.Tensor | Stream:
         """Return the members' outputs, member after member on the batch axis (M B, ...)."""
+        if (one := self.stacked) is not None:
+            found: torch.Tensor | Stream = one(x)
+            return found
         count = len(self.members)
         parts = x.split(count) if isinstance(x, Stream) else split_inputs(x, count)
         outputs = [member(part) for member, part in zip(self.members, parts, strict=True)]
@@ -65,29 +66,20 @@ def _steps(tower: Tower) -> list[nn.Module]:
 
 def _grouped_step(members: Sequence[nn.Module]) -> nn.Module:
     """Return the first member's step if all are the same, else one that groups what differs."""
-    if _all_same(members):
+    if all_same(members):
         return members[0]
     if not isinstance(members[0], Block):
         return Grouped(members)
     parts: dict[str, nn.Module] = {}
     for name in dict(members[0].named_children()):
         children = [getattr(member, name) for member in members]
-        if _all_same(children):
+        if all_same(children):
             continue
         if isinstance(children[0], Attention):
             parts[name] = Attention([group for child in children for group in child.groups()])
         else:
             parts[name] = Grouped(children)
     return members[0].with_parts(parts)
-
-
-def _all_same(modules: Sequence[nn.Module]) -> bool:
-    """Return whether the modules hold the very same tensors under the same names."""
-    tables = [dict(module.state_dict(keep_vars=True)) for module in modules]
-    return all(
-        table.keys() == tables[0].keys() and all(table[name] is tables[0][name] for name in table)
-        for table in tables[1:]
-    )
 
 
 class HydraOutput(NamedTuple):
@@ -122,6 +114,37 @@ class Hydra(Towers):
         towers = {name: assemble([m.tower(name) for m in members]) for name in names}
         super().__init__(towers, [m.answer for m in members])
         self.members = len(members)
+        self.layout: Layout = "auto"
+        self.register_load_state_dict_post_hook(_laid_out_again)  # type: ignore[no-untyped-call]
+
+    def lay_out(self, layout: Layout) -> None:
+        """Choose how what differs among members runs from here on, where nothing is trained and no gradients are kept.
+
+        Stacked, the members' weights of such a part are copied side by side, heads padded to the layer's largest member, and
+        one call of each operator computes all: for devices that wait for calls. In turn each member's part runs on its own,
+        and nothing is padded or copied. A part that no rule covers runs in turn always. What moves, converts, loads or trains
+        the hydra lays it out again; after weights were changed by hand call this once more.
+
+        Args:
+            layout: `auto` stacks on CUDA devices.
+        """
+        self.layout = layout
+        on = layout == "stacked" or (layout == "auto" and self.device.type == "cuda")
+        for module in self.modules():
+            if isinstance(module, Abreast):
+                module.stack(on)
+
+    @override
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Hydra:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.lay_out(self.layout)
+        return self
+
+    @override
+    def train(self, mode: bool = True) -> Hydra:
+        super().train(mode)
+        self.lay_out(self.layout)
+        return self
 
     def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> HydraOutput:
         """Return the ensemble's log-probabilities and the members' logits.
@@ -137,89 +160,5 @@ class Hydra(Towers):
         return HydraOutput(ensemble_log_probs(logits.log_softmax(dim=-1)), logits)
 
 
-def hydra_from_state(
-    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
-) -> Hydra:
-    """Build a hydra from its header and fused tensors; see `members_from_state`."""
-    return Hydra(members_from_state(header, state, where=where, dtype=dtype)).eval()
-
-
-def members_from_state(
-    header: Header, state: Mapping[str, torch.Tensor], *, where: str, dtype: torch.dtype | None = None
-) -> list[Model]:
-    """Build a hydra's members from its header and fused tensors; what they share are the same parameters in each.
-
-    Args:
-        header: Of a hydra.
-        state: Fused tensors by name.
-        where: What to call the file in errors.
-        dtype: Convert floating-point weights; see `in_one_dtype`.
-
-    Raises:
-        CheckpointError: If the tensors do not fit plan, masks or architecture.
-    """
-    family = family_of(header.architecture)
-    try:
-        states = split_members(family, header, in_one_dtype(state, dtype))
-    except ValueError as error:
-        raise CheckpointError(f"{where}: {error}", hint=f"{EDITED} fuse the members again") from error
-    return members_of(header, states, where=where)
-
-
-def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, where: str) -> list[Model]:
-    """Build a hydra's members, each from its own tensors; one that several hold is the same parameter in each."""
-    family = family_of(header.architecture)
-    held: dict[int, torch.Tensor] = {}
-    members = []
-    for alone, own in zip(member_headers(header), states, strict=True):
-        # one parameter object for a tensor that several members hold: that is how `Hydra` finds what to run once
-        parameters = {k: held.setdefault(id(v), _parameter(v)) for k, v in own.items()}
-        members.append(build_checked(family, alone, parameters, where=where))
-    return members
-
-
-def member_headers(header: Header) -> list[Header]:
-    """Return what each member of a hydra would say of itself; a base or a member says what it says."""
-    if header.plan is None:
-        return [header]
-    alone = {"kind": Kind.MEMBER, "plan": None}
-    return [header.model_copy(update={**alone, "masks": (mask,)}) for mask in header.masks]
-
-
-def stored_specs(opened: OpenModel) -> dict[str, TensorSpec]:
-    """Return the name and shape of every tensor that a checkpoint's header calls for, a hydra's too.
-
-    Raises:
-        CheckpointError: If the plan is not of the architecture's tensors.
-    """
-    header, family = opened.header, opened.family
-    each = [expected_specs(family, alone) for alone in member_headers(header)]
-    if header.plan is None:
-        return each[0]
-    fates = header.plan.fates
-    if odd := sorted(fates.keys() ^ each[0].keys()):
-        raise CheckpointError(
-            f"{opened.reference}: tensor {odd[0]} is in the fuse plan or in the architecture, not in both",
-            hint=f"{EDITED} fuse the members again",
-        )
-    return {n: fused_spec(family, n, fate, [specs[n] for specs in each]) for n, fate in fates.items()}
-
-
-def load_any(opened: OpenModel, *, dtype: torch.dtype | None = None) -> Model | Hydra:
-    """Build whatever an open model holds, its logits divided by its temperature, in evaluation mode on the CPU.
-
-    Raises:
-        CheckpointError: If its tensors are not those that its header calls for.
-    """
-    model: Model | Hydra
-    if opened.header.kind != Kind.HYDRA:
-        model = load_model(opened, dtype=dtype)
-    else:
-        state = opened.checkpoint.tensors()
-        model = hydra_from_state(opened.header, state, where=opened.reference, dtype=dtype)
-    model.temperature = opened.header.temperature
-    return model
-
-
-def _parameter(tensor: torch.Tensor) -> torch.Tensor:
-    return nn.Parameter(tensor) if tensor.is_floating_point() else tensor
+def _laid_out_again(hydra: Hydra, _: object) -> None:
+    hydra.lay_out(hydra.layout)

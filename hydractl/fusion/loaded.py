@@ -18,9 +18,10 @@ from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel, load_model, open_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
+from hydractl.fusion.building import members_from_state
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
 from hydractl.fusion.encoder import Encoder
-from hydractl.fusion.hydra import Hydra, members_from_state
+from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
 from hydractl.fusion.predictions import Bound, Predictions
 from hydractl.fusion.responding import respond_to_all

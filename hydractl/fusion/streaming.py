@@ -14,7 +14,8 @@ from torch import nn
 
 from hydractl.families.opening import OpenModel, build_checked
 from hydractl.families.tower import Model, Tower, Towers
-from hydractl.fusion.hydra import Hydra, members_of
+from hydractl.fusion.building import members_of
+from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion, split_members
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Fate, Header

@@ -48,10 +48,7 @@ class Responses(NamedTuple):
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:
     """Return `log mean_m p_m` (...), an ensemble's prediction, of its members' log-probabilities (M, ...)."""
-    log_m = torch.tensor(
-        math.log(len(member_log_probs)), dtype=member_log_probs.dtype, device=member_log_probs.device
-    )
-    return member_log_probs.logsumexp(0) - log_m
+    return member_log_probs.logsumexp(0) - math.log(len(member_log_probs))
 
 
 def at_labels(values: Tensor, labels: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
-from hydractl.families.attention import NOTHING, Attention, Side
+from hydractl.families.attention import Attention
+from hydractl.families.side import NOTHING, Side
 from hydractl.families.tower import Model, Tower
 
 if TYPE_CHECKING:

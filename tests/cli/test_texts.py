@@ -11,7 +11,7 @@ import torch
 from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.families.opening import open_model
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.building import load_any
 from hydractl.stages.evaluate.saved import SavedPredictions
 from support.reviews import GADGETS, arch, gibberish, reviews
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from timm.layers import Attention as TimmAttention
 from torch import nn
 
-from hydractl.families.attention import Attention, HeadGroup, HeadParts, PositionBias, Side
+from hydractl.families.attention import Attention, HeadGroup, HeadParts
 from hydractl.families.probe import largest_difference
+from hydractl.families.side import PositionBias, Side
 from hydractl.families.timm.modules import head_group
 
 ALL = (0, 1, 2, 3)

@@ -106,11 +106,11 @@ def by_hand(path, naming=NAMED):
     with torch.inference_mode():
         for name in naming.names:
             texts = [encode_texts([t.replace("{label}", name)], how) for t in naming.templates]
-            each = [model.run_tower("text", text)[0][0, 0] for text in texts]
+            each = [model.run_tower("text", text)[0, 0] for text in texts]
             rows.append(F.normalize(torch.stack([F.normalize(x, dim=0) for x in each]).mean(0), dim=0))
         (images,) = model.run_tower("vision", pixels(opened))
         classes = torch.stack(rows)
-        logits = model.answer.logit_scale.exp() * images[0] @ classes.T
+        logits = model.answer.logit_scale.exp() * images @ classes.T
         return logits if model.answer.logit_bias is None else logits + model.answer.logit_bias, classes
 
 

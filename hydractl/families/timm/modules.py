@@ -10,17 +10,10 @@ from timm.models import beit, deit, eva, vision_transformer, vision_transformer_
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import (
-    Attention,
-    HeadBias,
-    HeadGroup,
-    HeadParts,
-    PositionBias,
-    Side,
-    only_rows,
-    shallow,
-)
+from hydractl.families.attention import Attention, HeadGroup, HeadParts
 from hydractl.families.dismantling import Kept, part
+from hydractl.families.side import HeadBias, PositionBias, Side
+from hydractl.families.stacked import only_rows, shallow
 from hydractl.families.tower import Block, LayerScale, Model, Run, Stream, Tower
 
 READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")

@@ -5,7 +5,7 @@ P is the number of relative positions that are told apart: one for each bucket t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -14,7 +14,9 @@ from torch import nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from typing_extensions import override
 
-from hydractl.families.attention import HeadGroup, HeadParts, Side
+from hydractl.families.attention import HeadGroup, HeadParts, Projection
+from hydractl.families.side import Side
+from hydractl.families.stacked import StackedLinear
 from hydractl.families.tower import Hosted, Stream, Tower
 from hydractl.families.transformers.encoder import Encoder, TextEncoder
 from hydractl.families.transformers.encoder_modules import PostNormBlock, key_mask
@@ -45,22 +47,25 @@ class DisentangledGroup(HeadGroup):
         if side.table is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
+        of_q, of_k, _ = self._projections()
         index = self._positions(k.shape[-2], table.shape[1], queries, k.device)
         index = index.expand(*q.shape[:2], *index.shape)
         bias = torch.zeros((), dtype=q.dtype, device=q.device)
         if "c2p" in self.kinds:
-            positions = self._heads_of(self.k if self.share else self.pos_key, table)
-            bias = bias + torch.matmul(q * self.scale, positions.transpose(-1, -2)).gather(-1, index)
+            positions = self._heads_of(of_k if self.share else self.pos_key, table)
+            bias = bias + _each(torch.matmul, q * self.scale, positions.mT).gather(-1, index)
         if "p2c" in self.kinds:
-            positions = self._heads_of(self.q if self.share else self.pos_query, table)
-            bias = bias + torch.matmul(positions * self.scale, k.transpose(-1, -2)).gather(-2, index)
+            positions = self._heads_of(of_q if self.share else self.pos_query, table)
+            bias = bias + _each(_before, k.mT, positions * self.scale).gather(-2, index)
         return bias if side.mask is None else bias.masked_fill(~side.mask, torch.finfo(q.dtype).min)
 
-    def _heads_of(self, layer: nn.Linear | None, table: torch.Tensor) -> torch.Tensor:
-        """Return (1, H, P, K) of the relative positions (1, P, D)."""
+    def _heads_of(
+        self, layer: Projection | nn.Linear | StackedLinear | None, table: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (G, H, P, K) of the relative positions (1 or M, P, D)."""
         assert layer is not None  # noqa: S101 - the library makes what its configuration asks for
-        found: torch.Tensor = layer(table).unflatten(-1, (self.heads, self.head_dim))
-        return found.transpose(1, 2)
+        members = self.members if len(table) == 1 else len(table)
+        return Projection(layer.weight, layer.bias).of(table.expand(members, -1, -1), self.heads)
 
     def _positions(
         self, tokens: int, count: int, queries: slice | None, device: torch.device
@@ -102,6 +107,19 @@ class DebertaBlock(PostNormBlock):
             return out
         parts = {"embedded": stream.tokens, "tokens": out.tokens, "mask": stream.context["mask"]}
         return stream.with_tokens(self.conv(parts))
+
+
+def _each(
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, own: torch.Tensor
+) -> torch.Tensor:
+    """Return the products (N, H, ...) of x (N, H, ...) and what is a member's own, (G, H, ...)."""
+    if len(own) == 1:
+        return multiply(x, own)
+    return multiply(x.unflatten(0, (len(own), -1)), own.unsqueeze(1)).flatten(0, 1)
+
+
+def _before(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    return torch.matmul(own, x)
 
 
 def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoder) -> Stream:  # noqa: ANN401 - as above

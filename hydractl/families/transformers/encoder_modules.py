@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import Attention, HeadGroup, HeadParts, PositionBias, Side
+from hydractl.families.attention import Attention, HeadGroup, HeadParts
 from hydractl.families.dismantling import Kept, part
+from hydractl.families.side import PositionBias, Side
 from hydractl.families.tower import Block, LayerScale, Run, Stream, Tower
 from hydractl.families.transformers.encoder import Encoder, heads_of
 
@@ -193,9 +194,13 @@ def _scale(layer: nn.Module, name: str) -> nn.Module:
 
 
 def set_aside(library: nn.Module, prefixes: tuple[str, ...]) -> None:
-    """Keep parameters that nothing depends on as buffers: they have no gradient, and training must not move them."""
+    """Keep parameters that nothing depends on as buffers, which have no gradient and which training must not move.
+
+    Members that differ in them alone are the same.
+    """
     for path, module in library.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if f"{path}.{name}".startswith(prefixes):
                 del module._parameters[name]
                 module.register_buffer(name, parameter.detach())
+                module.__dict__["aside"] = {*module.__dict__.get("aside", ()), name}

@@ -13,7 +13,7 @@ from hydractl.claims import Claim
 from hydractl.data.inputs import content_of
 from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.building import load_any
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header

@@ -14,7 +14,7 @@ from hydractl.claims import Claim
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.building import load_any
 from hydractl.inputs import PIXELS
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import Preprocess, Tokenization

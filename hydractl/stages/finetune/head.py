@@ -11,7 +11,7 @@ from hydractl.errors import DataError, UsageError
 from hydractl.families.base import OWN, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier
 from hydractl.families.opening import OpenModel
-from hydractl.fusion.hydra import member_headers
+from hydractl.fusion.building import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Tokenization
 from hydractl.progress import Progress, counted

@@ -7,7 +7,7 @@ import torch
 from hydractl.data.inputs import Reading
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
-from hydractl.fusion.hydra import load_any, stored_specs
+from hydractl.fusion.building import load_any, stored_specs
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.progress import counted

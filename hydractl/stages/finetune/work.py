@@ -11,7 +11,7 @@ from hydractl.data.items import Items
 from hydractl.data.labels import filled_names, match_classes, required_labels, some
 from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
-from hydractl.fusion.hydra import stored_specs
+from hydractl.fusion.building import stored_specs
 from hydractl.manifest.header import Fate, Header, InputFile, Tokenization
 from hydractl.progress import Progress, counted
 from hydractl.runtime import digest_text, pick_device, versions

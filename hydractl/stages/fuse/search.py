@@ -7,7 +7,8 @@ from functools import partial
 
 from hydractl.errors import CheckFailed
 from hydractl.families.opening import OpenModel
-from hydractl.fusion.hydra import Hydra, hydra_from_state
+from hydractl.fusion.building import hydra_from_state
+from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.header import Fate, Header
 from hydractl.progress import Progress, counted

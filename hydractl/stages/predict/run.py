@@ -16,7 +16,7 @@ from hydractl.data.items import Items
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
-from hydractl.fusion.hydra import load_any
+from hydractl.fusion.building import load_any
 from hydractl.jsonfile import compact
 from hydractl.manifest.header import Step
 from hydractl.manifest.record import Record

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydractl.checkpoint import ScratchFolder
 from hydractl.errors import UsageError
 from hydractl.families.opening import check_tensors, open_model
-from hydractl.fusion.hydra import stored_specs
+from hydractl.fusion.building import stored_specs
 from hydractl.hub.publication import CARD, Publication, usual_message
 from hydractl.hub.repository import Pushed, Target, push, require_token, settled
 from hydractl.parallel import require_one_process

@@ -1,0 +1,91 @@
+"""What attention needs beside the tokens: masks, angles, biases of the scores.
+
+Axes: M members, N = M B batch, T tokens, D width, H heads, K head width, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from hydractl.families.stacked import fixed
+from hydractl.inputs import split_batch
+
+
+class Side(NamedTuple):
+    """What attention needs beside the tokens. `mask` is a sample's own; the others are a member's own: G is 1 or M.
+
+    Attributes:
+        mask: (N, 1, 1 or T, T), True where a query may look at a key.
+        rope: (G, 2, 1 or H, T, K), cosines and sines of the rotary position embedding; H as before pruning.
+        bias: (G, H, T, T), added to the scaled scores; H as before pruning. What layers share; see `HeadBias` for the rest.
+        table: (G, P, D), whatever else a family's attention looks up.
+    """
+
+    mask: torch.Tensor | None = None
+    rope: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+
+    def split(self, members: int) -> list[Side]:
+        """Return each member's share."""
+        masks = [None] * members if self.mask is None else split_batch(self.mask, members)
+        return [
+            Side(mask, *(None if x is None else share(x, m) for x in self[1:]))
+            for m, mask in enumerate(masks)
+        ]
+
+
+NOTHING = Side()
+
+
+def share(x: torch.Tensor, member: int) -> torch.Tensor:
+    """Return a member's share (1, ...) of x (G, ...), which is all of it where it is every member's."""
+    return x if x.shape[0] == 1 else x[member : member + 1]
+
+
+class HeadBias(nn.Module):
+    """What a layer adds to its scaled scores, which is the heads' own: it is cut with them."""
+
+    def forward(self) -> torch.Tensor:
+        """Return (H, T, T) of the heads that are kept; or (M, H, T, T), a member each."""
+        raise NotImplementedError
+
+    def select(self, positions: Sequence[int]) -> HeadBias:
+        """Return a copy with only the heads at these positions among the kept, weights sliced."""
+        raise NotImplementedError
+
+
+class PositionBias(HeadBias):
+    """A bias by relative position: a table (P, H), and for each query and key the row (T, T) that they look up."""
+
+    index: torch.Tensor
+
+    def __init__(self, table: nn.Parameter, index: torch.Tensor) -> None:
+        super().__init__()
+        self.table = table
+        self.register_buffer("index", index, persistent=False)
+
+    @override
+    def forward(self) -> torch.Tensor:
+        return self.table[self.index].movedim(-1, 0)
+
+    @override
+    def select(self, positions: Sequence[int]) -> PositionBias:
+        return PositionBias(nn.Parameter(self.table.detach()[:, list(positions)]), self.index)
+
+
+class StackedBias(HeadBias):
+    """What M members add to their scores, (M, H, T, T); as it hangs on weights alone, it is computed once."""
+
+    def __init__(self, biases: torch.Tensor) -> None:
+        super().__init__()
+        self.biases = fixed(biases)
+
+    @override
+    def forward(self) -> torch.Tensor:
+        return self.biases

@@ -1,0 +1,79 @@
+"""Every family, every variant: stacked, a hydra is its members still, and calls hardly more kernels than one model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hydractl.families.probe import largest_difference
+from hydractl.fusion.loaded import load
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from support.builders import base
+from support.kernels import kernels
+from support.variants import VARIANTS, Variant
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
+RAGGED = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)), ((0, 1, 2, 3), (3,), ()))
+APART = 5
+"""Kernels beside the layers': the stream repeated, queries apart from keys in the last block, and three for the ensemble."""
+
+
+def stacked(folder, samples, *, mlp="keep"):
+    """Fuse samples through files; return the hydra, stacked."""
+    paths = tuple(str(s.save(folder / f"{i}.st")) for i, s in enumerate(samples))
+    run_fuse(FuseConfig(models=paths, out=folder / "hydra.st", mlp=mlp, verify=False, force=True))
+    hydra = load(folder / "hydra.st")
+    hydra.lay_out("stacked")
+    return hydra
+
+
+@torch.inference_mode()
+def check(hydra, samples, *, tolerance=1e-5):
+    inputs = samples[0].inputs(batch=3)
+    expected = torch.stack([s.model()(inputs) for s in samples])
+    assert largest_difference(hydra(inputs).member_logits, expected) <= tolerance
+
+
+@pytest.mark.spread
+@every_variant
+def test_stacked_equals_ragged_members_at_the_kernels_of_one(tmp_path, variant):
+    single = base(variant)
+    samples = [single.pruned(*keep) for keep in RAGGED]
+    hydra = stacked(tmp_path, samples)
+
+    check(hydra, samples)
+    library, inputs = single.library(), single.inputs()
+    assert kernels(lambda: hydra(inputs)).total() <= 1.1 * kernels(lambda: library(inputs)).total() + APART
+
+
+@pytest.mark.spread(alike=True)
+@every_variant
+def test_stacked_equals_fine_tuned_members(tmp_path, variant):
+    samples = [base(variant).pruned(*keep).tuned(i) for i, keep in enumerate(RAGGED)]
+    hydra = stacked(tmp_path, samples)
+    check(hydra, samples)
+    inputs = samples[0].inputs()
+    at_once = kernels(lambda: hydra(inputs)).total()
+    hydra.lay_out("in turn")
+    assert at_once < kernels(lambda: hydra(inputs)).total()
+
+
+DEEP = {
+    "timm-vit": ("depth", "class-token"),
+    "timm-eva": ("depth", "dinov3"),
+    "transformers-bert": ("num_hidden_layers", "plain"),
+    "transformers-vit": ("num_hidden_layers", "plain"),
+}
+
+
+@pytest.mark.parametrize("family", DEEP)
+@pytest.mark.parametrize("shared", [0, 10])
+def test_twelve_layers_call_a_tenth_more_kernels_at_most(tmp_path, family, shared):
+    option, name = DEEP[family]
+    one = next(v for v in VARIANTS if (v.family, v.name) == (family, name))
+    single = base(Variant(family, f"{name}-deep", one.arch, one.options | {option: 12}))
+    samples = [single.pruned(*([(0, 1, 2)] * shared), *([(m,), (m, 3)] * 6)[: 12 - shared]) for m in range(3)]
+    hydra, library, inputs = stacked(tmp_path, samples), single.library(), single.inputs()
+    ratio = kernels(lambda: hydra(inputs)).total() / kernels(lambda: library(inputs)).total()
+    assert ratio <= 1.1, ratio

@@ -1,0 +1,158 @@
+"""How a hydra is laid out: what is stacked stays in step with the weights, and takes part in what torch does with modules."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from hydractl.families.probe import largest_difference
+from hydractl.fusion.loaded import load
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from support.builders import base
+from support.kernels import kernels
+from support.variants import VARIANTS
+
+KEEPS = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)), ((0, 1, 2, 3), (3,), ()))
+EITHER = pytest.mark.parametrize("name", ["timm-vit-class-token", "transformers-bert-mean-pool"])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Hydras of members that differ in all tensors but the MLPs, by what they read."""
+    folder = tmp_path_factory.mktemp("hydras")
+    found = {}
+    for name in ("timm-vit-class-token", "transformers-bert-mean-pool"):
+        one = next(v for v in VARIANTS if str(v) == name)
+        samples = [base(one).pruned(*keep).tuned(i) for i, keep in enumerate(KEEPS)]
+        paths = tuple(str(s.save(folder / f"{name}{i}.st")) for i, s in enumerate(samples))
+        run_fuse(FuseConfig(models=paths, out=folder / f"{name}.st", mlp="merge", verify=False))
+        found[name] = folder / f"{name}.st", samples[0]
+    return found
+
+
+@pytest.fixture
+def hydra(files):
+    """A hydra of images, stacked."""
+    return laid_out(files["timm-vit-class-token"][0])
+
+
+@pytest.fixture
+def images(files):
+    return files["timm-vit-class-token"][1].inputs(batch=3)
+
+
+def laid_out(path):
+    hydra = load(path)
+    hydra.lay_out("stacked")
+    return hydra
+
+
+@torch.inference_mode()
+def answers(hydra, inputs, layout):
+    """Return the members' logits in a layout, and how many kernels it took; the hydra is laid out as before then."""
+    hydra = copy.deepcopy(hydra)
+    hydra.lay_out(layout)
+    return hydra(inputs).member_logits, kernels(lambda: hydra(inputs)).total()
+
+
+@torch.inference_mode()
+def in_step(hydra, inputs):
+    """Say whether a hydra that is stacked answers as its weights do in turn."""
+    return largest_difference(hydra(inputs).member_logits, answers(hydra, inputs, "in turn")[0]) <= 1e-5
+
+
+def test_on_a_cpu_members_run_in_turn_unless_told(files, images):
+    hydra = load(files["timm-vit-class-token"][0])
+    in_turn, stacked = (answers(hydra, images, layout)[1] for layout in ("in turn", "stacked"))
+    assert stacked < in_turn
+    assert answers(hydra, images, "auto")[1] == in_turn
+
+
+def test_what_is_stacked_is_no_part_of_the_model(files, hydra):
+    plain = load(files["timm-vit-class-token"][0])
+    assert list(hydra.state_dict()) == list(plain.state_dict())
+    assert [n for n, _ in hydra.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    assert len(list(hydra.modules())) == len(list(plain.modules()))
+
+
+@torch.inference_mode()
+def test_weights_that_move_convert_or_load_are_stacked_anew(hydra, images):
+    hydra.double()
+    assert in_step(hydra, images)
+    assert hydra(images).logits.dtype == torch.float64
+    hydra.float().load_state_dict({n: x * 1.5 for n, x in hydra.state_dict().items()})
+    assert in_step(hydra, images)
+
+
+def test_training_sees_the_members_own_weights_and_leaves_them_stacked_anew(hydra, images):
+    optimizer = torch.optim.SGD(hydra.parameters(), lr=0.1)
+    for _ in range(2):
+        hydra.train()(images).logits.square().sum().backward()
+        assert all(p.grad is not None for p in hydra.parameters() if p.requires_grad)
+        optimizer.step()
+    assert in_step(hydra.eval(), images)
+
+
+def test_gradients_flow_in_evaluation_too(files, hydra, images):
+    for one in (hydra, load(files["timm-vit-class-token"][0])):
+        one(images).logits.sum().backward()
+    pairs = zip(hydra.parameters(), one.parameters(), strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs if b.grad is not None)
+
+
+@EITHER
+@torch.inference_mode()
+def test_stacked_under_autocast_is_in_turn_under_autocast(files, name):
+    path, sample = files[name]
+    hydra, inputs = laid_out(path), sample.inputs(batch=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = hydra(inputs).member_logits.float()
+        expected = answers(hydra, inputs, "in turn")[0].float()
+    assert largest_difference(found, expected) <= 0.05 * float(expected.abs().max())
+
+
+@EITHER
+@torch.no_grad()
+def test_stacked_is_one_graph_for_all_batch_sizes(files, name):
+    path, sample = files[name]
+    torch._dynamo.reset()
+    hydra, count = laid_out(path), CompileCounter()
+    compiled = torch.compile(hydra, backend=count, fullgraph=True, dynamic=True)
+    for batch in (2, 3, 5):
+        inputs = sample.inputs(batch=batch)
+        assert torch.equal(compiled(inputs).member_logits, hydra(inputs).member_logits)
+    assert count.frame_count == 1
+
+
+@EITHER
+@torch.no_grad()
+def test_stacked_can_be_exported(files, name):
+    path, sample = files[name]
+    hydra, inputs = laid_out(path), sample.inputs(batch=3)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    axes = {0: batch} if isinstance(inputs, torch.Tensor) else {key: {0: batch} for key in inputs}
+    program = torch.export.export(hydra, (inputs,), dynamic_shapes=(axes,))
+    for size in (1, 5):
+        other = sample.inputs(batch=size, seed=1)
+        found = program.module()(other).member_logits
+        assert largest_difference(found, hydra(other).member_logits) <= 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@EITHER
+@torch.inference_mode()
+def test_stacked_can_be_captured_as_a_cuda_graph(files, name):
+    path, sample = files[name]
+    inputs = sample.inputs(batch=3)
+    hydra = load(path, device="cuda")
+    placed = inputs.cuda() if isinstance(inputs, torch.Tensor) else {n: x.cuda() for n, x in inputs.items()}
+    hydra(placed)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = hydra(placed).member_logits
+    graph.replay()
+    assert largest_difference(found.cpu(), answers(load(path), inputs, "in turn")[0]) <= 1e-4

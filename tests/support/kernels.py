@@ -1,0 +1,50 @@
+"""How many kernels a forward pass calls: operators that compute, whatever device would run them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IDLE = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "lift_fresh",
+        "_unsafe_view",
+        "_reshape_alias",
+    }
+)
+"""Operators that compute nothing, beside those that return a view."""
+
+
+class Kernels(TorchDispatchMode):
+    """A context that counts operators that compute; a view, and memory that is not written, are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name not in IDLE and not func.is_view:
+            self.calls[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def kernels(run: Callable[[], object]) -> Counter[str]:
+    """Return how often each operator that computes is called by `run`."""
+    with Kernels() as found:
+        run()
+    return found.calls
