@@ -18,12 +18,11 @@ from hydractl.fusion.building import load_any
 from hydractl.inputs import PIXELS
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import Preprocess, Tokenization
-from hydractl.manifest.record import Record
 from hydractl.manifest.report import Report
 from hydractl.metrics.samples import Responses
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
-from hydractl.publish import Digested, publish_together
+from hydractl.publish import publish_together
 from hydractl.stages.export import formats
 from hydractl.stages.export.compare import (
     Runner,
@@ -40,7 +39,7 @@ from hydractl.stages.export.pixels import FILTERS, Pixels
 from hydractl.stages.export.subject import IMAGES, Subject
 from hydractl.stages.shared.classes import Classes, settle
 from hydractl.stages.shared.lineage import make_step, recorded
-from hydractl.stages.shared.made import check_record
+from hydractl.stages.shared.made import begun, check_record
 from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.reading import labels_of, open_reader, open_sets
 from hydractl.stages.shared.unchanged import replaces
@@ -181,11 +180,8 @@ def _publish(config: ExportConfig, own: Claim, opened: OpenModel, written: Mappi
     )
     with publish_together(own) as begin:
         for path, content in written.items():
-            record = None if step is None else begin(Record.place(path))
-            file = Digested(begin(path))
-            file.write(content)
-            if record is not None and step is not None:
-                record.write(Record(sha256=file.digest, made_by=step).to_json().encode())
+            with begun(begin, path, step) as file:
+                file.write(content)
 
 
 def _check_pixels(config: ExportConfig, opened: OpenModel) -> None:

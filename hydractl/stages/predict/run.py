@@ -19,10 +19,9 @@ from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.jsonfile import compact
 from hydractl.manifest.header import Step
-from hydractl.manifest.record import Record
 from hydractl.parallel import Team, own_device, start_team, world_size
 from hydractl.progress import SILENT, Progress, counted
-from hydractl.publish import Digested, is_stream, publish, publish_together
+from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, pick_device, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, is_image
 from hydractl.stages.predict.journal import Journal, OtherRunError, open_journal
@@ -32,7 +31,7 @@ from hydractl.stages.predict.stream import Asked, window
 from hydractl.stages.predict.telling import Teller
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.lineage import recorded
-from hydractl.stages.shared.made import check_record
+from hydractl.stages.shared.made import begun, check_record
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
 from hydractl.stages.shared.reading import open_reader, warn
@@ -190,18 +189,12 @@ class _Run:
                 journal.discard()
             raise
         out = self.config.out
-        with publish_together(own) as begin:
-            record = (
-                begin(Record.place(out)) if made_by else None
-            )  # first: nobody is told of a file without it
-            file = Digested(begin(out))
+        with publish_together(own) as begin, begun(begin, out, made_by) as file:
             writer = WRITERS[self.form](file, self.teller.columns(self.sources))
             for some in journal.replay():
                 writer.write(some)
                 self.counted.add(some)
             writer.close()
-            if record is not None and made_by is not None:
-                record.write(Record(sha256=file.digest, made_by=made_by).to_json().encode())
         journal.discard()
 
     def _journal(self) -> Journal:

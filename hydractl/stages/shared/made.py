@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import InputError, OutputExists
 from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse
 from hydractl.manifest.document import Document
+from hydractl.manifest.header import Step
 from hydractl.manifest.heads import HeadMask, HeadScores, Mask
 from hydractl.manifest.record import Record
 from hydractl.manifest.report import DOCUMENTS, Report
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.places import is_folder
+from hydractl.publish import Digested, Sink
 from hydractl.runtime import digest_file
 from hydractl.source import WEIGHTS
 
@@ -47,6 +50,19 @@ class Made:
     masks: tuple[Mask, ...] = ()
     rows: frozenset[str] = frozenset()
     whole: bool = True
+
+    @classmethod
+    def of(cls, step: Step, path: Path, *, masks: tuple[Mask, ...] = ()) -> Made:
+        """Return what an output says that tells of the step that made it."""
+        inputs = tuple(file.sha256 for file in step.inputs)
+        return cls(
+            path=path,
+            command=step.command,
+            asked=step.asked,
+            versions=step.versions,
+            inputs=inputs,
+            masks=masks,
+        )
 
     @property
     def digest(self) -> str:
@@ -85,6 +101,16 @@ def check_record(path: Path) -> None:
             f"{beside}: is where it is written down what made {path.name}, and hydractl did not write what is there",
             hint="move it away, or choose another name with `-o`",
         )
+
+
+@contextmanager
+def begun(begin: Callable[[Path], Sink], path: Path, made_by: Step | None) -> Iterator[Digested]:
+    """Begin an output, and end with what made it beside it, if that is wanted; nobody is told of the one without the other."""
+    record = None if made_by is None else begin(Record.place(path))
+    file = Digested(begin(path))
+    yield file
+    if record is not None and made_by is not None:
+        record.write(Record(sha256=file.digest, made_by=made_by).to_json().encode())
 
 
 def is_recorded(path: Path) -> bool:
@@ -131,16 +157,9 @@ def _in_folder(folder: Path) -> Made | None:
 
 def _recorded(path: Path, record: Record) -> Made:
     """Return what the file beside an output says; one that was changed since is somebody else's."""
-    step = record.made_by
     if record.sha256 != digest_file(path):
         raise InputError(f"{path}: is not as it was written")
-    return Made(
-        path=path,
-        command=step.command,
-        asked=step.asked,
-        versions=step.versions,
-        inputs=tuple(file.sha256 for file in step.inputs),
-    )
+    return Made.of(record.made_by, path)
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Made:
@@ -152,15 +171,8 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Made:
     if header is None or step is None:
         raise InputError(f"{path}: does not say what made it")
     if step.command == "eval":  # a copy of what was measured, beside the report
-        return Made(path=path, command=step.command, asked=step.asked, versions=step.versions, records=False)
-    return Made(
-        path=path,
-        command=step.command,
-        asked=step.asked,
-        versions=step.versions,
-        inputs=tuple(file.sha256 for file in step.inputs),
-        masks=header.masks,
-    )
+        return replace(Made.of(step, path), inputs=(), records=False)
+    return Made.of(step, path, masks=header.masks)
 
 
 def _of_document(found: Document, path: Path) -> Made:
