@@ -171,7 +171,11 @@ class HeadGroup(nn.Module):
         """
         if self.numbers is not None:
             index, heads = self.numbers.unsqueeze(1).expand(-1, times, -1), x.movedim(axis, 1)
-            own = heads[0][index] if len(x) == 1 else heads[torch.arange(len(x))[:, None, None], index]
+            own = (
+                heads[0][index]
+                if len(x) == 1
+                else heads[torch.arange(len(x), device=x.device)[:, None, None], index]
+            )
             return own.flatten(0, 1).movedim(1, axis)
         if len(self.kept) == x.shape[axis]:
             return x
