@@ -51,7 +51,7 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        --limit | --max-length | --recheck | --max-memory | --recompute | --alpha | --samples | --epochs | --gate-lr | --weights-lr | --penalty | --temperature | --cooldown | --degree | --perplexity | --signature-size | --salience-share | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size)
+        --limit | --max-length | --recheck | --max-memory | --recompute | --alpha | --samples | --epochs | --gate-lr | --weights-lr | --penalty | --temperature | --cooldown | --degree | --perplexity | --signature-size | --salience-share | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size | --num-workers)
             : # any text
             ;;
         --objective)
@@ -95,7 +95,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --num-workers --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -110,7 +110,7 @@ _hydractl() {
         --scores | --mask)
             _hydractl_files 'json'
             ;;
-        --keep | --remove | --keep-fraction | --members | --pool | --diverge-from | --candidates | --batch-size | --max-length | --classes | --template | --seed | --arch)
+        --keep | --remove | --keep-fraction | --members | --pool | --diverge-from | --candidates | --batch-size | --num-workers | --max-length | --classes | --template | --seed | --arch)
             : # any text
             ;;
         --strategy)
@@ -131,7 +131,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --scores --mask --keep --remove --keep-fraction --per-layer --strategy --members --pool --diverge-from --data --ood --candidates --diversity --batch-size --device --max-length --classes --template --seed --arch --dtype --verify --no-verify --force --if-changed --json -q --quiet --provenance -h --help'
+                _hydractl_words '-o --output --out --scores --mask --keep --remove --keep-fraction --per-layer --strategy --members --pool --diverge-from --data --ood --candidates --diversity --batch-size --num-workers --device --max-length --classes --template --seed --arch --dtype --verify --no-verify --force --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -147,7 +147,7 @@ _hydractl() {
         -o | --output | --out | --provenance)
             _hydractl_files ''
             ;;
-        --max-length | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | --teacher | --teacher-temperature | --teacher-weight | --save-every | --seed | --order-seed | --dropout-seed | --head-seed | --num-classes | --img-size | --mean | --std | --arch)
+        --max-length | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | --teacher | --teacher-temperature | --teacher-weight | --save-every | --seed | --order-seed | --dropout-seed | --head-seed | --num-classes | --img-size | --mean | --std | --num-workers | --arch)
             : # any text
             ;;
         --recipe)
@@ -173,7 +173,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --output --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --arch --force --wait --if-changed --json -q --quiet --provenance -h --help'
+                _hydractl_words '--data --val -o --output --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --num-workers --arch --force --wait --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -188,7 +188,7 @@ _hydractl() {
         --mlp)
             _hydractl_words 'merge keep'
             ;;
-        --merge-trunk | --max-loss | --own-from | --temperature | --max-length | --batch-size | --classes | --template | --seed)
+        --merge-trunk | --max-loss | --own-from | --temperature | --max-length | --batch-size | --num-workers | --classes | --template | --seed)
             : # any text
             ;;
         --data)
@@ -200,7 +200,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --mlp --merge-trunk --max-loss --force-merge --own-from --data --temperature --max-length --batch-size --device --classes --template --seed --verify --no-verify --force --if-changed --json -q --quiet --provenance -h --help'
+                _hydractl_words '-o --output --out --mlp --merge-trunk --max-loss --force-merge --own-from --data --temperature --max-length --batch-size --num-workers --device --classes --template --seed --verify --no-verify --force --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -213,7 +213,7 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        --near | --far | --compare | --temperature | --name | --metrics | --bootstrap | --fail-if | --threshold-for | --delta | --max-length | --batch-size | --classes | --template | --arch | --seed)
+        --near | --far | --compare | --temperature | --name | --metrics | --bootstrap | --fail-if | --threshold-for | --delta | --max-length | --batch-size | --num-workers | --classes | --template | --arch | --seed)
             : # any text
             ;;
         --ood-score)
@@ -230,7 +230,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -242,7 +242,7 @@ _hydractl() {
         -o | --output | --out)
             _hydractl_files ''
             ;;
-        --top-k | --threshold | --max-length | --classes | --template | --arch | --batch-size)
+        --top-k | --threshold | --max-length | --classes | --template | --arch | --batch-size | --num-workers)
             : # any text
             ;;
         --ood-score)
@@ -256,7 +256,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --top-k --ood-score --threshold --skip-bad --max-length --classes --template --arch --batch-size --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --top-k --ood-score --threshold --skip-bad --max-length --classes --template --arch --batch-size --num-workers --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -275,12 +275,12 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        --tolerance | --batch-size | --classes | --template | --arch | --seed)
+        --tolerance | --batch-size | --num-workers | --classes | --template | --arch | --seed)
             : # any text
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --with-preprocess --quantize --data --ood --tolerance --report --batch-size --classes --template --arch --seed --force --if-changed --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --with-preprocess --quantize --data --ood --tolerance --report --batch-size --num-workers --classes --template --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

@@ -44,6 +44,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_world_size() -> int:
+    """Return how many of them run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+
+
 def require_one_process(command: str) -> None:
     """Refuse to run under torchrun or accelerate, where each process would do all of the work.
 
@@ -99,7 +104,7 @@ def own_device(name: str) -> torch.device:
                 "`--device mps` has no float64, which scores are computed in", hint="use `--device cpu`"
             )
         device = torch.device("cpu")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+    here = local_world_size()
     if world_size() == 1 or device.type != "cuda":
         return device
     refuse_shared_device(name)

@@ -62,6 +62,7 @@ def score(
     seed: int | None = ...,
     arch: str | None = ...,
     batch_size: int | None = ...,
+    num_workers: str | int | None = ...,
     device: str | None = ...,
     dtype: str | None = ...,
     force: bool | None = ...,
@@ -116,6 +117,7 @@ def score(
         seed: Seed of everything random.
         arch: Architecture of a bare .safetensors file.
         batch_size: Samples in one forward pass.
+        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: bf16, fp16 or fp32; default: as stored.
         force: Replace an existing output, and start anew where an unfinished run could be gone on with.
@@ -149,6 +151,7 @@ def prune(
     candidates: int | None = ...,
     diversity: Literal["mi", "disagreement", "none"] | None = ...,
     batch_size: int | None = ...,
+    num_workers: str | int | None = ...,
     device: str | None = ...,
     max_length: int | None = ...,
     classes: str | Sequence[str] | None = ...,
@@ -182,6 +185,7 @@ def prune(
         candidates: Masks to draw and to choose from (default 32).
         diversity: What to maximise: mutual information (default), the share of pairs that disagree, or none, a control.
         batch_size: Samples in one forward pass (default 64).
+        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         device: auto (default), cpu, cuda, cuda:N or mps.
         max_length: Tokens of a text at most; default: as many as the model reads.
         classes: Classes of a zero-shot model: names, or a file with one name a line.
@@ -254,6 +258,7 @@ def finetune(
     mean: str | float | Sequence[str | float] | None = ...,
     std: str | float | Sequence[str | float] | None = ...,
     device: str | None = ...,
+    num_workers: str | int | None = ...,
     arch: str | None = ...,
     force: bool | None = ...,
     wait: bool | None = ...,
@@ -315,6 +320,7 @@ def finetune(
         mean: What is subtracted of each channel, where white is 1; default: as the model says.
         std: What it is divided by then; likewise.
         device: auto, cpu, cuda, cuda:N or mps.
+        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         arch: Architecture of a bare .safetensors file.
         force: Replace an existing output, and start anew where an unfinished run could be gone on with.
         wait: Wait while another command makes the same output, rather than exit 6.
@@ -341,6 +347,7 @@ def fuse(
     temperature: str | Path | float | None = ...,
     max_length: int | None = ...,
     batch_size: int | None = ...,
+    num_workers: str | int | None = ...,
     device: str | None = ...,
     classes: str | Sequence[str] | None = ...,
     template: str | Sequence[str] | None = ...,
@@ -365,6 +372,7 @@ def fuse(
         temperature: Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. Or the number.
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass (default 64).
+        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         device: auto (default), cpu, cuda, cuda:N or mps.
         classes: Classes of a zero-shot model: names, or a file with one name a line.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
@@ -402,6 +410,7 @@ def evaluate(
     save_predictions: str | Path | None = ...,
     max_length: int | None = ...,
     batch_size: int | None = ...,
+    num_workers: str | int | None = ...,
     classes: str | Sequence[str] | None = ...,
     template: str | Sequence[str] | None = ...,
     device: str | None = ...,
@@ -435,6 +444,7 @@ def evaluate(
         save_predictions: Keep all log-probabilities (safetensors), scaled by `--temperature`.
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass.
+        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         classes: Classes of a zero-shot model: names, or a file with one name a line.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         device: auto, cpu, cuda, cuda:N or mps.
@@ -466,6 +476,7 @@ def predict(
     template: str | Sequence[str] | None = ...,
     arch: str | None = ...,
     batch_size: int | None = ...,
+    num_workers: str | int | None = ...,
     device: str | None = ...,
     dtype: str | None = ...,
     force: bool | None = ...,
@@ -489,6 +500,7 @@ def predict(
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         arch: Architecture of a bare .safetensors file.
         batch_size: Samples in one forward pass.
+        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: bf16, fp16 or fp32; default: as stored.
         force: Replace an existing output, and start anew where an unfinished run could be gone on with.
@@ -514,6 +526,7 @@ def export(
     tolerance: float | None = ...,
     report: str | Path | None = ...,
     batch_size: int | None = ...,
+    num_workers: str | int | None = ...,
     classes: str | Sequence[str] | None = ...,
     template: str | Sequence[str] | None = ...,
     arch: str | None = ...,
@@ -535,6 +548,7 @@ def export(
         tolerance: Exit 5, and write nothing, if an output of the exported model is further from the model's own, relative to the largest value where that is above 1.
         report: Write what was measured on `--data`, as `eval` reports it.
         batch_size: Samples in one forward pass.
+        num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         classes: Classes of a zero-shot model: names, or a file with one name a line.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         arch: Architecture of a bare .safetensors file.

@@ -1,31 +1,35 @@
-"""From a data set to batches: decoded in threads, in a fixed order."""
+"""From a data set to batches: decoded by threads or worker processes, in a fixed order."""
 
 from __future__ import annotations
 
 import os
+import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from hydractl.data.preprocess import TrainTransform, sample_seed
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from hydractl.data.items import ImageSet
 
 Transform: TypeAlias = "Callable[[Image.Image], Tensor] | TrainTransform"
 CACHE_BYTES = 512 * 2**20
 _AHEAD = 2
 """How many batches are decoded while one is in use."""
+_PART = 16
+"""How many items of a batch one thread or process reads at a time, at most."""
 
 
 T = TypeVar("T")
@@ -39,11 +43,13 @@ class Batch(NamedTuple, Generic[T_co]):
         inputs: Images (B, C, H, W), float32, or what a text model takes by name, each (B, T), int64.
         labels: Shape (B,), int64, in the data set's own classes; None if it has no labels.
         indices: Shape (B,), int64, positions in the data set.
+        bad: Of a lenient set, why images cannot be read, by their positions; their inputs are black.
     """
 
     inputs: T_co
     labels: Tensor | None
     indices: Tensor
+    bad: Mapping[int, str] = MappingProxyType({})
 
 
 class Deal(NamedTuple):
@@ -70,8 +76,7 @@ def batches(
 ) -> Iterator[Batch[Tensor]]:
     """Yield the items in the order of `indices`, the last batch as small as need be.
 
-    Images are decoded and transformed by threads that run ahead; the random steps of an `TrainTransform`
-    run on the caller's thread, because they borrow torch's global generator.
+    Images are decoded and transformed by threads that run ahead, or by the set's crew: the same, whoever does it.
 
     Args:
         dataset: Where the images come from.
@@ -111,7 +116,10 @@ def tensor_cache(
     if not order:
         return ()
     again = _Batches(dataset, transform, batch_size, order)
-    if limit_bytes and _read(dataset, transform, order[0]).nbytes * len(order) <= limit_bytes:
+    if (
+        limit_bytes
+        and _read(dataset, transform, order[:1], order[:1]).inputs.nbytes * len(order) <= limit_bytes
+    ):
         return tuple(again)
     return again
 
@@ -132,14 +140,19 @@ class _Batches:
     order: Sequence[int]
 
     def __iter__(self) -> Iterator[Batch[Tensor]]:
-        labels = self.dataset.labels
-        inputs = _inputs(self.dataset, self.transform, self.order, _AHEAD * self.batch_size)
-        for start in range(0, len(self.order), self.batch_size):
-            chosen = self.order[start : start + self.batch_size]
+        labels, crew = self.dataset.labels, self.dataset.crew
+        workers = crew.workers if crew else os.cpu_count() or 1
+        size = min(_PART, max(1, self.batch_size // (2 * workers)))
+        cut = (part for batch in _cut(self.order, self.batch_size) for part in _cut(batch, size))
+        ahead = max(_AHEAD * -(-self.batch_size // size), 2 * workers)
+        parts = _parts(self.dataset, self.transform, cut, ahead)
+        for chosen in _cut(self.order, self.batch_size):
+            found = list(islice(parts, -(-len(chosen) // size)))
             yield Batch(
-                inputs=torch.stack(list(islice(inputs, len(chosen)))),
+                inputs=_joined(found, len(chosen)),
                 labels=None if labels is None else torch.tensor([labels[i] for i in chosen]),
                 indices=torch.tensor(chosen),
+                bad={index: why for part in found for index, why in part.bad.items()},
             )
 
 
@@ -159,34 +172,89 @@ def checked_order(count: int, batch_size: int, indices: Sequence[int] | Tensor |
     return order
 
 
-def _read(dataset: ImageSet, transform: Callable[[Image.Image], T], index: int) -> T:
-    """Return an image, transformed.
+class Part(NamedTuple):
+    """Some items as they were read: inputs (P, C, H, W), and why images cannot be, by their places in the data set."""
+
+    inputs: Tensor
+    bad: dict[int, str]
+
+
+def _read(dataset: ImageSet, transform: Transform, indices: Sequence[int], numbers: Sequence[int]) -> Part:
+    """Return the images at `indices`, transformed as those with such `numbers` are.
 
     Raises:
-        DataError: If it is missing or corrupt, or the transform refuses it; the message names it.
+        DataError: If one is missing or corrupt, or the transform refuses it, and the set is not lenient; the message names it.
     """
-    image = dataset.image(index)
-    try:
-        return transform(image)
-    except DataError as error:
-        where = f"{dataset.name}: {dataset.key(index)}"
-        raise DataError(f"{where}: {error.message}", hint=error.hint) from error
+    inputs, bad = list[Tensor](), dict[int, str]()
+    for index, number in zip(indices, numbers, strict=True):
+        where = ""
+        try:
+            image = dataset.image(index)
+            where = f"{dataset.name}: {dataset.key(index)}: "
+            inputs.append(_transformed(transform, image, number))
+        except DataError as error:
+            if not dataset.lenient:
+                raise DataError(f"{where}{error.message}", hint=error.hint) from error
+            bad[number] = error.message
+            inputs.append(_transformed(transform, Image.new("L", (8, 8)), number))
+    return Part(torch.stack(inputs), bad)
 
 
-def _inputs(dataset: ImageSet, transform: Transform, order: Sequence[int], ahead: int) -> Iterator[Tensor]:
-    """Yield one input after the other while `ahead` more are under way."""
-    threaded: Callable[[Any], Any] = transform.prepare if isinstance(transform, TrainTransform) else transform
-    read = partial(_read, dataset, threaded)
+def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
+    return transform(image, number) if isinstance(transform, TrainTransform) else transform(image)
+
+
+def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> Part:
+    """Do so in a worker process, of which all cores have one."""
+    torch.set_num_threads(1)
+    return _read(images, _unpickled(transform), range(len(images)), numbers)
+
+
+@lru_cache(maxsize=8)
+def _unpickled(transform: bytes) -> Transform:
+    found: Transform = pickle.loads(transform)  # noqa: S301 - what this program has sent itself
+    return found
+
+
+def _parts(
+    dataset: ImageSet, transform: Transform, cut: Iterator[Sequence[int]], ahead: int
+) -> Iterator[Part]:
+    """Yield one part of the items after the other while `ahead` more are under way."""
+    with _reading(dataset, transform) as begin:
+        running = deque(map(begin, islice(cut, ahead)))
+        try:
+            while running:
+                part = running.popleft()
+                running.extend(map(begin, islice(cut, 1)))
+                yield part.result() if dataset.crew is None else dataset.crew.result(part)
+        finally:
+            for part in running:  # of a consumer that stops early nobody will see them
+                part.cancel()
+
+
+@contextmanager
+def _reading(dataset: ImageSet, transform: Transform) -> Iterator[Callable[[Sequence[int]], Future[Part]]]:
+    """Give what begins to read some items, by their places: in threads, or with a crew in its processes."""
+    crew = dataset.crew
+    if crew is not None:
+        sent = pickle.dumps(transform)
+        yield lambda own: crew.submit(_read_apart, sent, dataset.sent(own), own)
+        return
     pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="decode")
     try:
-        waiting = iter(order)
-        running = deque((index, pool.submit(read, index)) for index in islice(waiting, ahead))
-        while running:
-            index, future = running.popleft()
-            running.extend((later, pool.submit(read, later)) for later in islice(waiting, 1))
-            ready = future.result()
-            yield transform.draw(ready, index) if isinstance(transform, TrainTransform) else ready
+        yield lambda own: pool.submit(_read, dataset, transform, own, own)
     finally:
-        # a consumer that stops early must not wait for images that nobody will see; nor may Ctrl-C come while one waits here,
-        # where an exception cannot leave what the garbage collector closes
+        # nor may Ctrl-C come while one waits here, where an exception cannot leave what the garbage collector closes
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def _joined(parts: Sequence[Part], count: int) -> Tensor:
+    """Return the inputs of parts as one tensor, in memory that a GPU reads from at once if one is in use."""
+    first = parts[0].inputs
+    whole = torch.empty((count, *first.shape[1:]), dtype=first.dtype, pin_memory=torch.cuda.is_initialized())
+    return torch.cat([part.inputs for part in parts], out=whole)

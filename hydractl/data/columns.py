@@ -37,6 +37,10 @@ class CellStore(ImageStore):
     where: str
 
     @override
+    def only(self, places: Sequence[int]) -> CellStore:
+        return CellStore({place: self.read(place) for place in places}.__getitem__, self.where)
+
+    @override
     def image(self, index: int) -> Image.Image:
         return decode(self._encoded(index), where=f"{self.where}: row {index}")
 

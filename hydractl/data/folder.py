@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +32,11 @@ class FileStore(items.ImageStore):
     """Image files below `root`, by paths with forward slashes."""
 
     root: Path
-    files: tuple[str, ...]
+    files: Sequence[str] | Mapping[int, str]
+
+    @override
+    def only(self, places: Sequence[int]) -> FileStore:
+        return FileStore(self.root, {place: self.files[place] for place in places})
 
     @override
     def image(self, index: int) -> Image.Image:

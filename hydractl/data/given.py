@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
@@ -110,7 +110,11 @@ def kinds(items: Iterable[object]) -> str:
 class GivenStore(ImageStore):
     """Images in memory, or at paths."""
 
-    pictures: tuple[Picture, ...]
+    pictures: Sequence[Picture] | Mapping[int, Picture]
+
+    @override
+    def only(self, places: Sequence[int]) -> GivenStore:
+        return GivenStore({place: self.pictures[place] for place in places})
 
     @override
     def image(self, index: int) -> Image.Image:

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, Deal, checked_order, tensor_cache
+from hydractl.data.crew import Crew
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.preprocess import eval_transform, train_transform
@@ -44,10 +45,30 @@ def check_reads(how: Reading, *, model: str) -> None:
 
 
 def open_items(
-    ref: DataRef | str, how: Reading, *, labelled: bool = True, progress: Progress = SILENT
+    ref: DataRef | str,
+    how: Reading,
+    *,
+    labelled: bool = True,
+    workers: int | None = 0,
+    progress: Progress = SILENT,
 ) -> Items:
-    """Return the data that a reference selects, images or texts as the model reads them; as `open_data`."""
-    return open_data(ref, wants=content_of(how), labelled=labelled, progress=progress)
+    """Return the data that a reference selects, images or texts as the model reads them; as `open_data`.
+
+    Args:
+        ref: As there.
+        how: Of the model.
+        labelled: As there.
+        workers: How many processes decode images; None for what pays, see `Crew.of`.
+        progress: As there.
+    """
+    return crewed(open_data(ref, wants=content_of(how), labelled=labelled, progress=progress), workers)
+
+
+def crewed(items: T, workers: int | None) -> T:
+    """Return items of which images are decoded by so many processes; None for what pays."""
+    if not isinstance(items, ImageSet):
+        return items
+    return replace(items, crew=Crew.of(workers, images=len(items)))
 
 
 def limited(how: Reading, max_length: int | None, *, model: str) -> Reading:

@@ -9,7 +9,7 @@ import json
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import ClassVar, NamedTuple, Self, TypeAlias
 from PIL import Image
 from typing_extensions import override
 
+from hydractl.data.crew import Crew
 from hydractl.errors import DataError
 
 BROKEN = (
@@ -183,6 +184,10 @@ class ImageStore(ABC):
             DataError: If it is missing or corrupt; the message names it.
         """
 
+    def only(self, places: Sequence[int]) -> ImageStore:
+        """Return what another process needs to read some images, under the same numbers: here the images themselves."""
+        return Held({place: self.image(place) for place in places})
+
     def key(self, index: int) -> str | int:
         """Return the path of the file that an image is, or its number."""
         return index
@@ -199,6 +204,17 @@ class ImageStore(ABC):
         return sha.digest()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Held(ImageStore):
+    """Some images of a store, in memory."""
+
+    images: Mapping[int, Image.Image]
+
+    @override
+    def image(self, index: int) -> Image.Image:
+        return self.images[index]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageSet(Items):
     """Images in a fixed order, with or without labels.
@@ -206,12 +222,16 @@ class ImageSet(Items):
     Attributes:
         store: Where they are.
         places: Each one's number in the store.
+        crew: The processes that decode them; None for threads of this one.
+        lenient: Whether batches hold black for what cannot be read, and say why.
     """
 
     content = Content.IMAGES
 
     store: ImageStore
     places: Sequence[int]
+    crew: Crew | None = None
+    lenient: bool = False
 
     @override
     def __len__(self) -> int:
@@ -237,11 +257,21 @@ class ImageSet(Items):
 
     @override
     def item_digest(self, index: int) -> bytes:
-        return self.store.item_digest(self.places[index])
+        try:
+            return self.store.item_digest(self.places[index])
+        except DataError as error:
+            if not self.lenient:
+                raise
+            return hashlib.sha256(error.message.encode()).digest()
 
     @override
     def at(self, indices: Sequence[int]) -> Self:
         return replace(self, places=tuple(self.places[index] for index in indices))
+
+    def sent(self, indices: Sequence[int]) -> ImageSet:
+        """Return the items at `indices` as another process can read them: without labels, and no more than it needs."""
+        places = [self.places[index] for index in indices]
+        return ImageSet(store=self.store.only(places), places=places, name=self.name, lenient=self.lenient)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import did_you_mean
@@ -26,27 +28,42 @@ AUGMENTATIONS = ("rrc", "flip", "shift", "randaugment")
 a horizontal flip of every other image; in one image of five a move by up to an eighth of the side, black moving
 in; two operations of RandAugment at magnitude 12 of 30 (Cubuk et al. 2020)."""
 
+_DRAWS = frozenset(
+    {torch.rand, torch.randint, torch.randn, torch.randperm, torch.bernoulli, torch.multinomial, torch.normal}
+    | {
+        getattr(torch.Tensor, f"{name}_")
+        for name in ("uniform", "normal", "random", "bernoulli", "exponential")
+    }
+)
 SHIFT_PROBABILITY = 0.2
 SHIFT_FRACTION = 1 / 8
 
 
-def eval_transform(preprocessing: Preprocess) -> Callable[[Image.Image], Tensor]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalTransform:
+    """What images go through that are not augmented. Safe to call from several threads.
+
+    Attributes:
+        channels: 1 or 3.
+        steps: From image to normalised tensor.
+    """
+
+    channels: int
+    steps: tuple[Callable[[Any], Any], ...]
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return the input, float32 of shape (C, H, W)."""
+        result: Tensor = _run(self.steps, to_channels(image, self.channels))
+        return result
+
+
+def eval_transform(preprocessing: Preprocess) -> EvalTransform:
     """Return the transform that timm evaluates with, after conversion to grey or RGB.
 
     With `crop_offset` "before" it is to the bit what the image processors of transformers do on Pillow's images, which
     such a library's folder is read with.
-
-    Returns:
-        Maps an image to float32 of shape (C, H, W). Safe to call from several threads.
     """
-    steps = _timm_steps(preprocessing)
-    channels = preprocessing.input_size[0]
-
-    def transform(image: Image.Image) -> Tensor:
-        result: Tensor = _run(steps, to_channels(image, channels))
-        return result
-
-    return transform
+    return EvalTransform(channels=preprocessing.input_size[0], steps=_timm_steps(preprocessing))
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
@@ -71,6 +88,8 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
 class TrainTransform:
     """Random augmentation that depends on the image and on (seed, epoch, index), and on nothing else.
 
+    Safe to call from several threads.
+
     Attributes:
         channels: 1 or 3.
         resize: Steps from image to image that need no luck.
@@ -89,22 +108,10 @@ class TrainTransform:
 
     def __call__(self, image: Image.Image, index: int) -> Tensor:
         """Return the augmented input of the data set's item `index`, float32 of shape (C, H, W)."""
-        return self.draw(self.prepare(image), index)
-
-    def prepare(self, image: Image.Image) -> Image.Image:
-        """Take the steps before the first random one. Safe to call from several threads."""
-        prepared: Image.Image = _run(self.resize, to_channels(image, self.channels))
-        return prepared
-
-    def draw(self, prepared: Image.Image, index: int) -> Tensor:
-        """Take the other steps.
-
-        Forks torch's global generator and puts it back, so no other thread may draw from it meanwhile.
-        """
-        # the CPU's generator alone: reseeding a device's would disturb dropout
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(sample_seed(self.seed, self.epoch, index))
-            prepared = _run(self.random, prepared)
+        prepared = _run(self.resize, to_channels(image, self.channels))
+        if self.random:
+            with _Drawing(sample_seed(self.seed, self.epoch, index)):
+                prepared = _run(self.random, prepared)
         result: Tensor = _run(self.finish, prepared)
         return result
 
@@ -141,6 +148,21 @@ def sample_seed(*parts: int) -> int:
     """Return a seed in 0..2**63-1 that mixes whole numbers; near ones give unrelated seeds."""
     digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
+
+
+class _Drawing(TorchFunctionMode):
+    """Lets what draws from torch's global generator, in this thread, draw from one of its own."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        own = {"generator": self.generator} if func in _DRAWS else {}
+        return func(*args, **(kwargs or {}), **own)
 
 
 def _run(steps: tuple[Callable[[Any], Any], ...], value: Any) -> Any:  # noqa: ANN401 - image or tensor, step by step

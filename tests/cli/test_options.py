@@ -47,6 +47,7 @@ TERMINAL = ("json", "quiet")
 MAKERS = {"prune", "finetune", "fuse", "import"}
 TEXTS = {
     "max_memory": "2KiB",
+    "num_workers": "3",
     "max_shard_size": "2KiB",
     "repository": "org/name",
     "base_model": "org/base",
@@ -114,7 +115,7 @@ COMPANIONS = {
     "lineage": {"verify": ("b.st",)},
     "fuse": {
         "max_loss": ("--merge-trunk", "auto", "--data", "digits"),
-        **dict.fromkeys(("max_length", "batch_size", "device"), ("--data", "digits")),
+        **dict.fromkeys(("max_length", "batch_size", "num_workers", "device"), ("--data", "digits")),
     },
     "inspect": {
         **dict.fromkeys(("keep", "remove", "keep_fraction"), ("--plot", "heads.svg")),

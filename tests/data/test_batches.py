@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,21 +59,22 @@ def test_augmented_batches_do_not_depend_on_their_size_or_company():
     assert not torch.equal(large.inputs, WHOLE[order])
 
 
-def test_random_steps_stay_on_the_callers_thread():
-    seen = set()
+def test_random_steps_draw_in_any_thread_what_they_draw_alone():
+    ready = threading.Barrier(2)
+    both = threading.local()
 
-    def watch(image):
-        seen.add(threading.current_thread())
+    def meet(image):
+        if not hasattr(both, "met"):  # so that two threads draw at the same time
+            both.met = ready.wait(timeout=10)
         return image
 
-    transform = train_transform(GREY, ("flip",))
-    watched = type(transform)(
-        channels=1, resize=transform.resize, random=(watch, *transform.random), finish=transform.finish
-    )
+    transform = train_transform(GREY, ("flip", "shift"))
+    met = replace(transform, random=(meet, *transform.random)).at(seed=0, epoch=0)
+    alone = transform.at(seed=0, epoch=0)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda i: met(DIGITS.image(i), i), range(30)))
 
-    list(batches(DIGITS, watched.at(seed=0, epoch=0), batch_size=8))
-
-    assert seen == {threading.current_thread()}
+    assert torch.equal(torch.stack(found), torch.stack([alone(DIGITS.image(i), i) for i in range(30)]))
 
 
 def test_stopping_early_leaves_no_thread():

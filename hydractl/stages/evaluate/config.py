@@ -152,6 +152,7 @@ class EvalConfig:
     )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
+    num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     device: str = by_default("auto", replace(shared.DEVICE, role=Role.SHAPES))
     dtype: str | None = by_default(None, shared.DTYPE)

@@ -55,7 +55,10 @@ class EvalData:
             refs[TEMPERATURE] = config.heldout
         for model in {m.reference: m for row in opened for m in row}.values():
             warn(model, progress)
-        sets = {name: open_items(ref, how, progress=progress) for name, ref in refs.items()}
+        sets = {
+            name: open_items(ref, how, workers=config.num_workers, progress=progress)
+            for name, ref in refs.items()
+        }
         models = [m for row in opened for m in row]
         classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)
         heldout = None if config.heldout is None else sets[TEMPERATURE]

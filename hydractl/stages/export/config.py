@@ -72,6 +72,7 @@ class ExportConfig:
         role=Role.OUTPUT,
     )
     batch_size: int = by_default(64, shared.BATCH_SIZE)
+    num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     arch: str | None = by_default(None, shared.ARCH)
     seed: int = by_default(0, replace(shared.SEED, help="Seed of the random inputs."))

@@ -219,7 +219,7 @@ def _trial(
 ) -> Trial | None:
     if config.data is None:
         return None
-    sets = open_sets(opened, {ID: config.data, OOD: config.ood}, progress)
+    sets = open_sets(opened, {ID: config.data, OOD: config.ood}, progress, workers=config.num_workers)
     labels, _ = labels_of(opened, sets[ID], classes, progress)
     return Trial(sets=sets, labels=labels, how=opened.header.preprocess, batch_size=config.batch_size)
 

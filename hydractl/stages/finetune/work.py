@@ -71,7 +71,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     check_models([config.out], own, models=[opened, *teachers], data=[config.data, config.val])
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
-    items = open_items(config.data, opened.header.preprocess, progress=progress)
+    items = open_items(config.data, opened.header.preprocess, workers=config.num_workers, progress=progress)
     required_labels(items, "--data")
     how = limited(opened.header.preprocess, config.max_length, model=config.model)
     if config.max_length is None:
@@ -85,7 +85,10 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     names = _trainable(config, opened)
     training, header = _training(items, header, progress)
     validation = _validation(
-        open_items(config.val, header.preprocess, progress=progress), items, header, progress
+        open_items(config.val, header.preprocess, workers=config.num_workers, progress=progress),
+        items,
+        header,
+        progress,
     )
     check_teachers(teachers, header, how)
     if len(teachers) == 1 and teachers[0].checkpoint.digest == opened.checkpoint.digest:

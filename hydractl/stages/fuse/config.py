@@ -51,6 +51,7 @@ class Measuring:
     batch_size: int = by_default(
         64, replace(shared.BATCH_SIZE, help="Samples in one forward pass (default 64).", panel=MEASURING)
     )
+    num_workers: int | None = by_default(None, replace(shared.NUM_WORKERS, panel=MEASURING))
     device: str = by_default(
         "auto", replace(shared.DEVICE, help="auto (default), cpu, cuda, cuda:N or mps.", panel=MEASURING)
     )
@@ -67,7 +68,11 @@ class Measuring:
             UsageError: If it is said how to run models and not on what.
         """
         asked = cls(**given)
-        how = [f"`{spelled(name)}`" for name in ("max_length", "batch_size", "device") if name in given]
+        how = [
+            f"`{spelled(name)}`"
+            for name in ("max_length", "batch_size", "num_workers", "device")
+            if name in given
+        ]
         if how and not asked.refs:
             raise UsageError(
                 f"{' and '.join(how)}: no effect, as no model runs on data",

@@ -74,7 +74,7 @@ class Judge:
                 self.sets[ref] = self._opened(ref, option, first)
 
     def _opened(self, ref: DataRef, option: str, first: OpenModel) -> Labelled:
-        items = open_items(ref, self.how, progress=self.progress)
+        items = open_items(ref, self.how, workers=self.asked.num_workers, progress=self.progress)
         labels, _ = labels_of(first, items, None, self.progress, option=option)
         limit = CACHE_BYTES // len(self.asked.refs)
         return Labelled(

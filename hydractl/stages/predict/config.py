@@ -102,6 +102,7 @@ class PredictConfig:
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     arch: str | None = by_default(None, shared.ARCH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
+    num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     device: str = by_default("auto", replace(shared.DEVICE, role=Role.SHAPES))
     dtype: str | None = by_default(None, shared.DTYPE)
     force: bool = flag(shared.FORCE_ANEW)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from hydractl.claims import Claim
+from hydractl.data.crew import Crew
 from hydractl.data.items import Items
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
@@ -230,15 +231,15 @@ class _Run:
 
     def _lines(self) -> Iterator[Source]:
         empty = True
-        for items in lines(self.opened.header.preprocess, size=window(self.config.batch_size)):
+        crew = Crew.of(self.config.num_workers, images=0)
+        for items in lines(self.opened.header.preprocess, size=window(self.config.batch_size), crew=crew):
             empty = False
             yield self._lenient(Source(None, items))
         if empty:
             raise DataError("standard input: holds no line")
 
     def _lenient(self, source: Source) -> Source:
-        how = self.opened.header.preprocess
-        return Source(source.name, forgiving(source.items, how)) if self.config.skip_bad else source
+        return Source(source.name, forgiving(source.items)) if self.config.skip_bad else source
 
     def _asked(self, device: torch.device, ticks: Iterator[int]) -> Asked:
         config, opened = self.config, self.opened

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
-from typing_extensions import override
-
+from hydractl.data.crew import Crew
 from hydractl.data.given import GivenStore
-from hydractl.data.inputs import Reading, content_of, open_items
-from hydractl.data.items import Content, ImageSet, ImageStore, Items, TextSet
-from hydractl.data.preprocess import to_channels
+from hydractl.data.inputs import Reading, content_of, crewed, open_items
+from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.reference import SOURCES_HINT
 from hydractl.errors import DataError, UsageError
 from hydractl.jsonfile import opened
-from hydractl.manifest.header import Preprocess
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import LINES, PredictConfig, is_file
 
@@ -46,9 +42,12 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
     for files, group in groupby(config.data, is_file):
         named = list(group)
         if files:
-            made.append((named[0], _files(named, how)))
+            made.append((named[0], crewed(_files(named, how), config.num_workers)))
         else:
-            made += [(given, open_items(given, how, labelled=False, progress=progress)) for given in named]
+            opened = partial(
+                open_items, how=how, labelled=False, workers=config.num_workers, progress=progress
+            )
+            made += [(given, opened(given)) for given in named]
     counted = [items for _, items in made if isinstance(items.key(0), int)]
     return [Source(name if items in counted and len(counted) > 1 else None, items) for name, items in made]
 
@@ -63,10 +62,10 @@ def _files(paths: Sequence[str], how: Reading) -> ImageSet:
     return ImageSet(store=store, places=range(len(paths)), name="image files")
 
 
-def lines(how: Reading, *, size: int) -> Iterator[Items]:
+def lines(how: Reading, *, size: int, crew: Crew | None) -> Iterator[Items]:
     """Yield the lines of standard input, `size` at a time: texts, or paths of images, by their numbers from 0.
 
-    A blank line is a text like any other; of paths blank lines do not count.
+    A blank line is a text like any other; of paths blank lines do not count. Images are read by `crew`.
 
     Raises:
         DataError: If a line is not UTF-8, or longer than any text.
@@ -79,7 +78,7 @@ def lines(how: Reading, *, size: int) -> Iterator[Items]:
             yield TextSet(texts=read, keys=numbers, name="standard input")
         else:
             store = GivenStore(tuple(map(Path, read)))
-            yield ImageSet(store=store, places=range(len(read)), name="standard input")
+            yield ImageSet(store=store, places=range(len(read)), name="standard input", crew=crew)
 
 
 def _lines() -> Iterator[str]:
@@ -100,40 +99,12 @@ def _lines() -> Iterator[str]:
         raise DataError(f"{where}: cannot be read: {error.strerror}") from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Forgiving(ImageStore):
-    """Images of which those that cannot be read are black, and remembered."""
-
-    store: ImageStore
-    channels: int
-    errors: dict[int, str] = field(default_factory=dict)
-
-    @override
-    def image(self, index: int) -> Image.Image:
-        try:
-            return to_channels(self.store.image(index), self.channels)
-        except DataError as error:
-            self.errors[index] = error.message
-            return Image.new("L", (8, 8))
-
-    @override
-    def key(self, index: int) -> str | int:
-        return self.store.key(index)
-
-
-def forgiving(items: Items, how: Reading) -> Items:
+def forgiving(items: Items) -> Items:
     """Return images that may be unreadable.
 
     Raises:
         UsageError: If they are texts.
     """
-    if not isinstance(items, ImageSet) or not isinstance(how, Preprocess):
+    if not isinstance(items, ImageSet):
         raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
-    return replace(items, store=Forgiving(items.store, how.input_size[0]))
-
-
-def bad_of(items: Items, index: int) -> str | None:
-    """Return why an image could not be read, if it could not."""
-    if isinstance(items, ImageSet) and isinstance(items.store, Forgiving):
-        return items.store.errors.pop(items.places[index], None)
-    return None
+    return replace(items, lenient=True)

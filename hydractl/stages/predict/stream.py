@@ -20,7 +20,6 @@ from hydractl.fusion.responding import respond
 from hydractl.inputs import Inputs
 from hydractl.metrics.samples import Responses
 from hydractl.parallel import Team
-from hydractl.stages.predict.sources import bad_of
 
 BATCHES = 16
 """How many are answered before their lines are written; texts are sorted by length among as many."""
@@ -92,7 +91,7 @@ class Asked:
             places.append(indices - begin)
             tensors.append(respond(self.model, batch.inputs, name=self.name, data=items.name).tensors())
             next(self.ticks, None)
-            bad.append(_packed({i: why for i in indices.tolist() if (why := bad_of(items, i)) is not None}))
+            bad.append(_packed({offset + i: why for i, why in batch.bad.items()}))
         order = torch.cat(self.team.in_order(places)).argsort()
         log_probs, logsumexp = (
             torch.cat(self.team.in_order([one[k] for one in tensors]), 1)[:, order] for k in range(2)

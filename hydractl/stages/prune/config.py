@@ -74,6 +74,7 @@ class DiverseConfig:
     batch_size: int = by_default(
         64, replace(shared.BATCH_SIZE, help="Samples in one forward pass (default 64).", panel=DIVERSE)
     )
+    num_workers: int | None = by_default(None, replace(shared.NUM_WORKERS, panel=DIVERSE))
     device: str = by_default(
         "auto", replace(shared.DEVICE, help="auto (default), cpu, cuda, cuda:N or mps.", panel=DIVERSE)
     )

@@ -273,7 +273,7 @@ def choose(
     device = pick_device(asked.device)
     yardstick = yardstick_for(scores, asked)
     name = yardstick.objective.text
-    sets = open_sets(opened, {"id": asked.data, "ood": asked.ood}, progress)
+    sets = open_sets(opened, {"id": asked.data, "ood": asked.ood}, progress, workers=asked.num_workers)
     classes = asked.naming.classes(opened, data=sets["id"].class_names)
     labels, count = labels_of(opened, sets["id"], classes, progress)
     check_memory(len(draws), len(labels), count)

@@ -93,6 +93,7 @@ class ScoreConfig:
     seed: int = by_default(0, shared.SEED)
     arch: str | None = by_default(None, shared.ARCH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
+    num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     device: str = by_default("auto", shared.DEVICE)
     dtype: str | None = by_default(None, shared.DTYPE)
     force: bool = flag(shared.FORCE_ANEW)

@@ -91,7 +91,7 @@ def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> Sco
     keep, removals = _amounts(config, scored, progress)
     options = _options(config, keep=keep, removals=removals, total=heads)
     references = {"id": config.data if config.entry.needs_data else None, "ood": config.ood}
-    sets = open_sets(opened, references, progress)
+    sets = open_sets(opened, references, progress, workers=config.num_workers)
     classes = config.naming.classes(opened, data=sets["id"].class_names if "id" in sets else ())
     if classes is not None:
         options |= {"classes": classes.names, "templates": classes.templates}

@@ -51,9 +51,13 @@ def open_reader(
 
 
 def open_sets(
-    opened: OpenModel, references: Mapping[str, str | DataRef | None], progress: Progress
+    opened: OpenModel,
+    references: Mapping[str, str | DataRef | None],
+    progress: Progress,
+    *,
+    workers: int | None,
 ) -> dict[str, Items]:
-    """Open the data that are given, by role, as the model reads them.
+    """Open the data that are given, by role, as the model reads them; `workers` as `open_items` has them.
 
     Raises:
         CheckpointError: If the model can read none.
@@ -64,7 +68,10 @@ def open_sets(
     if given:
         check_reads(how, model=opened.reference)
         warn(opened, progress)
-    return {role: open_items(reference, how, progress=progress) for role, reference in given.items()}
+    return {
+        role: open_items(reference, how, workers=workers, progress=progress)
+        for role, reference in given.items()
+    }
 
 
 def warn(opened: OpenModel, progress: Progress) -> None:

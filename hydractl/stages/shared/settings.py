@@ -66,6 +66,34 @@ SEED = Setting("Seed of everything random.", low=0, metavar="N")
 DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACHINE, role=Role.ASIDE)
 DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", panel=MACHINE)
 BATCH_SIZE = Setting("Samples in one forward pass.", low=1, metavar="N", panel=MACHINE)
+
+
+def parse_workers(text: str) -> int | None:
+    """Read a number of worker processes, None for `auto`.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < len("10000")):
+        raise UsageError(
+            f"`--num-workers {text}`: must be a number of processes or `auto`",
+            hint="0 decodes in threads of this process",
+        )
+    return int(text)
+
+
+NUM_WORKERS = Setting(
+    "Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some "
+    "where images are many and cores too.",
+    parse=parse_workers,
+    low=0,
+    metavar="N|auto",
+    panel=MACHINE,
+    shows=False,
+    role=Role.ASIDE,
+)
 MAX_LENGTH = Setting("Tokens of a text at most; default: as many as the model reads.", low=1, metavar="N")
 
 
