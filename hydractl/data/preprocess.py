@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -77,6 +78,8 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
             f"an image of mode `{image.mode}` has more than 8 bits a channel",
             hint="convert the images to 8 bits first",
         )
+    if image.mode == MODES[channels]:
+        return image
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert(
             "RGBA"
@@ -137,10 +140,10 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
         if augment.count(name) > 1:
             raise UsageError(f"augmentation `{name}` is given twice")
     steps = _timm_steps(preprocessing)
-    resize = () if "rrc" in augment else steps[:-2]
+    resize = () if "rrc" in augment else steps[:-1]
     random = tuple(_augmentation(name, preprocessing) for name in AUGMENTATIONS if name in augment)
     return TrainTransform(
-        channels=preprocessing.input_size[0], resize=resize, random=random, finish=steps[-2:]
+        channels=preprocessing.input_size[0], resize=resize, random=random, finish=steps[-1:]
     )
 
 
@@ -172,7 +175,7 @@ def _run(steps: tuple[Callable[[Any], Any], ...], value: Any) -> Any:  # noqa: A
 
 
 def _timm_steps(preprocessing: Preprocess) -> tuple[Callable[[Any], Any], ...]:
-    """Return timm's steps: resizes and crops, then the two that make a tensor and normalise it."""
+    """Return timm's steps: resizes and crops, and the last, which makes a normalised tensor."""
     from timm.data import create_transform  # noqa: PLC0415 - describing data must not cost the import of timm
     from torchvision.transforms import CenterCrop  # noqa: PLC0415 - as above
 
@@ -187,10 +190,26 @@ def _timm_steps(preprocessing: Preprocess) -> tuple[Callable[[Any], Any], ...]:
             crop_mode=preprocessing.crop_mode,
         ).transforms
     )
+    last = _Normalised(
+        *(torch.tensor(each)[:, None, None] for each in (preprocessing.mean, preprocessing.std))
+    )
+    steps = (*steps[:-2], last)  # to the bit what the two do that it stands for, in half the time
     if preprocessing.crop_offset == "nearest":
         return steps
     crop = partial(_crop_before, size=preprocessing.input_size[1:])
     return tuple(crop if isinstance(step, CenterCrop) else step for step in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Normalised:
+    """Makes an image of mode `L` or `RGB` a tensor (C, H, W), less a mean (C, 1, 1) and divided by `std` (C, 1, 1)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        bands = torch.from_numpy(np.stack([np.asarray(band) for band in image.split()]))
+        return bands.float().div_(255).sub_(self.mean).div_(self.std)
 
 
 def _crop_before(image: Image.Image, *, size: tuple[int, int]) -> Image.Image:

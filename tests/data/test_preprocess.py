@@ -117,9 +117,26 @@ def test_the_order_of_names_does_not_matter(picture):
 def test_the_global_generator_stays(picture):
     before = torch.get_rng_state()
 
-    train_transform(RGB, tuple(AUGMENTATIONS))(picture(0), 5)
+    for index in range(20):
+        train_transform(RGB, tuple(AUGMENTATIONS))(picture(0), index)
 
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("augment", [*((name,) for name in AUGMENTATIONS), tuple(AUGMENTATIONS)])
+def test_what_is_drawn_is_what_the_global_generator_gives(picture, augment):
+    image = picture(0, size=(50, 37))
+    transform = train_transform(RGB, augment).at(seed=1, epoch=2)
+    for index in range(20):
+        prepared = image
+        for step in transform.resize:
+            prepared = step(prepared)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(sample_seed(1, 2, index))
+            for step in (*transform.random, *transform.finish):
+                prepared = step(prepared)
+
+        assert torch.equal(transform(image, index), prepared)
 
 
 def test_flip_flips_half(picture):
