@@ -12,7 +12,7 @@ from typing_extensions import override
 from hydractl.data.items import ImageSet, ImageStore, Labels, Text, TextSet, decode, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
-from hydractl.data.tabular import Read, Table
+from hydractl.data.tabular import Read, Span, Table
 from hydractl.errors import DataError
 from hydractl.progress import Progress, did_you_mean, quoted
 
@@ -51,6 +51,8 @@ class CellStore(ImageStore):
 
     def _encoded(self, index: int) -> bytes:
         held = self.read(index)
+        if isinstance(held, Span):
+            return held.read()
         return held if isinstance(held, bytes) else read_bytes(held)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from hydractl.data import columns, folder, tabular
+from hydractl.data import columns, folder, shards, tabular
 from hydractl.data.items import Content, Items
 from hydractl.data.labels import select_classes
-from hydractl.data.reference import BUILT_IN_TEXTS, DataRef, SourceKind
+from hydractl.data.reference import BUILT_IN_TEXTS, SHARD_SUFFIX, DataRef, SourceKind
 from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
@@ -27,7 +27,7 @@ TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
 )
 SOURCES: Mapping[Content, str] = MappingProxyType(
     {
-        Content.IMAGES: "images are `digits`, `shapes`, a folder with one sub-folder a class, a table, or `hf:org/name`",
+        Content.IMAGES: "images are `digits`, `shapes`, a folder with one sub-folder a class, a table, .tar shards, or `hf:org/name`",
         Content.TEXTS: "texts are `reviews`, `intents`, or come from a .jsonl, .csv or .parquet file, a folder of .txt files, or `hf:org/name`",
     }
 )
@@ -92,7 +92,7 @@ def _opened(ref: DataRef, wants: Content, progress: Progress) -> Items:
         if holds is not wants:
             raise DataError(f"{ref.kind.value} are {holds}, and the model reads {wants}", hint=SOURCES[wants])
         return TOYS[ref.kind](ref)
-    if ref.kind is SourceKind.FOLDER:
+    if ref.kind is SourceKind.FOLDER and not shards.lie_in(ref):
         return folder.open_folder(ref, wants, progress)
     return _of_table(ref, wants, progress, labelled=True)
 
@@ -100,15 +100,21 @@ def _opened(ref: DataRef, wants: Content, progress: Progress) -> Items:
 def _unlabelled(ref: DataRef, wants: Content, progress: Progress) -> Items:
     if ref.kind in TOYS:
         return _opened(ref, wants, progress)
-    if ref.kind is SourceKind.FOLDER:
+    if ref.kind is SourceKind.FOLDER and not shards.lie_in(ref):
         return folder.open_tree(ref, wants, progress)
     return _of_table(ref, wants, progress, labelled=ref.label is not None)
 
 
+def _table(ref: DataRef, wants: Content, progress: Progress) -> tabular.Table:
+    if ref.kind is SourceKind.HUB:
+        return tabular.fetch_table(ref, progress)
+    if ref.kind is SourceKind.FOLDER or ref.source.lower().endswith(SHARD_SUFFIX):
+        return shards.open_shards(ref)
+    return tabular.open_table(ref, wants)
+
+
 def _of_table(ref: DataRef, wants: Content, progress: Progress, *, labelled: bool) -> Items:
-    table = (
-        tabular.fetch_table(ref, progress) if ref.kind is SourceKind.HUB else tabular.open_table(ref, wants)
-    )
+    table = _table(ref, wants, progress)
     if len(table) == 0:
         raise DataError(f"{table.where}: holds no row")
     made = columns.texts_of if wants is Content.TEXTS else columns.images_of

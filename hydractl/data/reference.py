@@ -14,12 +14,13 @@ from hydractl.errors import UsageError
 from hydractl.progress import did_you_mean
 
 FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
+SHARD_SUFFIX = ".tar"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif")
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 SOURCES_HINT = (
     "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
-    "a .jsonl, .csv or .parquet file, or `hf:org/name`"
+    "a .jsonl, .csv or .parquet file, .tar shards, or `hf:org/name`"
 )
 
 _HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")
@@ -164,7 +165,11 @@ class DataRef:
                 return kind
         if self.source.startswith(HUB_PREFIX):
             return SourceKind.HUB
-        return SourceKind.FILE if self.source.lower().endswith(FILE_SUFFIXES) else SourceKind.FOLDER
+        return (
+            SourceKind.FILE
+            if self.source.lower().endswith((*FILE_SUFFIXES, SHARD_SUFFIX))
+            else SourceKind.FOLDER
+        )
 
     @property
     def text_columns(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import csv
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,34 @@ if TYPE_CHECKING:
     from hydractl.data.items import Content
 
 Rows = list[dict[str, object]]
-Read = Callable[[int], bytes | Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some bytes of a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return them.
+
+        Raises:
+            DataError: If they are not there.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                found = file.read(self.size)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read: {error.strerror}") from error
+        if len(found) < self.size:
+            raise DataError(f"{self.path}: ends before byte {self.offset + self.size}", hint="fetch it again")
+        return found
+
+
+Read = Callable[[int], bytes | Path | Span]
 
 
 class Table(ABC):
@@ -49,7 +77,7 @@ class Table(ABC):
 
     @abstractmethod
     def images(self, column: str) -> Read:
-        """Return what reads a row's encoded image, or names the file that holds it; safe to call from several threads.
+        """Return what reads a row's encoded image, or says where it lies; safe to call from several threads.
 
         Raises:
             DataError: If the column holds no images, or names one that is missing.
