@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hydractl.data.crew import cores
 from hydractl.data.preprocess import TrainTransform, sample_seed
 from hydractl.errors import DataError
 
@@ -55,12 +55,15 @@ class Batch(NamedTuple, Generic[T_co]):
 class Deal(NamedTuple):
     """Which batches are dealt to one of several processes: numbers `which`, `which + of`, `which + 2 of`, ...
 
-    With `as_given` texts stay in the order that they are given in, too, though more is padded then.
+    With `as_given` texts stay in the order that they are given in, too, though more is padded then. Without `ahead` images are
+    decoded when their batch is asked for, and none while it is in use: where the model computes on all cores, each would have it
+    wait for one of them.
     """
 
     which: int = 0
     of: int = 1
     as_given: bool = False
+    ahead: bool = True
 
     def positions(self, count: int, batch_size: int) -> list[int]:
         """Return where the items of one's own batches stand among `count` that lie in the order of the batches."""
@@ -98,6 +101,7 @@ def tensor_cache(
     batch_size: int,
     indices: Sequence[int] | Tensor | None = None,
     limit_bytes: int = CACHE_BYTES,
+    ahead: bool = True,
 ) -> Iterable[Batch[Tensor]]:
     """Return batches that can be gone over again and again: held in memory if they fit, else decoded anew.
 
@@ -107,6 +111,7 @@ def tensor_cache(
         batch_size: At least 1.
         indices: As for `batches`.
         limit_bytes: How much memory the inputs may take; 0 decodes anew without a look.
+        ahead: As in `Deal`.
 
     Raises:
         DataError: If an image is missing or corrupt.
@@ -115,7 +120,7 @@ def tensor_cache(
     order = checked_order(len(dataset), batch_size, indices)
     if not order:
         return ()
-    again = _Batches(dataset, transform, batch_size, order)
+    again = _Batches(dataset, transform, batch_size, order, ahead)
     if (
         limit_bytes
         and _read(dataset, transform, order[:1], order[:1]).inputs.nbytes * len(order) <= limit_bytes
@@ -138,14 +143,16 @@ class _Batches:
     transform: Transform
     batch_size: int
     order: Sequence[int]
+    ahead: bool = True
 
     def __iter__(self) -> Iterator[Batch[Tensor]]:
         labels, crew = self.dataset.labels, self.dataset.crew
-        workers = crew.workers if crew else os.cpu_count() or 1
+        workers = crew.workers if crew else cores()
         size = min(_PART, max(1, self.batch_size // (2 * workers)))
         cut = (part for batch in _cut(self.order, self.batch_size) for part in _cut(batch, size))
-        ahead = max(_AHEAD * -(-self.batch_size // size), 2 * workers)
-        parts = _parts(self.dataset, self.transform, cut, ahead)
+        batch = -(-self.batch_size // size)
+        window = max(_AHEAD * batch, 2 * workers) if self.ahead else max(batch, workers)
+        parts = _parts(self.dataset, self.transform, cut, window, ahead=self.ahead)
         for chosen in _cut(self.order, self.batch_size):
             found = list(islice(parts, -(-len(chosen) // size)))
             yield Batch(
@@ -179,7 +186,14 @@ class Part(NamedTuple):
     bad: dict[int, str]
 
 
-def _read(dataset: ImageSet, transform: Transform, indices: Sequence[int], numbers: Sequence[int]) -> Part:
+def _read(
+    dataset: ImageSet,
+    transform: Transform,
+    indices: Sequence[int],
+    numbers: Sequence[int],
+    *,
+    stack: Callable[[list[Tensor]], Tensor] = torch.stack,
+) -> Part:
     """Return the images at `indices`, transformed as those with such `numbers` are.
 
     Raises:
@@ -197,7 +211,7 @@ def _read(dataset: ImageSet, transform: Transform, indices: Sequence[int], numbe
                 raise DataError(f"{where}{error.message}", hint=error.hint) from error
             bad[number] = error.message
             inputs.append(_transformed(transform, Image.new("L", (8, 8)), number))
-    return Part(torch.stack(inputs), bad)
+    return Part(stack(inputs), bad)
 
 
 def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
@@ -207,7 +221,15 @@ def _transformed(transform: Transform, image: Image.Image, number: int) -> Tenso
 def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> Part:
     """Do so in a worker process, of which all cores have one."""
     torch.set_num_threads(1)
-    return _read(images, _unpickled(transform), range(len(images)), numbers)
+    return _read(images, _unpickled(transform), range(len(images)), numbers, stack=_shared)
+
+
+def _shared(inputs: list[Tensor]) -> Tensor:
+    """Stack tensors in memory that is shared, as torch's own loader does: else all would be copied once more on the way."""
+    first = inputs[0]
+    storage = torch.UntypedStorage._new_shared(first.nbytes * len(inputs))  # it has no public name
+    whole = torch.empty(0, dtype=first.dtype).set_(storage, 0, (len(inputs), *first.shape))  # type: ignore[call-overload]
+    return torch.stack(inputs, out=whole)
 
 
 @lru_cache(maxsize=8)
@@ -217,16 +239,19 @@ def _unpickled(transform: bytes) -> Transform:
 
 
 def _parts(
-    dataset: ImageSet, transform: Transform, cut: Iterator[Sequence[int]], ahead: int
+    dataset: ImageSet, transform: Transform, cut: Iterator[Sequence[int]], window: int, *, ahead: bool
 ) -> Iterator[Part]:
-    """Yield one part of the items after the other while `ahead` more are under way."""
+    """Yield one part of the items after the other while up to `window` more are under way: `ahead`, or all begun together."""
     with _reading(dataset, transform) as begin:
-        running = deque(map(begin, islice(cut, ahead)))
+        running = deque(map(begin, islice(cut, window)))
         try:
             while running:
                 part = running.popleft()
-                running.extend(map(begin, islice(cut, 1)))
+                if ahead:
+                    running.extend(map(begin, islice(cut, 1)))
                 yield part.result() if dataset.crew is None else dataset.crew.result(part)
+                if not running:
+                    running.extend(map(begin, islice(cut, window)))
         finally:
             for part in running:  # of a consumer that stops early nobody will see them
                 part.cancel()
@@ -240,7 +265,7 @@ def _reading(dataset: ImageSet, transform: Transform) -> Iterator[Callable[[Sequ
         sent = pickle.dumps(transform)
         yield lambda own: crew.submit(_read_apart, sent, dataset.sent(own), own)
         return
-    pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="decode")
+    pool = ThreadPoolExecutor(cores(), thread_name_prefix="decode")
     try:
         yield lambda own: pool.submit(_read, dataset, transform, own, own)
     finally:

@@ -103,17 +103,21 @@ class Crew:
             ) from error
 
 
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def paying(images: int) -> int:
     """Return how many workers pay: none for few images, or where threads can keep all cores busy."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores //= local_world_size()
-    if images < MANY or cores <= SPARE or not hasattr(os, "fork"):
+    own = cores() // local_world_size()
+    if images < MANY or own <= SPARE or not hasattr(os, "fork"):
         return 0
     with contextlib.suppress(OSError):
         shared = os.statvfs(_SHARED)
         if shared.f_bavail * shared.f_frsize < SHARED_BYTES:
             return 0
-    return min(MOST, cores)
+    return min(MOST, own)
 
 
 @contextlib.contextmanager

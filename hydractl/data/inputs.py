@@ -143,6 +143,7 @@ def encoded(
         batch_size=batch_size,
         indices=[order[i] for i in deal.positions(len(order), batch_size)],
         limit_bytes=limit_bytes,
+        ahead=deal.ahead,
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -89,6 +90,24 @@ def test_stopping_early_leaves_no_thread():
     for thread in begun:  # each ends with the image that it is at
         thread.join(timeout=10)
     assert not any(thread.is_alive() for thread in begun)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_is_decoded_while_a_batch_is_in_use(ahead):
+    begun = []
+
+    def watch(image):
+        begun.append(image)
+        return EVAL(image)
+
+    found = iter(tensor_cache(DIGITS, watch, batch_size=8, limit_bytes=0, ahead=ahead))
+    inputs = []
+    for number in range(1, 5):
+        inputs.append(next(found).inputs)
+        time.sleep(0.02)  # for what runs ahead
+
+        assert (len(begun) > 8 * number) == (ahead and number < 4)
+    assert torch.equal(torch.cat(inputs), WHOLE)
 
 
 def test_a_corrupt_image_surfaces(folder):

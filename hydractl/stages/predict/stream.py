@@ -13,6 +13,7 @@ from itertools import islice
 import torch
 
 from hydractl.data.batches import Batch, Deal
+from hydractl.data.crew import cores
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items, TextSet
 from hydractl.families.tower import Towers
@@ -68,7 +69,8 @@ class Asked:
             InputError: As `respond`.
             DataError: If an item cannot be read.
         """
-        deal, size = Deal(self.team.rank, self.team.world), self.batch_size
+        fills = self.model.device.type == "cpu" and torch.get_num_threads() >= cores()
+        deal, size = Deal(self.team.rank, self.team.world, ahead=not fills), self.batch_size
         if isinstance(items, TextSet):
             step = window(size)
             for begin in range(start, len(items), step):
