@@ -20,8 +20,15 @@ from hydractl.data.dataset import open_data
 from hydractl.data.given import given_items
 from hydractl.data.inputs import crewed
 from hydractl.data.preprocess import AUGMENTATIONS, eval_transform, train_transform
+from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, InputError
 from hydractl.manifest.header import Preprocess
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
+from hydractl.training.recipes.recipe import Recipe
+from support.builders import base
 
 HOW = Preprocess(input_size=(3, 8, 6), mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
 TRANSFORMS = {"evaluation": eval_transform(HOW)} | {
@@ -79,6 +86,33 @@ def test_what_a_worker_cannot_read_is_named_as_ever(crews, folder):
 
     assert said[0] == said[1]
     assert "ant/0.png" in said[0][0]
+
+
+def test_files_hang_not_on_who_decodes(crews, folder, tmp_path):
+    model = base().save(tmp_path / "base.st")
+    (folder / "bee" / "5.png").write_bytes(b"junk")
+    said = []
+    for count in (0, 1, 2):
+        out = tmp_path / f"{count}.jsonl"
+        how = {"batch_size": 2, "device": "cpu", "num_workers": count}
+        run_predict(PredictConfig(model=str(model), data=(f"{folder}/",), out=out, skip_bad=True, **how))
+        said.append(out.read_bytes())
+    assert said[0] == said[1] == said[2]
+    assert b"bee/5.png: is not an image" in said[0]
+
+    (folder / "bee" / "5.png").unlink()
+    recipe = Recipe(augment=("rrc", "randaugment"), mixup=0.3, batch_size=3, accumulate=2, steps=4, warmup=0)
+    data = DataRef.parse(f"{folder}/")
+    trained = []
+    for count in (0, 2):
+        out = tmp_path / f"{count}.st"
+        run_finetune(
+            FinetuneConfig(
+                model=str(model), data=data, val=data, out=out, recipe=recipe, device="cpu", num_workers=count
+            )
+        )
+        trained.append(out.read_bytes())
+    assert trained[0] == trained[1]
 
 
 def test_a_worker_that_dies_is_told_of_and_replaced(folder):
