@@ -18,7 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl.data.crew import cores
-from hydractl.data.preprocess import TrainTransform, sample_seed
+from hydractl.data.items import at_least
+from hydractl.data.preprocess import EvalTransform, TrainTransform, sample_seed
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ def _read(
     for index, number in zip(indices, numbers, strict=True):
         where = ""
         try:
-            image = dataset.image(index)
+            with at_least(_least(dataset, transform)):
+                image = dataset.image(index)
             where = f"{dataset.name}: {dataset.key(index)}: "
             inputs.append(_transformed(transform, image, number))
         except DataError as error:
@@ -216,6 +218,10 @@ def _read(
 
 def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
     return transform(image, number) if isinstance(transform, TrainTransform) else transform(image)
+
+
+def _least(dataset: ImageSet, transform: Transform) -> int | None:
+    return transform.least if dataset.fast and isinstance(transform, EvalTransform | TrainTransform) else None
 
 
 def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> Part:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from hydractl.data import columns, folder, shards, tabular
-from hydractl.data.items import Content, Items
+from hydractl.data.items import Content, ImageSet, Items
 from hydractl.data.labels import select_classes
 from hydractl.data.reference import BUILT_IN_TEXTS, SHARD_SUFFIX, DataRef, SourceKind
 from hydractl.data.toys import builtin, intents, prose, shapes
@@ -69,7 +70,17 @@ def open_data(
         items = items.taken(builtin.spread(len(items), ref.limit))
     if len(items) == 0:
         raise DataError(f"{ref}: no {wants.one} is left")
+    if ref.decode is not None:
+        items = _fast(ref, items)
     return items.taken(range(len(items)), name=ref.name)
+
+
+def _fast(ref: DataRef, items: Items) -> Items:
+    if not isinstance(items, ImageSet):
+        raise UsageError(
+            f"`decode={ref.decode}` is for images, but the model reads texts", hint="leave it out"
+        )
+    return replace(items, fast=True)
 
 
 def _check_columns(ref: DataRef, wants: Content) -> None:

@@ -10,6 +10,7 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -224,6 +225,7 @@ class ImageSet(Items):
         places: Each one's number in the store.
         crew: The processes that decode them; None for threads of this one.
         lenient: Whether batches hold black for what cannot be read, and say why.
+        fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
     """
 
     content = Content.IMAGES
@@ -232,6 +234,7 @@ class ImageSet(Items):
     places: Sequence[int]
     crew: Crew | None = None
     lenient: bool = False
+    fast: bool = False
 
     @override
     def __len__(self) -> int:
@@ -271,7 +274,9 @@ class ImageSet(Items):
     def sent(self, indices: Sequence[int]) -> ImageSet:
         """Return the items at `indices` as another process can read them: without labels, and no more than it needs."""
         places = [self.places[index] for index in indices]
-        return ImageSet(store=self.store.only(places), places=places, name=self.name, lenient=self.lenient)
+        return replace(
+            self, store=self.store.only(places), places=places, crew=None, class_names=(), labels=None
+        )
 
 
 def read_bytes(path: Path) -> bytes:
@@ -300,8 +305,24 @@ def check_header(data: bytes, *, where: str) -> None:
         Image.open(io.BytesIO(data)).verify()
 
 
+_LEAST: ContextVar[int | None] = ContextVar("least", default=None)
+
+
+@contextlib.contextmanager
+def at_least(side: int | None) -> Iterator[None]:
+    """Let `decode` give a smaller image than is encoded, no side of it less than `side` pixels, where that is less work.
+
+    That is so of JPEG files alone. None decodes all that is there.
+    """
+    token = _LEAST.set(side)
+    try:
+        yield
+    finally:
+        _LEAST.reset(token)
+
+
 def decode(data: bytes, *, where: str) -> Image.Image:
-    """Return the first frame of an encoded image, decoded in full.
+    """Return the first frame of an encoded image, decoded in full, or as `at_least` says.
 
     Args:
         data: The image file's bytes.
@@ -312,6 +333,8 @@ def decode(data: bytes, *, where: str) -> Image.Image:
     """
     with _named(where):
         image = Image.open(io.BytesIO(data))
+        if (least := _LEAST.get()) is not None:
+            image.draft(None, (least, least))
         image.load()
         return image
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil, sqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ _DRAWS = frozenset(
         for name in ("uniform", "normal", "random", "bernoulli", "exponential")
     }
 )
+SMALLEST_CROP = 0.08
+GAP = 2.0
+"""How much larger an image that suffices is than what it becomes: Pillow's own measure, where a filter sees little difference."""
 SHIFT_PROBABILITY = 0.2
 SHIFT_FRACTION = 1 / 8
 
@@ -46,10 +50,12 @@ class EvalTransform:
 
     Attributes:
         channels: 1 or 3.
+        least: What sides of an image suffice, in pixels.
         steps: From image to normalised tensor.
     """
 
     channels: int
+    least: int
     steps: tuple[Callable[[Any], Any], ...]
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -64,7 +70,14 @@ def eval_transform(preprocessing: Preprocess) -> EvalTransform:
     With `crop_offset` "before" it is to the bit what the image processors of transformers do on Pillow's images, which
     such a library's folder is read with.
     """
-    return EvalTransform(channels=preprocessing.input_size[0], steps=_timm_steps(preprocessing))
+    return EvalTransform(
+        channels=preprocessing.input_size[0], least=_least(preprocessing), steps=_timm_steps(preprocessing)
+    )
+
+
+def _least(preprocessing: Preprocess, area: float = 1.0) -> int:
+    """Return what sides of an image suffice of which this share of the area may be all that is read."""
+    return ceil(GAP * max(preprocessing.input_size[1:]) / preprocessing.crop_pct / sqrt(area))
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
@@ -95,6 +108,7 @@ class TrainTransform:
 
     Attributes:
         channels: 1 or 3.
+        least: As in `EvalTransform`, and a side of the smallest crop.
         resize: Steps from image to image that need no luck.
         random: Random steps from image to image, the result of input size.
         finish: Steps from image to normalised tensor.
@@ -103,6 +117,7 @@ class TrainTransform:
     """
 
     channels: int
+    least: int
     resize: tuple[Callable[[Any], Any], ...]
     random: tuple[Callable[[Any], Any], ...]
     finish: tuple[Callable[[Any], Any], ...]
@@ -143,7 +158,11 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
     resize = () if "rrc" in augment else steps[:-1]
     random = tuple(_augmentation(name, preprocessing) for name in AUGMENTATIONS if name in augment)
     return TrainTransform(
-        channels=preprocessing.input_size[0], resize=resize, random=random, finish=steps[-1:]
+        channels=preprocessing.input_size[0],
+        least=_least(preprocessing, SMALLEST_CROP if "rrc" in augment else 1.0),
+        resize=resize,
+        random=random,
+        finish=steps[-1:],
     )
 
 
@@ -226,7 +245,7 @@ def _augmentation(name: str, preprocessing: Preprocess) -> Callable[[Any], Any]:
     made: dict[str, Callable[[], Callable[[Any], Any]]] = {
         "rrc": lambda: v2.RandomResizedCrop(
             preprocessing.input_size[1:],
-            scale=(0.08, 1.0),
+            scale=(SMALLEST_CROP, 1.0),
             interpolation=str_to_interp_mode(preprocessing.interpolation),
         ),
         "flip": v2.RandomHorizontalFlip,

@@ -59,11 +59,13 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
-        SourceKind.FOLDER: _SELECTION | {"split"},
-        SourceKind.FILE: _SELECTION | _COLUMNS,
-        SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config"},
+        SourceKind.FOLDER: _SELECTION | {"split", "decode"},
+        SourceKind.FILE: _SELECTION | _COLUMNS | {"decode"},
+        SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config", "decode", "streaming"},
     }
 )
+ONLY = MappingProxyType({"decode": "fast", "streaming": "true"})
+"""Keys that have one value."""
 LABELLED_BUILT_IN = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceKind(f"`{name}`")])
 """Built-in sources with labels."""
 
@@ -84,6 +86,9 @@ class DataRef:
         seed: What `noise` and `letters` are drawn from.
         size: Side of `photos` and `noise`, in pixels.
         domain: What `reviews` are of; `known` or `novel` ones of `shapes`; which foreign `intents`.
+        decode: `fast` lets JPEG files be decoded at a half, a quarter or an eighth of their size where that is still twice
+            what they are resized to: nearly the same pixels.
+        streaming: `true` reads the first `limit` rows of a Hub data set from where they lie, and fetches no more.
 
     Raises:
         UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
@@ -100,6 +105,8 @@ class DataRef:
     seed: int | None = None
     size: int | None = None
     domain: str | None = None
+    decode: str | None = None
+    streaming: str | None = None
 
     def __post_init__(self) -> None:
         self._check_source()
@@ -115,6 +122,15 @@ class DataRef:
             raise UsageError(
                 f"`text={self.text}`: an item has one text or two",
                 hint="write text=COLUMN, or text=FIRST+SECOND for pairs",
+            )
+
+        for key, only in ONLY.items():
+            if getattr(self, key) not in {None, only}:
+                raise UsageError(f"`{key}={getattr(self, key)}`: must be `{only}`", hint="or leave it out")
+        if self.streaming and self.limit is None:
+            raise UsageError(
+                f"`{self.source}::streaming=true`: a stream does not say how long it is",
+                hint="add `limit=N`: the first N rows are read, and no more fetched; or leave `streaming` out",
             )
 
     @classmethod

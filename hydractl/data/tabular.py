@@ -305,6 +305,11 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
         if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
             splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
             split = _choose(ref, "split", split, splits)
+        if ref.streaming:
+            stream = datasets.load_dataset(
+                address, ref.config, split=split, revision=ref.revision, streaming=True
+            )
+            return _begun(stream, ref.limit or 0)
         return datasets.load_dataset(address, ref.config, split=split, revision=ref.revision)
     except ValueError:
         if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
@@ -312,6 +317,16 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
                 ref, "config", ref.config, datasets.get_dataset_config_names(address, revision=ref.revision)
             )
         raise
+
+
+def _begun(stream: Any, count: int) -> Any:  # noqa: ANN401 - a `datasets.IterableDataset` and a `datasets.Dataset`, untyped
+    """Return the first rows of a stream, in memory, images as they are encoded."""
+    import datasets  # noqa: PLC0415 - as above
+
+    for name, kind in (stream.features or {}).items():
+        if isinstance(kind, datasets.Image):
+            stream = stream.cast_column(name, datasets.Image(decode=False))
+    return datasets.Dataset.from_list(list(stream.take(count)), features=stream.features)
 
 
 def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) -> str:

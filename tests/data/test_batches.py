@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hydractl.data.batches import batches, epoch_order, tensor_cache
 from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform, train_transform
-from hydractl.errors import DataError
+from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess
 
 GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
@@ -108,6 +108,32 @@ def test_what_is_decoded_while_a_batch_is_in_use(ahead):
 
         assert (len(begun) > 8 * number) == (ahead and number < 4)
     assert torch.equal(torch.cat(inputs), WHOLE)
+
+
+def test_fast_decoding_reads_large_jpegs_at_a_size_that_suffices(tmp_path, picture):
+    smooth = picture(0, size=(16, 12)).resize((400, 300))
+    for name in ("a.jpg", "b.png"):
+        smooth.save(tmp_path / name)
+    sizes = []
+    how = Preprocess(input_size=(3, 28, 28), mean=(0.0,) * 3, std=(1.0,) * 3, crop_pct=0.875)
+
+    def watched(transform):
+        return replace(transform, steps=(watch, *transform.steps))
+
+    def watch(image):
+        sizes.append(image.size)
+        return image
+
+    found = {}
+    for key in ("", "::decode=fast"):
+        items = open_data(f"{tmp_path}/{key}")
+        (found[key],) = batches(items, watched(eval_transform(how)), batch_size=2)
+    assert sizes == [(400, 300), (400, 300), (100, 75), (400, 300)]
+    assert torch.equal(found[""].inputs[1], found["::decode=fast"].inputs[1])
+    assert 0 < (found[""].inputs[0] - found["::decode=fast"].inputs[0]).abs().mean() < 2 / 255
+    assert train_transform(how, ("rrc",)).least == 227  # a crop of 8 % has sides of 28 % of the image's
+    with pytest.raises(UsageError, match="`decode=slow`: must be `fast`"):
+        open_data(f"{tmp_path}/::decode=slow")
 
 
 def test_a_corrupt_image_surfaces(folder):

@@ -17,10 +17,12 @@ VALUES = {
     "limit": NATURALS.map(lambda number: number + 1),
     "size": NATURALS.map(lambda number: number + 1),
     "seed": NATURALS,
+    "decode": st.just("fast"),
+    "streaming": st.just("true"),
 }
 SOURCES = {kind: st.just(kind.value.strip("`")) for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS)} | {
     SourceKind.FOLDER: WORDS.map(lambda word: f"some/{word}/"),
-    SourceKind.FILE: st.sampled_from(["a.csv", "b/c.jsonl", "D.PARQUET"]),
+    SourceKind.FILE: st.sampled_from(["a.csv", "b/c.jsonl", "D.PARQUET", "s-{00..12}.tar"]),
     SourceKind.HUB: st.sampled_from(["hf:org/name", "hf:a.b/c-d@refs/pr/1"]),
 }
 
@@ -29,6 +31,8 @@ SOURCES = {kind: st.just(kind.value.strip("`")) for kind in (*BUILT_IN_IMAGES, *
 def refs(draw):
     kind = draw(st.sampled_from(SourceKind))
     keys = draw(st.sets(st.sampled_from(sorted(KEYS[kind]))))
+    if "streaming" in keys:
+        keys.add("limit")
     return DataRef(source=draw(SOURCES[kind]), **{key: draw(VALUES.get(key, WORDS)) for key in keys})
 
 
@@ -96,7 +100,7 @@ def test_every_part_is_read():
         ("C:", "nor end in `:`", "`digits`"),
         (
             "digits::splt=test",
-            "unknown key `splt`; known keys are classes, config, domain, image",
+            "unknown key `splt`; known keys are classes, config, decode, domain, image",
             "did you mean `split`?",
         ),
         ("digits::zzzzz=1", "unknown key `zzzzz`", None),
@@ -122,10 +126,14 @@ def test_every_part_is_read():
         ("digits::seed=1", "has no use for the key `seed`; `digits` reads classes, limit, split", None),
         (
             "a.csv::split=test",
-            "`a.csv` has no use for the key `split`; a file reads classes, image, label, limit, text",
+            "`a.csv` has no use for the key `split`; a file reads classes, decode, image, label, limit, text",
             None,
         ),
-        ("a/b::image=x", "`a/b` has no use for the key `image`; a folder reads classes, limit, split", None),
+        (
+            "a/b::image=x",
+            "`a/b` has no use for the key `image`; a folder reads classes, decode, limit, split",
+            None,
+        ),
         ("hf:name", "written hf:org/name", "hf:ylecun/mnist"),
         ("hf:org/name@", "written hf:org/name", "hf:ylecun/mnist"),
     ],
