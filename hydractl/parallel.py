@@ -58,7 +58,7 @@ def require_one_process(command: str) -> None:
     if world_size() > 1:
         raise UsageError(
             f"`{command}` runs in one process, not in {world_size()}",
-            hint="leave out `torchrun`; `finetune`, `predict` and `score` take it",
+            hint="leave out `torchrun`; `eval`, `finetune`, `predict`, `prune --strategy diverse` and `score` take it",
         )
 
 
@@ -114,6 +114,11 @@ def own_device(name: str) -> torch.device:
             hint=f"start `torchrun --nproc-per-node {count}`, or use `--device cpu`",
         )
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank())))
+
+
+def answering_device(name: str) -> torch.device:
+    """Return the device on which this process runs models: any, or as `own_device` where several of them share the work."""
+    return pick_device(name) if world_size() == 1 else own_device(name)
 
 
 class Meeting(NamedTuple):
@@ -210,6 +215,15 @@ class Team:
         one is held at a time.
         """
         total: list[torch.Tensor] = []
+        for tensors in self.each(own):
+            _add(total, tensors)
+        return total
+
+    def each(self, own: Iterable[Sequence[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
+        """Yield the tensors of every batch in the order of the data, given those of this process's.
+
+        Tensors stay where they are; of all processes' batches one is held at a time.
+        """
         mine = iter(own)
         while True:
             tensors = next(mine, None)
@@ -217,10 +231,10 @@ class Team:
             for rank in range(self.world):
                 sent = self._sent(rank, tensors)
                 if sent is not None:
-                    _add(total, sent)
                     found = True
+                    yield sent
             if not found:
-                return total
+                return
 
     def told(self, text: str) -> str:
         """Return the leader's text in every process."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.metrics.measures import SAMPLES_AT_ONCE, scored
-from hydractl.metrics.samples import Responses, ensemble_log_probs
+from hydractl.metrics.measures import scored
+from hydractl.metrics.samples import SAMPLES_AT_ONCE, Responses, ensemble_log_probs
 from hydractl.metrics.scores import SCORES
 
 

@@ -5,7 +5,7 @@ Axes: M members, B batch, N samples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -68,6 +68,14 @@ def respond(model: Answers, inputs: Inputs, *, name: str, data: str) -> Response
     return found
 
 
+def responses(
+    model: Answers, batches: Iterable[Batch[Inputs]], *, name: str, data: str
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield for each batch the places of its items and what `respond` says of them; arguments as there."""
+    for batch in batches:
+        yield batch.indices, *respond(model, batch.inputs, name=name, data=data).tensors()
+
+
 def respond_to_all(
     model: Answers, batches: Iterable[Batch[Inputs]], *, count: int, name: str, data: str
 ) -> Responses:
@@ -89,12 +97,11 @@ def respond_to_all(
     """
     result: tuple[torch.Tensor, ...] = ()
     done = 0
-    for batch in batches:
-        parts = respond(model, batch.inputs, name=name, data=data).tensors()
+    for indices, *parts in responses(model, batches, name=name, data=data):
         result = result or tuple(part.new_empty(len(part), count, *part.shape[2:]) for part in parts)
         for whole, part in zip(result, parts, strict=True):
-            whole[:, batch.indices] = part
-        done += len(batch.indices)
+            whole[:, indices] = part
+        done += len(indices)
     if done != count:
         raise ValueError(f"{data}: {done} of {count} items came")
     return Responses(*result)

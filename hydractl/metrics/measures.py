@@ -15,11 +15,17 @@ from torch import Tensor
 from hydractl.manifest.report import Value
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Responses, answers, ensemble_log_probs, places
+from hydractl.metrics.samples import (
+    SAMPLES_AT_ONCE,
+    Kept,
+    Responses,
+    answers,
+    at_once,
+    ensemble_log_probs,
+    places,
+)
 from hydractl.metrics.scores import SCORES, Score, number_name
 from hydractl.metrics.table import METRICS, needing
-
-SAMPLES_AT_ONCE = 4096  # in float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +37,17 @@ class Numbers:
 
 
 def measure(
-    tested: Responses,
+    tested: Kept,
     labels: Tensor,
-    foreign: Mapping[str, Responses],
+    foreign: Mapping[str, Kept],
     *,
     metrics: Sequence[str],
     scores: Sequence[str],
     resampling: Resampling,
 ) -> Numbers:
     """Return every chosen number of one model or ensemble that follows from its predictions.
+
+    These are gone through once, and memory holds some numbers a sample: what is kept on the disk need not fit.
 
     Args:
         tested: On the ID set.
@@ -53,19 +61,18 @@ def measure(
         [METRICS[name] for name in needing(metrics, needs)]
         for needs in (Needs.LABELS, Needs.OOD, Needs.MEMBERS)
     )
-    log_probs = torch.cat([ensemble_log_probs(p.log_probs.double()) for p in tested.split(SAMPLES_AT_ONCE)])
-    values = resampling.values(labelled, answers(log_probs.exp(), labels, log_probs=log_probs))
-    values |= _diversity(tested, diverse)
-    ood: dict[str, dict[str, Value]] = {name: {} for name in foreign}
-    for score in scores if ranking and foreign else ():
-        own = scored(tested, SCORES[score])
-        for name, found in foreign.items():
-            by_score = places(own, scored(found, SCORES[score]))
-            ranked = resampling.values(ranking, *({side: each} for side, each in by_score.items()))
+    ranks = [SCORES[score] for score in scores] if ranking and foreign else []
+    own = _summary(tested, ranks, diverse, labels)
+    ood: dict[str, dict[str, Value]] = {}
+    for name, said in foreign.items():
+        other = _summary(said, ranks, diverse)
+        ood[name] = {}
+        for score, each in other.scores.items():
+            by_score = places(own.scores[score], each)
+            ranked = resampling.values(ranking, *({side: found} for side, found in by_score.items()))
             ood[name] |= {number_name(metric, score, scores): value for metric, value in ranked.items()}
-    for name, found in foreign.items():
-        ood[name] |= _diversity(found, diverse)
-    return Numbers(values=values, ood=ood)
+        ood[name] |= other.diversity
+    return Numbers(values=resampling.values(labelled, own.answers) | own.diversity, ood=ood)
 
 
 def means(
@@ -81,17 +88,53 @@ def means(
     }
 
 
-def scored(found: Responses, score: Score) -> Tensor:
+def scored(said: Kept, score: Score) -> Tensor:
     """Return a score of every sample, (N,), float64."""
-    parts = found.split(SAMPLES_AT_ONCE)
-    return torch.cat([score.compute(p.logits() if score.raw else p.log_probs.double()) for p in parts])
+    return torch.cat([_score(part, score) for part in said.split(at_once(said, most=SAMPLES_AT_ONCE))])
 
 
-def _diversity(predictions: Responses, metrics: Sequence[Metric]) -> dict[str, Value]:
-    count = predictions.log_probs.shape[1]
-    found = dict.fromkeys((m.name for m in metrics), 0.0)
-    for part, _ in predictions.split(SAMPLES_AT_ONCE) if metrics else ():
-        sample = {"member_probs": part.double().exp()}
-        for metric in metrics:
-            found[metric.name] += float(metric.of(sample)) * part.shape[1] / count
-    return {name: Value(value=value, count=count) for name, value in found.items()}
+def _score(part: Responses, score: Score) -> Tensor:
+    return score.compute(part.logits() if score.raw else part.log_probs.double())
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What is left of predictions when they have been gone through.
+
+    Attributes:
+        answers: As `samples.answers`; empty where there are no labels.
+        scores: Each score of every sample, (N,), float64.
+        diversity: The metrics of members.
+    """
+
+    answers: dict[str, Tensor]
+    scores: dict[str, Tensor]
+    diversity: dict[str, Value]
+
+
+def _summary(
+    said: Kept, scores: Sequence[Score], diverse: Sequence[Metric], labels: Tensor | None = None
+) -> _Summary:
+    _, count, _ = said.shape
+    size = at_once(said, most=SAMPLES_AT_ONCE)
+    right: list[dict[str, Tensor]] = []
+    ranks: dict[str, list[Tensor]] = {score.name: [] for score in scores}
+    found = dict.fromkeys((m.name for m in diverse), 0.0)
+    begin = 0
+    for part in said.split(size):
+        end = begin + part.shape[1]
+        log_probs = part.log_probs.double()
+        if labels is not None:
+            ensemble = ensemble_log_probs(log_probs)
+            right.append(answers(ensemble.exp(), labels[begin:end], log_probs=ensemble))
+        for score in scores:
+            ranks[score.name].append(_score(part, score))
+        sample = {"member_probs": log_probs.exp()} if diverse else {}
+        for metric in diverse:
+            found[metric.name] += float(metric.of(sample)) * (end - begin) / count
+        begin = end
+    return _Summary(
+        answers={name: torch.cat([each[name] for each in right]) for name in (right[0] if right else ())},
+        scores={name: torch.cat(each) for name, each in ranks.items()},
+        diversity={name: Value(value=value, count=count) for name, value in found.items()},
+    )

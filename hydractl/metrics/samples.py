@@ -7,12 +7,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from hydractl.metrics.checks import check_labels, check_probs
+
+SAMPLES_AT_ONCE = 4096
+NUMBERS_AT_ONCE = 2**20
+"""In float64, of all members: so much of what is kept is looked at together."""
+
+
+class Kept(Protocol):
+    """What members say of samples, wherever it lies: in memory, or on the disk."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N and C."""
+        ...
+
+    def split(self, samples: int) -> Iterator[Responses]:
+        """Yield it with at most so many samples at a time, in order."""
+        ...
+
+    def members(self) -> Iterator[Kept]:
+        """Yield what each member says by itself, M = 1."""
+        ...
 
 
 class Responses(NamedTuple):
@@ -40,10 +62,58 @@ class Responses(NamedTuple):
         """Return what is known."""
         return tuple(x for x in self if x is not None)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N and C."""
+        members, samples, classes = self.log_probs.shape
+        return members, samples, classes
+
+    def members(self) -> Iterator[Responses]:
+        """Yield what each member says by itself, M = 1."""
+        for part in zip(*(x.split(1) for x in self.tensors()), strict=True):
+            yield Responses(*part)
+
     def split(self, samples: int) -> Iterator[Responses]:
         """Yield them with at most so many samples at a time, in order."""
         for part in zip(*(x.split(samples, 1) for x in self.tensors()), strict=True):
             yield Responses(*part)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What the members of several say of the same samples, as those of one."""
+
+    parts: tuple[Kept, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N and C."""
+        _, samples, classes = self.parts[0].shape
+        return sum(part.shape[0] for part in self.parts), samples, classes
+
+    def split(self, samples: int) -> Iterator[Responses]:
+        """Yield it with at most so many samples at a time, in order."""
+        for own in zip(*(part.split(samples) for part in self.parts), strict=True):
+            yield Responses(*map(torch.cat, zip(*(one.tensors() for one in own), strict=True)))
+
+    def members(self) -> Iterator[Kept]:
+        """Yield what each member says by itself, M = 1."""
+        for part in self.parts:
+            yield from part.members()
+
+
+def whole(said: Kept) -> Responses:
+    """Return it in memory."""
+    if isinstance(said, Responses):
+        return said
+    parts = [part.tensors() for part in said.split(SAMPLES_AT_ONCE)]
+    return Responses(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+
+
+def at_once(said: Kept, *, most: int = SAMPLES_AT_ONCE) -> int:
+    """Return how many samples are looked at together, so that memory hangs neither on members nor on classes."""
+    members, _, classes = said.shape
+    return max(1, min(most, NUMBERS_AT_ONCE // (members * classes)))
 
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ Axes: M members, N samples, C classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,7 +24,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from hydractl.metrics.checks import check_labels
-from hydractl.metrics.samples import Responses, at_labels
+from hydractl.metrics.samples import Kept, Responses, at_labels
 
 LOWEST, HIGHEST = 0.05, 20.0
 LOG_TOLERANCE = 1e-6
@@ -64,7 +66,7 @@ def scale_log_probs(member_log_probs: Tensor, temperature: float) -> Tensor:
     if temperature == 1:
         return member_log_probs
     scaled = torch.empty_like(member_log_probs)
-    size = _samples(member_log_probs)
+    size = _samples(member_log_probs.shape)
     for whole, part in zip(scaled.split(size, 1), member_log_probs.split(size, 1), strict=True):
         whole.copy_((part.double() / temperature).log_softmax(-1))
     return scaled
@@ -81,19 +83,41 @@ def scale(found: Responses, temperature: float) -> Responses:
     return Responses(scaled, ((logsumexp + top) / temperature - scaled_top).to(logsumexp.dtype))
 
 
-def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0) -> float:
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What members say once their logits are divided by T, as far as it is looked at."""
+
+    said: Kept
+    temperature: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N and C."""
+        return self.said.shape
+
+    def split(self, samples: int) -> Iterator[Responses]:
+        """Yield it with at most so many samples at a time, in order."""
+        for part in self.said.split(samples):
+            yield scale(part, self.temperature)
+
+    def members(self) -> Iterator[Kept]:
+        """Yield what each member says by itself, M = 1."""
+        for one in self.said.members():
+            yield Scaled(one, self.temperature)
+
+
+def scaled_nll(said: Kept | Tensor, labels: Tensor, temperature: float, *, doubt: float = 0.0) -> float:
     """Return the mean of -log mean_m softmax(z_m / T)[label] in nats, in float64.
 
     Args:
-        member_log_probs: Shape (M, N, C), finite natural logarithms, or logits.
+        said: Finite natural logarithms, or logits, (M, N, C).
         labels: Shape (N,), integer, in 0..C-1.
         temperature: T > 0.
         doubt: The weight that the other classes share: a cross-entropy with labels that are as uncertain. Needs C > 1.
     """
-    members, count, classes = member_log_probs.shape
+    members, count, classes = said.shape
     total = 0.0
-    size = _samples(member_log_probs)
-    for part, own in zip(member_log_probs.split(size, 1), labels.split(size), strict=True):
+    for part, own in _parts(said, labels):
         logits = part.double() / temperature
         said = (at_labels(logits, own.long()) - logits.logsumexp(2)).logsumexp(0)
         total -= float(said.sum())
@@ -103,7 +127,7 @@ def scaled_nll(member_log_probs: Tensor, labels: Tensor, temperature: float, *, 
     return total / count + math.log(members)
 
 
-def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperature:
+def fit_temperature(said: Kept | Tensor, labels: Tensor) -> FittedTemperature:
     """Return the temperature in [0.05, 20] whose NLL is the lowest, or where each label is said, as above.
 
     The NLL of a single model has one minimum, that of an ensemble may have several: the best of 17 values, evenly spaced in
@@ -111,23 +135,19 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperatu
     never above that of T = 1, which also is the answer where T makes no difference.
 
     Args:
-        member_log_probs: Shape (M, N, C), finite natural logarithms, or logits.
+        said: Finite natural logarithms, or logits, (M, N, C); gone through again and again.
         labels: Shape (N,), integer, in 0..C-1.
 
     Raises:
         ValueError: If a shape is wrong or empty, a value is not finite or a label is out of range.
     """
-    if member_log_probs.ndim != DIMS or member_log_probs.numel() == 0:
-        raise ValueError(
-            f"predictions must have {DIMS} non-empty axes, got shape {tuple(member_log_probs.shape)}"
-        )
-    if not bool(member_log_probs.isfinite().all()):
-        raise ValueError("predictions must be finite")
-    check_labels(labels, samples=member_log_probs.shape[1], classes=member_log_probs.shape[2])
-    doubt = 1 / (len(labels) + 2) if _each_is_said(member_log_probs, labels) else 0.0
+    if len(said.shape) != DIMS or not math.prod(said.shape):
+        raise ValueError(f"predictions must have {DIMS} non-empty axes, got shape {tuple(said.shape)}")
+    check_labels(labels, samples=said.shape[1], classes=said.shape[2])
+    doubt = 1 / (len(labels) + 2) if _each_is_said(said, labels) else 0.0
 
     def cost(log_t: float) -> float:
-        return scaled_nll(member_log_probs, labels, math.exp(log_t), doubt=doubt)
+        return scaled_nll(said, labels, math.exp(log_t), doubt=doubt)
 
     low, high = math.log(LOWEST), math.log(HIGHEST)
     width = (high - low) / (STARTS - 1)
@@ -145,13 +165,29 @@ def fit_temperature(member_log_probs: Tensor, labels: Tensor) -> FittedTemperatu
     return FittedTemperature(math.exp(best), at_bound=False)
 
 
-def _each_is_said(member_log_probs: Tensor, labels: Tensor) -> bool:
-    """Return whether every label is the likeliest class of some member, and there are others that it might have been."""
-    said = (member_log_probs.argmax(2) == labels).any(0)
-    return member_log_probs.shape[2] > 1 and bool(said.all())
+def _each_is_said(said: Kept | Tensor, labels: Tensor) -> bool:
+    """Return whether every label is the likeliest class of some member, and there are others that it might have been.
+
+    Raises:
+        ValueError: If a value is not finite.
+    """
+    all_said = said.shape[2] > 1
+    for part, own in _parts(said, labels):
+        if not bool(part.isfinite().all()):
+            raise ValueError("predictions must be finite")
+        all_said = all_said and bool((part.argmax(2) == own).any(0).all())
+    return all_said
 
 
-def _samples(member_log_probs: Tensor) -> int:
+def _parts(said: Kept | Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield predictions and labels, some samples at a time."""
+    kept = Responses(said) if isinstance(said, Tensor) else said
+    size = _samples(kept.shape)
+    for part, own in zip(kept.split(size), labels.split(size), strict=True):
+        yield part.log_probs, own
+
+
+def _samples(shape: Sequence[int]) -> int:
     """Return how many samples make up a chunk."""
-    members, _, classes = member_log_probs.shape
+    members, _, classes = shape
     return max(1, NUMBERS_AT_ONCE // (members * classes))

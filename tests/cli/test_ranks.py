@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from hydractl.cli import output
+from hydractl.cli.commands import eval as eval_command
+from hydractl.errors import CheckFailed, HydraError, Interrupted
 from hydractl.progress import counted
 from hydractl.runtime import one_thread
 from support.ranks import environment, launcher
@@ -85,6 +87,8 @@ TOLD_TO_END = """
 import atexit, os, signal, sys
 from hydractl import __main__ as program
 from hydractl.cli import output
+from hydractl.cli.commands import eval as eval_command
+from hydractl.errors import CheckFailed, HydraError, Interrupted
 
 def end(*_):
     os.kill(os.getpid(), signal.SIGTERM)
@@ -185,7 +189,7 @@ def test_one_process_speaks(work):
     [
         ("score", "base.st", "--objective", "auc", "-o", "new.json"),
         ("score", "base.st", "--method", "nope", "-o", "new.json"),
-        ("eval", "base.st", "--data", "digits"),
+        ("prune", "base.st", "--strategy", "random", "--keep", "2", "-o", "m.st"),
     ],
 )
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -209,17 +213,52 @@ def test_a_usage_error_of_one_rank_alone_is_said(call, work, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(output.time, "sleep", slept.append)
 
-    seen = call("eval", "base.st", "--data", "digits")
+    seen = call("prune", "base.st", "--strategy", "random", "--keep", "2", "-o", "m.st")
 
-    assert seen.err.startswith("rank 1: error: `eval` runs in one process, not in 2")
-    assert "`finetune`, `predict` and `score` take it" in seen.err
+    assert seen.err.startswith("rank 1: error: `prune` runs in one process, not in 2")
+    assert "`eval`, `finetune`, `predict`, `prune --strategy diverse` and `score` take it" in seen.err
     assert len(slept) == 1
 
 
-def test_several_processes_cannot_share_standard_input(call, work, monkeypatch):
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_check_that_fails_in_all_ranks_is_the_leaders_to_say(monkeypatch, rank):
+    """What `eval` finds, every rank is told of."""
+
+    def ended_by_the_launcher(_seconds):
+        raise KeyboardInterrupt
+
+    class Found:
+        document = None
+
+        def require_checks(self):
+            raise CheckFailed("1 of 1 checks failed")
+
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(output.time, "sleep", ended_by_the_launcher)
+    monkeypatch.setattr(eval_command, "summarize", lambda _: None)
+    monkeypatch.setattr(eval_command, "markdown", lambda _: ())
+
+    with pytest.raises(HydraError) as ending:
+        eval_command.conclude(Found(), output.Terminal())
+
+    assert (type(ending.value), ending.value.message) == (
+        (CheckFailed, "1 of 1 checks failed") if rank == "0" else (Interrupted, "")
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("score", "-", "--method", "magnitude", "-o", "new.json"),
+        ("eval", "base.st", "--compare", "-", "--data", "digits"),
+        ("prune", "base.st", "--scores", "-", "--remove", "2", "-o", "m.st"),
+    ],
+)
+def test_several_processes_cannot_share_standard_input(call, work, monkeypatch, argv):
     monkeypatch.setenv("WORLD_SIZE", "2")
 
-    seen = call("score", "-", "--method", "magnitude", "-o", "new.json")
+    seen = call(*argv)
 
     assert seen.code == 2
     assert "several processes cannot share standard input" in seen.err

@@ -35,7 +35,7 @@ def launcher(world: int, python: object = sys.executable) -> list[str]:
 def score_all(
     world: int, jobs: Path, out: Path, *, threads: int = 1, python: object = sys.executable
 ) -> None:
-    """Do the scorings that a JSON file lists, each into a file of `out` named as it is; see `main`."""
+    """Do the scorings and commands that a JSON file lists, each into a file of `out` named as it is; see `main`."""
     command = [*launcher(world, python), "-m", "support.ranks", str(jobs), str(out)]
     done = subprocess.run(
         command,
@@ -49,13 +49,18 @@ def score_all(
 
 
 def main(jobs: str, out: str) -> None:
-    """Do each scoring, and write down how it was refused if it was."""
+    """Do each scoring or command, and write down how it was refused if it was."""
+    from hydractl.cli.app import main as run_command
     from hydractl.errors import UsageError
     from hydractl.heads.budget import Budget
     from hydractl.stages.score.config import ScoreConfig
     from hydractl.stages.score.run import run_score
 
     for name, settings in json.loads(Path(jobs).read_text()).items():
+        if "argv" in settings:
+            words = [word.replace("{out}", f"{out}/{name}") for word in settings["argv"]]
+            assert run_command([*words, "-q"]) == 0, name
+            continue
         budget = Budget(**settings.pop("budget"))
         try:
             run_score(ScoreConfig(**settings, budget=budget, out=Path(out) / f"{name}.json"))

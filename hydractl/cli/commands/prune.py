@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def prune(config: PruneConfig, terminal: Terminal) -> None:
     r"""Cut attention heads out of a base: one member, or several that differ.
 
-    Each member is written with its head mask beside it (`member-0.mask.json`).
+    Each member is written with its head mask beside it (`member-0.mask.json`). Under `torchrun` the processes run the candidates
+    of `--strategy diverse` together, and the members are the same to the last byte.
 
     Examples:
       hydractl prune base.st --scores scores.json --keep 8 -o member.st

@@ -12,6 +12,7 @@ from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
+from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, WEIGHTS, output
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
@@ -167,8 +168,11 @@ class EvalConfig:
         check(self)
         check_distinct([row.name for row in self.rows], what="rows", option="--compare")
         check_distinct([d.name for d in self.ood], what="OOD data sets", option="--near")
-        if [m for row in self.rows for m in row.models].count("-") > 1:
+        models = [m for row in self.rows for m in row.models]
+        if models.count("-") > 1:
             raise UsageError("only one model can come from standard input")
+        for model in models:
+            refuse_shared_input(model)
         written = [path for path in (self.out, self.save_predictions, self.store) if path is not None]
         if len({*written}) < len(written):
             names = (

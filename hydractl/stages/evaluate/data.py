@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hydractl.data.batches import CACHE_BYTES
+from hydractl.data.batches import CACHE_BYTES, Deal
 from hydractl.data.inputs import open_items
 from hydractl.data.items import Items
 from hydractl.data.labels import are_numerals, match_classes, required_labels
@@ -16,12 +16,13 @@ from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.metrics.table import TEMPERATURE
+from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.reading import warn
+from hydractl.stages.shared.reading import digests, warn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,9 @@ class EvalData:
     fingerprints: dict[str, Fingerprint]
 
     @classmethod
-    def open(cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], progress: Progress) -> EvalData:
+    def open(
+        cls, config: EvalConfig, opened: Sequence[Sequence[OpenModel]], team: Team, progress: Progress
+    ) -> EvalData:
         """Open all data sets and translate the labels.
 
         Raises:
@@ -66,11 +69,19 @@ class EvalData:
         limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
         inputs = {
-            name: PreparedData(found, batch_size=config.batch_size, limit_bytes=limit, name=name)
+            name: PreparedData(
+                found,
+                batch_size=config.batch_size,
+                limit_bytes=limit,
+                name=name,
+                deal=Deal(team.rank, team.world),
+            )
             for name, found in sets.items()
         }
         fingerprints = {
-            name: Fingerprint(reference=found.name, sha256=found.fingerprint(), count=len(found))
+            name: Fingerprint(
+                reference=found.name, sha256=found.fingerprint(digests(found, team)), count=len(found)
+            )
             for name, found in sets.items()
         }
         held = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -21,12 +23,13 @@ from hydractl.manifest.report import Report, Row, Value
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Responses
+from hydractl.metrics.samples import Joined, Kept
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import METRICS, needing
-from hydractl.parallel import require_one_process
+from hydractl.parallel import answering_device, start_team
 from hydractl.progress import SILENT, Progress
-from hydractl.runtime import pick_device, torch_dtype, versions
+from hydractl.publish import is_stream
+from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
@@ -43,7 +46,7 @@ from hydractl.stages.evaluate.selection import (
 from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import check_models, check_outputs, claim
-from hydractl.stages.shared.predictions import PreparedData, Scaling, fits, predict
+from hydractl.stages.shared.predictions import Keeping, PreparedData, Scaling, fits, predict_together
 from hydractl.stages.shared.reading import open_reader
 from hydractl.stages.shared.unchanged import replaces
 from hydractl.version import __version__
@@ -52,43 +55,66 @@ from hydractl.version import __version__
 def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
     """Measure every row on every data set, and write report and predictions if wanted.
 
-    Models are loaded one row at a time unless time is measured, which needs them side by side.
+    Models are loaded one row at a time unless time is measured, which needs them side by side. Several processes that a
+    launcher started share the batches; the first of them measures and writes, the same bytes as one alone.
 
     Raises:
         InputError: If a model or a data set cannot be used, or the models do not belong in one table.
         OutputExists: If an output is there already.
+        Interrupted: If another process of the run ended before its time.
     """
-    require_one_process("eval")
-    device = pick_device(config.device)
+    device = answering_device(config.device)
     dtype = None if config.dtype is None else torch_dtype(config.dtype)
-    with claim([config.out, config.save_predictions, config.store], progress, force=replaces(config)) as own:
-        return _run(config, Machine(device, dtype), own, progress)
+    outputs = [config.out, config.save_predictions, config.store]
+    with (
+        start_team(device) as team,
+        claim(outputs * team.leads, progress, force=replaces(config)) as own,
+    ):
+        return _run(config, Machine(device, dtype, Keeping(team, _folder(outputs))), own, progress)
 
 
 def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -> EvalReport:
     opened = _open_rows(config)
-    _check_outputs(config, opened, own)
+    team = machine.keeping.team
+    if team.leads:
+        _check_outputs(config, opened, own)
     _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
-    data = EvalData.open(config, opened, progress)
+    data = EvalData.open(config, opened, team, progress)
     check_count(config, len(data.labels))
     check_storable(config, opened[0][0], data.classes)
     rows, predictions = _measure_rows(config, opened, data, machine, progress)
+    if not team.leads:
+        document = Report.from_json(team.told(""), where="the report of rank 0")
+        return EvalReport(document=document, paths=_paths(config, document), config=config)
     document = _document(config, data, rows, machine.device, opened)
-    model = opened[0][0]
-    failed = config.threshold_for is not None and rows[0].threshold is None
+    model, paths = opened[0][0], _paths(config, document)
     stored = None
-    if config.store is not None and not failed:
+    if config.store in paths:
         stored = model.checkpoint, stored_header(config, model, rows[0], data.fingerprints)
     _publish(config, document, predictions, own, stored)
-    paths = (config.save_predictions, config.out, config.store if stored else None)
-    return EvalReport(document=document, paths=tuple(p for p in paths if p is not None), config=config)
+    team.told(document.to_json())  # when it is there: the others end with it
+    return EvalReport(document=document, paths=paths, config=config)
+
+
+def _paths(config: EvalConfig, document: Report) -> tuple[Path, ...]:
+    """Return what is written; no model without the threshold that it was to have."""
+    failed = config.threshold_for is not None and document.rows[0].threshold is None
+    paths = (config.save_predictions, config.out, None if failed else config.store)
+    return tuple(path for path in paths if path is not None)
 
 
 class Machine(NamedTuple):
-    """Where and in which dtype models run; None is each model's own."""
+    """Where and in which dtype models run, None being each model's own; and who runs them, and where what they say is kept."""
 
     device: torch.device
     dtype: torch.dtype | None
+    keeping: Keeping
+
+
+def _folder(outputs: Sequence[Path | None]) -> Path | None:
+    """Return the folder of the first output that is a file: where there is room for it, predictions may wait too."""
+    first = next((path for path in outputs if path is not None and not is_stream(path)), None)
+    return None if first is None else first.resolve().parent
 
 
 def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
@@ -147,25 +173,26 @@ def _measure_rows(
     machine: Machine,
     progress: Progress,
 ) -> tuple[list[Row], SavedPredictions]:
-    timed = bool(needing(config.chosen, Needs.TIME))
+    leads = machine.keeping.team.leads
+    timed = leads and bool(needing(config.chosen, Needs.TIME))
     rows: list[Row] = []
     loaded: list[Loaded] = []
-    saved = SavedPredictions(log_probs={}, labels={ID_NAME: data.labels})
+    saved = SavedPredictions(labels={ID_NAME: data.labels})
     for named, models in zip(config.rows, opened, strict=True):
         progress.step(f"Evaluating {named.name}")
         row = _load(models, machine)
         for model, opened_as in zip(row.models, models, strict=True):
             settle(model, opened_as, data.classes)
-        scaling = Scaling(temperature=config.given_temperature)
-        if data.heldout is not None:
-            split, labels = data.heldout
-            held = _predict_row(row, models, split, progress)
-            scaling = Scaling.fit(held.log_probs, labels, row=named.name, progress=progress)
-            del held
-        found = {
-            name: scaling(_predict_row(row, models, inputs, progress)) for name, inputs in data.inputs.items()
-        }
-        _warn_of_chance(named.name, len(found[ID_NAME].log_probs), config.scores, progress)
+        said = partial(_predict_row, row, models, keeping=machine.keeping, progress=progress)
+        held = None if data.heldout is None else said(data.heldout[0])
+        scaling = _scaling(config, named, held, data, progress)
+        del held
+        every = {name: said(inputs) for name, inputs in data.inputs.items()}
+        found = {name: scaling(each) for name, each in every.items() if each is not None}
+        if not leads:
+            del row  # before the next one is loaded
+            continue
+        _warn_of_chance(named.name, found[ID_NAME].shape[0], config.scores, progress)
         others = scaling.values(_stored(models)) | count_sizes(row, config.chosen)
         rows.append(_row(config, named, models, found, data.labels, others))
         if config.save_predictions is not None:
@@ -197,20 +224,32 @@ def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
     return Loaded(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
 
 
+def _scaling(
+    config: EvalConfig, named: NamedModels, held: Kept | None, data: EvalData, progress: Progress
+) -> Scaling:
+    """Return the temperature of a row, given what it says of the held-out split."""
+    if held is None or data.heldout is None:
+        return Scaling(temperature=config.given_temperature)
+    return Scaling.fit(held, data.heldout[1], row=named.name, progress=progress)
+
+
 def _predict_row(
-    row: Loaded, opened: Sequence[OpenModel], inputs: PreparedData, progress: Progress
-) -> Responses:
-    """Return what all members of all models of a row say."""
+    row: Loaded, opened: Sequence[OpenModel], inputs: PreparedData, keeping: Keeping, progress: Progress
+) -> Kept | None:
+    """Return what all members of all models of a row say; None in processes that do not lead."""
     triples = zip(row.models, row.preprocess, opened, strict=True)
-    parts = [predict(m, inputs, p, name=o.reference, progress=progress) for m, p, o in triples]
-    return parts[0] if len(parts) == 1 else Responses(*map(torch.cat, zip(*parts, strict=True)))
+    parts = [
+        predict_together(m, inputs, p, keeping, name=o.reference, progress=progress) for m, p, o in triples
+    ]
+    own = tuple(part for part in parts if part is not None)
+    return Joined(own) if own else None
 
 
 def _row(
     config: EvalConfig,
     named: NamedModels,
     models: Sequence[OpenModel],
-    found: dict[str, Responses],
+    found: dict[str, Kept],
     labels: Tensor,
     others: dict[str, Value],
 ) -> Row:
@@ -226,7 +265,7 @@ def _row(
         name=named.name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
         stored_temperatures=stored if {*(stored := _stored(models))} != {1.0} else (),
-        members=len(found[ID_NAME].log_probs),
+        members=found[ID_NAME].shape[0],
         values=measured.values | others,
         ood=measured.ood,
         threshold=threshold_of(config, found[ID_NAME], labels),

@@ -5,15 +5,17 @@ Axes: M members, N samples, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
-from hydractl.checkpoint import Checkpoint, write_tensors
+from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import CheckpointError
-from hydractl.metrics.samples import Responses
+from hydractl.metrics.samples import Kept, Responses, at_once, whole
 from hydractl.publish import Sink
+from hydractl.tensors import Chunks, TensorSpec, spec_of, tensor_bytes
 
 LOG_PROBS, LOGSUMEXP, LABELS = "log_probs", "logsumexp", "labels"
 
@@ -23,39 +25,46 @@ class SavedPredictions:
     """Everything that the metrics of a report follow from.
 
     Attributes:
-        log_probs: For each row and data set, members' log-probabilities (M, N, C), float32, scaled by the row's
-            temperature if it has one. The ID set is `id`.
+        said: What each row says of each data set, float32, scaled by the row's temperature if it has one. The ID set is `id`.
         labels: For each labelled data set, the model's classes (N,), int64.
-        logsumexp: Of the logits, (M, N), float32, as `log_probs`; empty where no metric reads logits.
+        raw: The rows whose logits are known too; none where no metric reads logits.
     """
 
-    log_probs: dict[str, dict[str, Tensor]]
+    said: dict[str, dict[str, Kept]] = field(default_factory=dict)
     labels: dict[str, Tensor]
-    logsumexp: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    raw: set[str] = field(default_factory=set)
 
-    def add(self, row: str, found: dict[str, Responses], *, raw: bool) -> None:
+    @property
+    def log_probs(self) -> dict[str, dict[str, Tensor]]:
+        """For each row and data set, members' log-probabilities (M, N, C)."""
+        return {
+            row: {data: whole(said).log_probs for data, said in sets.items()}
+            for row, sets in self.said.items()
+        }
+
+    def add(self, row: str, found: dict[str, Kept], *, raw: bool) -> None:
         """Keep a row's predictions, of `raw` ones what tells the logits too."""
-        self.log_probs[row] = {data: said.log_probs for data, said in found.items()}
+        self.said[row] = found
         if raw:
-            self.logsumexp[row] = {
-                data: said.logsumexp for data, said in found.items() if said.logsumexp is not None
-            }
+            self.raw.add(row)
 
     def of(self, row: str) -> dict[str, Responses]:
         """Return what a row says of each data set."""
-        kept = self.logsumexp.get(row, {})
-        return {data: Responses(own, kept.get(data)) for data, own in self.log_probs[row].items()}
+        return {data: whole(said) for data, said in self.said[row].items()}
 
     def write(self, file: Sink) -> None:
         """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`."""
-        tensors = {f"{LABELS}/{data}": found for data, found in self.labels.items()}
-        tensors |= {
-            f"{kind}/{row}/{data}": found
-            for kind, rows in ((LOG_PROBS, self.log_probs), (LOGSUMEXP, self.logsumexp))
-            for row, sets in rows.items()
-            for data, found in sets.items()
-        }
-        write_tensors(file, tensors, header=None)
+        sets = {f"{row}/{data}": said for row, own in self.said.items() for data, said in own.items()}
+        raw = {name: said for name, said in sets.items() if name.partition("/")[0] in self.raw}
+        specs = {f"{LABELS}/{data}": spec_of(found) for data, found in self.labels.items()}
+        specs |= {f"{LOG_PROBS}/{name}": TensorSpec("F32", said.shape) for name, said in sets.items()}
+        specs |= {f"{LOGSUMEXP}/{name}": TensorSpec("F32", said.shape[:2]) for name, said in raw.items()}
+
+        def data(name: str) -> Chunks:
+            kind, _, of = name.partition("/")
+            return [tensor_bytes(self.labels[of])] if kind == LABELS else _bytes(sets[of], kind)
+
+        write_checkpoint(file, specs, data, header=None)
 
     @classmethod
     def load(cls, path: Path) -> SavedPredictions:
@@ -65,13 +74,15 @@ class SavedPredictions:
             CheckpointError: If the file is malformed or holds something else.
         """
         checkpoint = Checkpoint.open(path)
-        saved = cls(log_probs={}, labels={})
+        saved = cls(labels={})
         for name in sorted(checkpoint.specs):
             match name.split("/"):
                 case ["log_probs", row, data]:
-                    saved.log_probs.setdefault(row, {})[data] = checkpoint.tensor(name)
-                case ["logsumexp", row, data]:
-                    saved.logsumexp.setdefault(row, {})[data] = checkpoint.tensor(name)
+                    saved.said.setdefault(row, {})[data] = Responses(checkpoint.tensor(name))
+                case ["logsumexp", row, data] if data in saved.said.get(row, {}):
+                    (log_probs,) = whole(saved.said[row][data]).tensors()
+                    saved.said[row][data] = Responses(log_probs, checkpoint.tensor(name))
+                    saved.raw.add(row)
                 case ["labels", data]:
                     saved.labels[data] = checkpoint.tensor(name)
                 case _:
@@ -80,3 +91,11 @@ class SavedPredictions:
                         hint="expected a file that `hydractl eval --save-predictions` wrote",
                     )
         return saved
+
+
+def _bytes(said: Kept, kind: str) -> Iterator[memoryview | bytes]:
+    """Yield what a tensor of that kind holds, member after member."""
+    for one in said.members():
+        for part in one.split(at_once(one)):
+            found = part.log_probs if kind == LOG_PROBS else part.logsumexp
+            yield b"" if found is None else tensor_bytes(found)

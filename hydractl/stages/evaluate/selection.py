@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from hydractl.errors import CheckFailed, UsageError
@@ -11,7 +12,7 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
 from hydractl.manifest.threshold import Threshold
-from hydractl.metrics.samples import Responses
+from hydractl.metrics.samples import Kept, at_once
 from hydractl.metrics.selective import fewest, select
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import rounded
@@ -38,14 +39,16 @@ def check_count(config: EvalConfig, count: int) -> None:
         )
 
 
-def threshold_of(config: EvalConfig, found: Responses, labels: Tensor) -> Threshold | None:
+def threshold_of(config: EvalConfig, said: Kept, labels: Tensor) -> Threshold | None:
     """Return the threshold of a row, None if no threshold keeps the risk, or none is asked for."""
     if config.threshold_for is None:
         return None
     score = config.scores[0]
-    said = Predictions.of(found, tuple(map(str, range(found.log_probs.shape[2]))))
-    hits = said.classes == labels
-    selected = select(said.scores[score], hits, risk=config.threshold_for, delta=config.chance)
+    names = tuple(map(str, range(said.shape[2])))
+    told = [Predictions.of(part, names) for part in said.split(at_once(said))]  # as `predict` does
+    hits = torch.cat([part.classes for part in told]) == labels
+    scores = torch.cat([part.scores[score] for part in told])
+    selected = select(scores, hits, risk=config.threshold_for, delta=config.chance)
     if selected is None:
         return None
     return Threshold(

@@ -18,7 +18,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.manifest.header import InputFile
-from hydractl.metrics.samples import answers, ensemble_log_probs
+from hydractl.metrics.samples import Responses, answers, ensemble_log_probs
 from hydractl.metrics.temperature import rounded, scale_log_probs
 from hydractl.progress import Progress
 from hydractl.runtime import pick_device
@@ -110,7 +110,7 @@ class Judge:
         ref = self.asked.heldout
         if ref is None:
             return self.stored
-        scaling = Scaling.fit(said[ref], self.sets[ref].labels, row=name, progress=self.progress)
+        scaling = Scaling.fit(Responses(said[ref]), self.sets[ref].labels, row=name, progress=self.progress)
         return rounded(scaling.temperature or 1.0)
 
     def quality(self, said: Said, temperature: float) -> tuple[Quality, Tensor]:

@@ -20,10 +20,10 @@ from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.jsonfile import compact
 from hydractl.manifest.header import Step
-from hydractl.parallel import Team, own_device, start_team, world_size
+from hydractl.parallel import Team, answering_device, start_team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish, publish_together
-from hydractl.runtime import digest_text, pick_device, torch_dtype
+from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, is_image
 from hydractl.stages.predict.journal import Journal, OtherRunError, open_journal
 from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
@@ -101,7 +101,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
         OutputExists: If the output is there already, or another command makes it.
         Interrupted: If another process of the run ended before its time.
     """
-    device = pick_device(config.device) if world_size() == 1 else own_device(config.device)
+    device = answering_device(config.device)
     with (
         resumable(config.out, force=config.force),
         start_team(device) as team,

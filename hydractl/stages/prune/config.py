@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
+from hydractl.parallel import refuse_shared_input
 from hydractl.places import is_folder
 from hydractl.publish import is_stream
 from hydractl.settings import (
@@ -221,6 +222,8 @@ class PruneConfig:
         if self.budget is not None and self.auto:
             raise ValueError("a budget is given or left to the scores, not both")
         self._check_source()
+        for given in (self.model, *map(str, self.scores)):
+            refuse_shared_input(given)
         if self.strategy is None:
             self._check_implied()
         else:

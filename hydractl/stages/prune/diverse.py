@@ -5,13 +5,15 @@ Axes: N candidates, S samples, C classes, M members, B batch.
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
 
+from hydractl.data.batches import Deal
 from hydractl.data.inputs import encoded, limited
 from hydractl.data.items import Items
 from hydractl.errors import DataError, InputError, ManifestError, UsageError
@@ -25,8 +27,8 @@ from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.scores import MSP, OF_ONE
+from hydractl.parallel import Team, answering_device
 from hydractl.progress import Progress, counted
-from hydractl.runtime import pick_device
 from hydractl.scoring.circuit.objective import AVERAGE, Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, values_of
 from hydractl.scoring.job import Samples
@@ -34,7 +36,7 @@ from hydractl.scoring.taps import tapped
 from hydractl.stages.prune.config import DiverseConfig
 from hydractl.stages.prune.strategy import Diversity
 from hydractl.stages.shared.classes import ask
-from hydractl.stages.shared.reading import Again, labels_of, open_sets
+from hydractl.stages.shared.reading import Again, digests, labels_of, open_sets
 
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30
@@ -54,10 +56,11 @@ class Yardstick(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """The data that candidates are compared on, as the model takes them; `labelled` and `ood` can be gone over again."""
+    """The data that candidates are compared on, as the model takes them, and who goes over them together, again and again."""
 
     labelled: Iterable[Samples]
     ood: Iterable[Samples]
+    team: Team
 
 
 def yardstick_for(scores: HeadScores, asked: DiverseConfig) -> Yardstick:
@@ -97,19 +100,28 @@ def check_memory(candidates: int, samples: int, classes: int) -> None:
 
 
 def validation_for(
-    opened: OpenModel, asked: DiverseConfig, sets: Mapping[str, Items], labels: torch.Tensor, model: Model
+    opened: OpenModel,
+    asked: DiverseConfig,
+    sets: Mapping[str, Items],
+    labels: torch.Tensor,
+    model: Model,
+    team: Team,
 ) -> Validation:
-    """Return the data as the model takes them, on its device and in its dtype.
+    """Return this process's batches as the model takes them, on its device and in its dtype.
 
     Raises:
         UsageError: If there are no texts to cut, or the model reads fewer tokens.
     """
     how = limited(opened.header.preprocess, asked.max_length, model=opened.reference)
     like = torch.empty(0, device=model.device, dtype=model.dtype)
-    batches = {role: encoded(items, how, batch_size=asked.batch_size) for role, items in sets.items()}
+    deal = Deal(team.rank, team.world)
+    batches = {
+        role: encoded(items, how, batch_size=asked.batch_size, deal=deal) for role, items in sets.items()
+    }
     return Validation(
         labelled=Again(batches["id"], labels, like),
         ood=Again(batches["ood"], None, like) if "ood" in batches else (),
+        team=team,
     )
 
 
@@ -118,7 +130,7 @@ def run_candidates(
 ) -> tuple[list[torch.Tensor], list[float]]:
     """Return each of N candidates' probabilities (S, C), float64, on the CPU, and its objective.
 
-    Samples come in the order of the batches. A candidate runs with the heads that it drops cut out, which is what a member
+    Samples come in the order of the batches, of all processes; the first alone keeps probabilities. A candidate runs with the heads that it drops cut out, which is what a member
     of its mask computes; a tower that is always asked the same runs once a candidate, and once in all if it loses no heads.
 
     Raises:
@@ -132,7 +144,7 @@ def run_candidates(
             held = {name: found for name, found in unvaried.items() if name not in mask}
             with tapped(model, mask, _cut(mask)):
                 found, value = _run_one(model, data, yardstick, held)
-            probs.append(found)
+            probs += [found] if data.team.leads else []
             values.append(value)
             unvaried = held
     return probs, values
@@ -152,14 +164,23 @@ def _run_one(
 ) -> tuple[torch.Tensor, float]:
     """Return one candidate's probabilities (S, C) and its objective."""
     probs, inside, outside = [], [], []
-    for inputs, labels in data.labelled:
-        logits = _logits(model, inputs, held)
+    for logits, labels in data.team.each(_answers(model, data.labelled, held)):
         probs.append(logits.double().softmax(-1))
-        inside.append(yardstick.outcomes(logits, None if labels is None else labels.cpu()))
+        inside.append(yardstick.outcomes(logits, labels))
     if yardstick.objective.needs_ood:
-        outside = [yardstick.outcomes(_logits(model, x, held), None) for x, _ in data.ood]
+        answers = data.team.each(_answers(model, data.ood, held))
+        outside = [yardstick.outcomes(logits, None) for logits, *_ in answers]
     value = values_of(yardstick.objective, Outcomes(_joined(inside), _joined(outside)))
     return torch.cat(probs), float(value[0])
+
+
+def _answers(
+    model: Model, batches: Iterable[Samples], held: dict[str, torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield for each batch its logits (B, C), and its labels (B,) if it has any."""
+    for inputs, labels in batches:
+        logits = _logits(model, inputs, held)
+        yield (logits,) if labels is None else (logits, labels.cpu())
 
 
 def _joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -234,6 +255,21 @@ class DiverseReport:
     chosen: tuple[Candidate, ...]
     sets: tuple[SetDiversity, ...]
 
+    @classmethod
+    def read(cls, text: str) -> DiverseReport:
+        """Return what `write` wrote."""
+        told = json.loads(text)
+        return cls(
+            objective=told["objective"],
+            median=told["median"],
+            chosen=tuple(Candidate(**one) for one in told["chosen"]),
+            sets=tuple(SetDiversity(**one) for one in told["sets"]),
+        )
+
+    def write(self) -> str:
+        """Return it as text."""
+        return json.dumps(asdict(self))
+
 
 class Found(NamedTuple):
     """What was chosen, what a mask's origin records of it, and the data that decided it."""
@@ -243,6 +279,13 @@ class Found(NamedTuple):
     sources: tuple[InputFile, ...]
 
 
+class Session(NamedTuple):
+    """Who works, and who hears of it."""
+
+    team: Team
+    progress: Progress
+
+
 def choose(
     opened: OpenModel,
     scores: HeadScores,
@@ -250,7 +293,7 @@ def choose(
     asked: DiverseConfig,
     *,
     members: int,
-    progress: Progress,
+    session: Session,
 ) -> Found:
     """Choose the draws whose members differ most, out of those that are no worse than the median draw.
 
@@ -264,39 +307,45 @@ def choose(
         draws: N masks, all different, of the towers that lose heads.
         asked: The data, and what to compare by.
         members: M, at most N.
-        progress: Sees the candidates pass.
+        session: Who runs them; every process finds the same.
 
     Raises:
         DataError: If the data do not fit the model, or it answers with numbers that are not finite.
         UsageError: If OOD data are given that nothing reads, or the probabilities would not fit into memory.
     """
-    device = pick_device(asked.device)
+    team, progress = session.team, session.progress
     yardstick = yardstick_for(scores, asked)
     name = yardstick.objective.text
     sets = open_sets(opened, {"id": asked.data, "ood": asked.ood}, progress, workers=asked.num_workers)
     classes = asked.naming.classes(opened, data=sets["id"].class_names)
     labels, count = labels_of(opened, sets["id"], classes, progress)
     check_memory(len(draws), len(labels), count)
-    model = load_model(opened).to(device)
+    model = load_model(opened).to(answering_device(asked.device))
     ask(model, opened, classes)
-    data = validation_for(opened, asked, sets, labels, model)
+    data = validation_for(opened, asked, sets, labels, model, team)
     progress.step(f"Running {counted(len(draws), 'candidate')}, valued by {name}")
     probs, values = run_candidates(model, draws, data, yardstick, progress)
-    measure = MEASURES[asked.diversity]
-    chosen = choose_diverse(values, lambda which: measure(stacked(probs, which)), members=members)
-    return Found(
-        report=DiverseReport(
+    report = ""
+    if team.leads:
+        measure = MEASURES[asked.diversity]
+        chosen = choose_diverse(values, lambda which: measure(stacked(probs, which)), members=members)
+        report = DiverseReport(
             objective=name,
             median=statistics.median_low(values),
             chosen=tuple(Candidate(draw=i, objective=values[i]) for i in chosen),
             sets=_sets(probs, values, chosen),
-        ),
+        ).write()
+    return Found(
+        report=DiverseReport.read(team.told(report)),
         options={
             "candidates": len(draws),
             "diversity": asked.diversity.value,
             "objective": name,
         },
-        sources=tuple(InputFile(name=found.name, sha256=found.fingerprint()) for found in sets.values()),
+        sources=tuple(
+            InputFile(name=found.name, sha256=found.fingerprint(digests(found, team)))
+            for found in sets.values()
+        ),
     )
 
 

@@ -21,9 +21,10 @@ from hydractl.heads.members import (
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
+from hydractl.parallel import Team
 from hydractl.progress import Progress, counted
 from hydractl.stages.prune.config import PruneConfig
-from hydractl.stages.prune.diverse import DiverseReport, choose
+from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.choosing import Quota, check_long_enough, clusters_of, mask_of, order_of
 
@@ -40,6 +41,7 @@ class Material:
         scores: None, one, or one a member.
         shape: Of the towers that lose heads.
         quotas: How many go, for each scores file, or the only one; none where clusters say it.
+        team: Who runs candidates together.
     """
 
     config: PruneConfig
@@ -47,6 +49,7 @@ class Material:
     scores: tuple[HeadScores, ...]
     shape: Shape
     quotas: tuple[Quota, ...]
+    team: Team
 
     def sampling(self, members: int) -> Sampling:
         """Return how several masks are drawn."""
@@ -169,7 +172,12 @@ def _diverse(material: Material, progress: Progress) -> Drawn:
         raise ValueError("nothing to choose by")
     draws = _draws(material, asked.candidates)
     found = choose(
-        material.opened, material.scores[0], draws, asked, members=material.config.members, progress=progress
+        material.opened,
+        material.scores[0],
+        draws,
+        asked,
+        members=material.config.members,
+        session=Session(material.team, progress),
     )
     return Drawn(
         masks=[draws[candidate.draw] for candidate in found.report.chosen],

@@ -12,6 +12,7 @@ from hydractl.heads.masks import full_mask, shape_of
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile, check_mask_fits
 from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
+from hydractl.parallel import Team
 from hydractl.progress import Progress, counted
 from hydractl.publish import is_stream
 from hydractl.stages.prune.config import PruneConfig, needs_pool
@@ -39,7 +40,7 @@ class Chosen:
     diverse: DiverseReport | None = None
 
 
-def choose_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> Chosen:
+def choose_masks(config: PruneConfig, opened: OpenModel, team: Team, progress: Progress) -> Chosen:
     """Return each member's mask.
 
     Raises:
@@ -53,7 +54,7 @@ def choose_masks(config: PruneConfig, opened: OpenModel, progress: Progress) -> 
     strategy = _strategy(config, scores)
     shape = _shape(config, opened, scores)
     quotas = () if strategy is Strategy.CLUSTERS else _quotas(config, scores, shape)
-    material = Material(config=config, opened=opened, scores=scores, shape=shape, quotas=quotas)
+    material = Material(config=config, opened=opened, scores=scores, shape=shape, quotas=quotas, team=team)
     drawn = STRATEGIES[strategy](material, progress)
     if config.budget is not None and any(s.clusters is not None for s in scores):
         progress.warn(

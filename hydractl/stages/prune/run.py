@@ -30,12 +30,12 @@ from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Header, InputFile, Kind
 from hydractl.manifest.heads import HeadMask, Mask
 from hydractl.metrics.cost import count_macs
-from hydractl.parallel import require_one_process
+from hydractl.parallel import Team, answering_device, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
-from hydractl.stages.prune.masks import choose_masks
+from hydractl.stages.prune.masks import Chosen, choose_masks
 from hydractl.stages.shared.lineage import make_step, warn_temperature
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.unchanged import replaces
@@ -92,19 +92,26 @@ class PruneReport:
 def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
     """Prune a base into one or several members.
 
-    Memory holds one tensor at a time; while members are verified, the weights of one step.
+    Memory holds one tensor at a time; while members are verified, the weights of one step. Several processes that a launcher
+    started run the candidates of `diverse` together; the first of them writes, the same bytes as one alone.
 
     Raises:
         InputError: If an input cannot be used; nothing is written then.
         CheckFailed: If a member differs from the masked base by more than the tolerance.
         OutputExists: If an output is there already.
+        UsageError: If there are several processes and nothing that they could share.
+        Interrupted: If another process of the run ended before its time.
     """
-    require_one_process("prune")
-    with claim(config.outputs(), progress, force=replaces(config)) as own:
-        return _run(config, own, progress)
+    if config.diverse is None:
+        require_one_process("prune")
+    with (
+        start_team(answering_device("cpu" if config.diverse is None else config.diverse.device)) as team,
+        claim(config.outputs() * team.leads, progress, force=replaces(config)) as own,
+    ):
+        return _run(config, team, own, progress)
 
 
-def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
+def _run(config: PruneConfig, team: Team, own: Claim, progress: Progress) -> PruneReport:
     opened = open_model(config.model, arch=config.arch)
     if opened.header.kind != Kind.BASE:
         raise CheckpointError(
@@ -112,40 +119,27 @@ def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
             hint="prune the base it came from",
         )
     specs = _specs(opened, config)
-    outputs = config.outputs()
     asked = config.diverse
-    check_models(
-        config.written(),
-        own,
-        models=[opened],
-        data=[] if asked is None else [asked.data, asked.ood],
-        files=[*config.scores, *config.masks, asked.naming.file if asked else None],
-    )
+    if team.leads:
+        check_models(
+            config.written(),
+            own,
+            models=[opened],
+            data=[] if asked is None else [asked.data, asked.ood],
+            files=[*config.scores, *config.masks, asked.naming.file if asked else None],
+        )
     warn_temperature(opened, progress)
-    chosen = choose_masks(config, opened, progress)
-    masks = chosen.masks
-    differences = _verify(opened, masks, progress) if config.verify else [None] * len(masks)
-    members = []
-    # what is written is published when all of it is written: all members, or none
-    with publish_models(own) as begin:
-        for i, (mask, path, sources, difference) in enumerate(
-            zip(masks, outputs, chosen.sources, differences, strict=True)
-        ):
-            progress.step(f"Writing {path}")
-            member_specs = {
-                n: pruned_spec(opened.family, opened.header.architecture, mask.towers, n, s)
-                for n, s in specs.items()
-            }
-            members.append(_described(opened, mask, member_specs, path=path, difference=difference))
-            header = _member_header(config, opened, mask, sources, member=i)
-            write_checkpoint(
-                begin(path, header),
-                member_specs,
-                partial(_data, opened, mask, specs),
-                header=header,
-            )
-            if beside := mask_path(path):
-                begin(beside, header).write(mask.to_json().encode())
+    chosen = choose_masks(config, opened, team, progress)
+    differences: Sequence[float | None] = [None] * len(chosen.masks)
+    if config.verify and team.leads:
+        differences = _verify(opened, chosen.masks, progress)
+    members = [
+        _described(opened, mask, _pruned(opened, mask, specs), path=path, difference=difference)
+        for mask, path, difference in zip(chosen.masks, config.outputs(), differences, strict=True)
+    ]
+    if team.leads:
+        _write(config, opened, chosen, own, progress)
+    team.told("")  # the others end when it is there
     return PruneReport(
         model=config.model,
         heads=total_heads(opened.header.architecture.towers),
@@ -154,6 +148,31 @@ def _run(config: PruneConfig, own: Claim, progress: Progress) -> PruneReport:
         found=chosen.found,
         diverse=chosen.diverse,
     )
+
+
+def _write(config: PruneConfig, opened: OpenModel, chosen: Chosen, own: Claim, progress: Progress) -> None:
+    """Publish all members when all of them are written, or none."""
+    specs = _specs(opened, config)
+    with publish_models(own) as begin:
+        for i, (mask, path, sources) in enumerate(
+            zip(chosen.masks, config.outputs(), chosen.sources, strict=True)
+        ):
+            progress.step(f"Writing {path}")
+            header = _member_header(config, opened, mask, sources, member=i)
+            write_checkpoint(
+                begin(path, header),
+                _pruned(opened, mask, specs),
+                partial(_data, opened, mask, specs),
+                header=header,
+            )
+            if beside := mask_path(path):
+                begin(beside, header).write(mask.to_json().encode())
+
+
+def _pruned(opened: OpenModel, mask: HeadMask, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Return the specs of a member."""
+    architecture = opened.header.architecture
+    return {n: pruned_spec(opened.family, architecture, mask.towers, n, s) for n, s in specs.items()}
 
 
 def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:

@@ -8,24 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from hydractl.data.batches import CACHE_BYTES, Batch
+from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, Deal
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
 from hydractl.errors import InputError
 from hydractl.families.tower import Model
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.responding import respond_to_all
+from hydractl.fusion.responding import respond_to_all, responses
 from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
-from hydractl.metrics.samples import Responses
+from hydractl.metrics.samples import Kept, Responses
 from hydractl.metrics.table import TEMPERATURE
-from hydractl.metrics.temperature import HIGHEST, LOWEST, fit_temperature, scale
+from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
+from hydractl.parallel import Team
 from hydractl.progress import SILENT, Progress, counted
+from hydractl.stages.shared.spool import Spool
 
 Predictor = Model | Hydra
 
@@ -47,7 +50,13 @@ class PreparedData:
     """A data set as model inputs, made once for models that read alike if they fit into memory."""
 
     def __init__(
-        self, dataset: Items, *, batch_size: int, limit_bytes: int = CACHE_BYTES, name: str | None = None
+        self,
+        dataset: Items,
+        *,
+        batch_size: int,
+        limit_bytes: int = CACHE_BYTES,
+        name: str | None = None,
+        deal: Deal = EVERY_BATCH,
     ) -> None:
         """Remember what to decode; nothing is read yet.
 
@@ -56,22 +65,33 @@ class PreparedData:
             batch_size: At least 1.
             limit_bytes: How much memory decoded images may take; 0 decodes anew for each model.
             name: What messages call the set; default: its own name.
+            deal: Which of the batches this process has.
         """
         self.dataset = dataset
         self.batch_size = batch_size
         self.limit_bytes = limit_bytes
         self.name = name or dataset.name
+        self.deal = deal
         self._held: tuple[Reading, Iterable[Batch[Inputs]]] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def tracked(self, preprocess: Reading, name: str, progress: Progress) -> Iterable[Batch[Inputs]]:
+        """Return the batches that a model of some name takes, and let progress see them pass."""
+        total = len(range(self.deal.which, -(-len(self) // self.batch_size), self.deal.of))
+        return progress.track(self.batches(preprocess), label=f"{name} on {self.name}", total=total)
 
     def batches(self, preprocess: Reading) -> Iterable[Batch[Inputs]]:
         """Return the batches that a model with this preprocessing takes, in any order; raises as `encoded` does."""
         if self._held is None or self._held[0] != preprocess:
             self._held = None  # two sets of inputs never lie in memory together
             found = encoded(
-                self.dataset, preprocess, batch_size=self.batch_size, limit_bytes=self.limit_bytes
+                self.dataset,
+                preprocess,
+                batch_size=self.batch_size,
+                limit_bytes=self.limit_bytes,
+                deal=self.deal,
             )
             self._held = (preprocess, found)
         return self._held[1]
@@ -99,10 +119,50 @@ def predict(
         DataError: Likewise.
         CheckpointError: If the model's tokenizer is missing or unfit.
     """
-    total = -(-len(inputs) // inputs.batch_size)
-    label = f"{name} on {inputs.name}"
-    batches = progress.track(inputs.batches(preprocess), label=label, total=total)
+    batches = inputs.tracked(preprocess, name, progress)
     return respond_to_all(model, batches, count=len(inputs), name=name, data=inputs.name)
+
+
+class Keeping(NamedTuple):
+    """Who predicts together, and in which folder what they say is kept where memory is not the place; None for any."""
+
+    team: Team
+    folder: Path | None
+
+
+def predict_together(
+    model: Predictor,
+    inputs: PreparedData,
+    preprocess: Reading,
+    keeping: Keeping,
+    *,
+    name: str,
+    progress: Progress = SILENT,
+) -> Kept | None:
+    """Return what `predict` does, of all processes' batches, in the one that leads; in the others None.
+
+    Memory holds a batch of each process at most, and what a `Spool` holds.
+
+    Args:
+        model: As for `predict`.
+        inputs: The data, of which each process has its batches.
+        preprocess: As for `predict`.
+        keeping: Who does, and where it goes.
+        name: As for `predict`.
+        progress: Sees this process's batches pass.
+
+    Raises:
+        InputError: As `predict`.
+        DataError: Likewise.
+        CheckpointError: Likewise.
+        OutputError: If there is no room for the predictions.
+    """
+    spool = Spool(len(inputs), keeping.folder)
+    own = responses(model, inputs.tracked(preprocess, name, progress), name=name, data=inputs.name)
+    for indices, *said in keeping.team.each(own):
+        if keeping.team.leads:
+            spool.put(indices, Responses(*said))
+    return spool.kept() if keeping.team.leads else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +178,16 @@ class Scaling:
     fitted_on: int | None = None
 
     @classmethod
-    def fit(cls, log_probs: Tensor, labels: Tensor, *, row: str, progress: Progress) -> Self:
+    def fit(cls, said: Kept, labels: Tensor, *, row: str, progress: Progress) -> Self:
         """Return the scaling with the lowest NLL on a held-out split, and warn if a bound of the search is it.
 
         Args:
-            log_probs: Of every member, (M, N, C).
+            said: There, by every member.
             labels: Shape (N,), in 0..C-1.
             row: What messages call the model.
             progress: Hears the result.
         """
-        found, at_bound = fit_temperature(log_probs, labels)
+        found, at_bound = fit_temperature(said, labels)
         count = len(labels)
         progress.step(f"{row}: temperature {found:.4f}, fitted on {counted(count, 'sample')}")
         if at_bound:
@@ -137,9 +197,9 @@ class Scaling:
             )
         return cls(temperature=found, fitted_on=count)
 
-    def __call__(self, found: Responses) -> Responses:
+    def __call__(self, said: Kept) -> Kept:
         """Return what every member says once its logits are scaled, float32."""
-        return found if self.temperature is None else scale(found, self.temperature)
+        return said if self.temperature is None else Scaled(said, self.temperature)
 
     def values(self, stored: Sequence[float]) -> dict[str, Value]:
         """Return what a report says of it.

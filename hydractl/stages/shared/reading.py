@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+import numpy as np
 import torch
 
 from hydractl.data.batches import Batch
@@ -129,7 +130,8 @@ def digests(items: Items, team: Team) -> Iterator[bytes]:
         DataError: If an item cannot be read.
     """
     read = b"".join(map(items.item_digest, range(team.rank, len(items), team.world)))
-    shares = [own.numpy().tobytes() for own in team.in_order([torch.tensor(list(read), dtype=torch.uint8)])]
+    own = torch.from_numpy(np.frombuffer(read, dtype=np.uint8).copy())
+    shares = [share.numpy().tobytes() for share in team.in_order([own])]
     size = sha256().digest_size
     for i in range(len(items)):
         place, share = divmod(i, team.world)

@@ -105,7 +105,7 @@ def test_a_saved_file_reads_back(raw, tmp_path):
         name: Responses(torch.randn(3, count, 2), torch.randn(3, count))
         for name, count in (("id", 5), ("Tiny ImageNet", 4))
     }
-    saved = SavedPredictions(log_probs={}, labels={"id": torch.tensor([0, 1, 1, 0, 1])})
+    saved = SavedPredictions(labels={"id": torch.tensor([0, 1, 1, 0, 1])})
     saved.add("Deep ensemble x3", said, raw=raw)
     with (tmp_path / "p.st").open("wb") as file:
         saved.write(file)

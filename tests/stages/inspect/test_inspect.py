@@ -462,10 +462,12 @@ def test_predictions_are_recognised(tmp_path):
 def test_what_eval_saves_is_recognised(tmp_path):
     import torch
 
+    from hydractl.metrics.samples import Responses
     from hydractl.stages.evaluate.saved import SavedPredictions
 
     saved = SavedPredictions(
-        log_probs={"base": {"id": torch.zeros(1, 4, 3)}}, labels={"id": torch.zeros(4, dtype=torch.int64)}
+        said={"base": {"id": Responses(torch.zeros(1, 4, 3))}},
+        labels={"id": torch.zeros(4, dtype=torch.int64)},
     )
     with (tmp_path / "p.st").open("wb") as file:
         saved.write(file)

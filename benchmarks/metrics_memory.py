@@ -1,0 +1,113 @@
+"""How much memory `eval` takes to measure predictions that it keeps on the disk: peak over the libraries, and how it grows.
+
+Made-up predictions of 3 members go where `eval` keeps them, a batch at a time; then a temperature is fitted and every metric is
+measured. In memory they would take 4 M N C bytes, and a copy of them.
+
+    python benchmarks/metrics_memory.py [--samples 100000] [--classes 1000] [--members 3] [--at-most 500]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MEGABYTE = 1e6
+BATCH = 256
+SCORES = ("msp", "entropy", "mi", "energy")
+
+
+def worker(members: int, samples: int, classes: int, folder: Path) -> None:
+    """Keep and measure predictions, and print the peak of memory beyond that of the libraries, in bytes."""
+    import torch
+
+    from hydractl.metrics.measures import measure
+    from hydractl.metrics.resampling import Resampling
+    from hydractl.metrics.samples import Responses
+    from hydractl.metrics.table import METRICS
+    from hydractl.metrics.temperature import Scaled, scaled_nll
+    from hydractl.stages.shared.spool import Spool
+
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(0)
+    torch.randn(8, 8).softmax(0)
+    idle = peak()
+    labels = torch.randint(classes, (samples,), generator=draw)
+    spool = Spool(samples, folder)
+    for indices in torch.arange(samples).split(BATCH):
+        logits = torch.randn(members, len(indices), classes, generator=draw)
+        logits.scatter_add_(
+            2, labels[indices].expand(members, -1).unsqueeze(2), torch.full(logits.shape, 3.0)
+        )
+        spool.put(indices, Responses(logits.log_softmax(-1), logits.logsumexp(-1)))
+    said = spool.kept()
+    scaled_nll(said, labels, 1.1)  # one of the forty passes of a fit
+    measure(
+        Scaled(said, 1.1),
+        labels,
+        {"other": said},
+        metrics=tuple(METRICS),
+        scores=SCORES,
+        resampling=Resampling(resamples=5),
+    )
+    print(peak() - idle)
+
+
+def peak() -> int:
+    """Return the most memory that this process has had, in bytes."""
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024
+
+
+def measured(members: int, samples: int, classes: int) -> int:
+    """Return the peak of a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--worker", folder]
+        command += ["--members", str(members), "--samples", str(samples), "--classes", str(classes)]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> int:
+    """Measure, and return 1 if the whole takes more than it may, or memory grows as predictions do."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--members", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--at-most", type=float, default=500, help="megabytes beyond the libraries")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker is not None:
+        worker(given.members, given.samples, given.classes, given.worker)
+        return 0
+    found = []
+    print(f"{given.members} members; beyond the libraries:")
+    for samples, classes in (
+        (given.samples // 4, given.classes),
+        (given.samples, given.classes // 4),
+        (given.samples, given.classes),
+    ):
+        used = measured(given.members, samples, classes)
+        size = 4 * given.members * samples * classes
+        found.append((size, used))
+        print(
+            f"{samples:9} samples {classes:5} classes  {size / MEGABYTE:7.0f} MB of predictions  {used / MEGABYTE:5.0f} MB"
+        )
+    size, used = found[-1]
+    grown = max(math.log(used / other) / math.log(size / least) for least, other in found[:-1])
+    failed = used > given.at_most * MEGABYTE or grown > 1 / 2
+    print(
+        f"memory grows as predictions to the power of {grown:.2f}; claimed {given.at_most:.0f} MB at most: ",
+        end="",
+    )
+    print("FAILS" if failed else "holds")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

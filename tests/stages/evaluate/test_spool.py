@@ -1,0 +1,104 @@
+"""Predictions that are kept on the disk: what is read of them is what memory would have held, and nothing of them stays."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+
+from hydractl.errors import OutputError
+from hydractl.metrics import samples
+from hydractl.metrics.measures import measure
+from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.samples import Joined, Responses, whole
+from hydractl.metrics.scores import SCORES
+from hydractl.metrics.table import METRICS
+from hydractl.metrics.temperature import Scaled, fit_temperature, scale
+from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.shared import spool
+from hydractl.stages.shared.spool import Spool
+
+M, N, C = 3, 101, 6
+
+
+@pytest.fixture(scope="module")
+def said():
+    logits = 3 * torch.randn(M, N, C, generator=torch.Generator().manual_seed(0))
+    return Responses(logits.log_softmax(-1), logits.logsumexp(-1))
+
+
+@pytest.fixture(scope="module")
+def labels():
+    return torch.randint(C, (N,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=["in the order of the data", "sorted by length"])
+def kept(said, request, tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "HELD_BYTES", 0)
+    order = torch.arange(N) if request.param.startswith("in") else torch.randperm(N)
+    mine = Spool(N, tmp_path)
+    for indices in order.split(8):
+        mine.put(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
+    return mine.kept()
+
+
+def same(one, other):
+    return all(torch.equal(x, y) for x, y in zip(whole(one).tensors(), whole(other).tensors(), strict=True))
+
+
+def test_it_reads_as_it_would_in_memory(kept, said, tmp_path):
+    assert kept.shape == said.shape == (M, N, C)
+    assert same(kept, said)
+    assert same(Joined((kept, said)), Responses(*(torch.cat([x, x]) for x in said.tensors())))
+    for size in (1, 10, N):
+        for part, own in zip(kept.split(size), said.split(size), strict=True):
+            assert same(part, own)
+    for many in (kept, said, Scaled(kept, 1.7), Joined((said, kept))):
+        assert same(Joined(tuple(many.members())), many)
+    assert not list(tmp_path.iterdir())  # the file has no name
+
+
+def test_every_number_is_what_it_would_be_in_memory(kept, said, labels, monkeypatch):
+    monkeypatch.setattr(samples, "NUMBERS_AT_ONCE", M * C * 10)
+
+    def numbers(found):
+        return measure(
+            found, labels, {"other": Responses(said.log_probs[:, :40], said.logsumexp[:, :40])},
+            metrics=tuple(METRICS), scores=tuple(SCORES), resampling=Resampling(resamples=3),
+        )  # fmt: skip
+
+    fitted = fit_temperature(said, labels)
+
+    assert numbers(kept) == numbers(said)
+    assert fit_temperature(kept, labels) == fitted
+    assert numbers(Scaled(kept, fitted.temperature)) == numbers(scale(said, fitted.temperature))
+
+
+def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
+    def written(found):
+        saved = SavedPredictions(labels={"id": torch.zeros(N, dtype=torch.int64)})
+        saved.add("row", {"id": found}, raw=True)
+        with (tmp_path / "p.st").open("wb") as file:
+            saved.write(file)
+        return (tmp_path / "p.st").read_bytes()
+
+    assert written(Scaled(kept, 1.3)) == written(scale(said, 1.3))
+
+
+def test_a_disk_without_room_is_refused_before_it_is_full(said, tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "HELD_BYTES", 0)
+    monkeypatch.setattr(spool.shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1000))
+
+    with pytest.raises(OutputError, match=r"take 0\.0 GB until they are measured") as error:
+        Spool(N, tmp_path).put(torch.arange(N), said)
+
+    assert "TMPDIR" in error.value.hint
+
+
+def test_samples_that_have_not_come_are_noticed(said):
+    mine = Spool(N + 1)
+    mine.put(torch.arange(N), said)
+
+    with pytest.raises(ValueError, match="101 of 102 items came"):
+        mine.kept()

@@ -1,0 +1,159 @@
+"""However many processes work together, the files are the same to the last byte; every method of `score` is held to it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hydractl.heads.budget import Budget
+from hydractl.scoring.methods import METHODS
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.run import run_score
+from support.builders import base
+from support.pairs import pair
+from support.ranks import score_all
+from support.reviews import arch, reviews
+from support.variants import variant
+
+# 40 samples: five batches are dealt out unevenly to two and to three processes, and of one batch most get nothing
+TASKS = {
+    "images": {"data": "digits::classes=0-6,limit=40", "batch_size": 9},
+    "one-batch": {"data": "digits::classes=0-6,limit=40", "batch_size": 64},
+    "texts": {"batch_size": 9},
+    "zero-shot": {"data": "digits::classes=0-4,limit=40", "batch_size": 9},
+}
+MAY_REFUSE = {"zero-shot"}
+OOD = "digits::classes=9,limit=30"
+LAZY = {"objective": "acc-0.1*nll", "search": "lazy", "recheck": 4}
+SEARCHES = {
+    ("images", "ood"): {"ood": OOD},
+    ("images", "lazy"): {"ood": OOD, "given": {**LAZY, "objective": "avg"}},
+    ("texts", "lazy"): {"given": LAZY},
+    ("zero-shot", "lazy"): {"given": LAZY},
+}
+OF_DIGITS = ("--device", "cpu", "--batch-size", "9", "--data", "digits::classes=0-6,limit=40")
+COMMANDS = {
+    "eval-images": (
+        *(
+            "eval",
+            "{images}",
+            *OF_DIGITS,
+            "--near",
+            f"nines={OOD}",
+            "--far",
+            "noise::limit=7",
+            "--no-latency",
+        ),
+        *("--compare", "Both={images},{images}", "--temperature", "digits::split=val,classes=0-6,limit=31"),
+        *("--ood-score", "energy,mi", "--bootstrap", "5", "--threshold-for", "risk<=0.99"),
+        *("-o", "{out}.json", "--save-predictions", "{out}.st", "--store", "{out}-stored.st"),
+    ),
+    "eval-texts": (
+        *("eval", "{texts}", "--data", "{reviews}", "--device", "cpu", "--batch-size", "9", "--no-latency"),
+        *("--bootstrap", "0", "-o", "{out}.json", "--save-predictions", "{out}.st"),
+    ),
+    "prune-diverse": (
+        *("prune", "{images}", *OF_DIGITS, "--strategy", "diverse", "--ood", OOD, "--scores", "{scores}"),
+        *("--remove", "3", "--pool", "7", "--members", "2", "--candidates", "5", "-o", "{out}-{i}.st"),
+    ),
+}
+MADE = {
+    "eval-images": (".json", ".st", "-stored.st"),
+    "eval-texts": (".json", ".st"),
+    "prune-diverse": ("-0.st", "-1.st", "-0.mask.json", "-1.mask.json"),
+}
+CASES = [(task, method) for task in TASKS for method in METHODS]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jobs")
+    models = {
+        "images": str(base(variant("class-token")).save(folder / "base.st")),
+        "texts": arch(folder),
+        "zero-shot": str(pair("clip", folder).save(folder / "clip.st")),
+    }
+    models["one-batch"] = models["images"]
+    models["reviews"] = TASKS["texts"]["data"] = str(reviews(folder / "reviews.jsonl", 40, seed=0))
+    models["scores"] = folder / "scores.json"
+    run_score(
+        ScoreConfig(
+            model=models["images"],
+            method="magnitude",
+            out=models["scores"],
+            budget=Budget(remove=3),
+            data=None,
+        )
+    )
+    commands = {
+        name: {"argv": [word.format(**models, out="{out}", i="{i}") for word in words]}
+        for name, words in COMMANDS.items()
+    }
+    return (
+        commands
+        | {
+            f"{task}-{method}": {
+                **TASKS[task],
+                "model": models[task],
+                "method": method,
+                "given": {"objective": "acc"} if method == "circuit" else {},
+                "budget": {"remove": 3},
+                "device": "cpu",
+            }
+            for task, method in CASES
+        }
+        | {
+            f"{task}-{name}": {
+                **TASKS[task],
+                "model": models[task],
+                "budget": {"remove": 5},
+                "device": "cpu",
+                **settings,
+            }
+            for (task, name), settings in SEARCHES.items()
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def made(jobs, tmp_path_factory, python):
+    """The files of every scoring, by the number of processes."""
+    found = {}
+    for world in (1, 2, 3):
+        folder = tmp_path_factory.mktemp(f"world-{world}")
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+        out = folder / "out"
+        out.mkdir()
+        score_all(world, folder / "jobs.json", out, python=python())
+        found[world] = {path.name: path.read_bytes() for path in out.iterdir()}
+        # what one process refuses, several would too, each waiting for the other to say so
+        jobs = {name: job for name, job in jobs.items() if f"{name}.refused" not in found[1]}
+    return found
+
+
+@pytest.mark.parametrize(("task", "method"), [*CASES, *SEARCHES])
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_file_is_the_same_for_any_number_of_processes(made, task, method, world):
+    name = f"{task}-{method}"
+    if task in MAY_REFUSE and f"{name}.refused" in made[1]:
+        return
+
+    assert f"{name}.json" in made[1], made[1].get(f"{name}.refused")
+    assert made[world][f"{name}.json"] == made[1][f"{name}.json"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_files_of_a_command_are_the_same_for_any_number_of_processes(made, name, world):
+    alone, together = (
+        {path: found for path, found in made[n].items() if path.startswith(name)} for n in (1, world)
+    )
+
+    assert alone.keys() == {f"{name}{suffix}" for suffix in MADE[name]}
+    assert together == alone
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_nothing_else_is_left(made, world):
+    assert {name.rpartition(".")[2] for name in made[world]} <= {"json", "refused", "st"}
