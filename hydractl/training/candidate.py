@@ -23,6 +23,7 @@ from hydractl.training.recipes.optimizers import (
 )
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.recipes.schedule import lr_factor
+from hydractl.training.running import compile_step, recompute_blocks
 
 if TYPE_CHECKING:
     from hydractl.training.feeding.feed import Feed, Piece
@@ -53,6 +54,8 @@ class Job:
             process, averaged as DDP does.
         lesson: What teachers make of the losses, given the outputs and the inputs of the same piece.
         measured_on: What progress calls the data of `evaluate`.
+        recomputes: Whether blocks run again in the backward pass, rather than hold what they computed.
+        compiles: What messages call a model that is compiled; None compiles none.
     """
 
     build: Callable[[], nn.Module]
@@ -70,6 +73,8 @@ class Job:
     pieces: int | None = None
     lesson: Lesson | None = None
     measured_on: str = "validation"
+    recomputes: bool = False
+    compiles: str | None = None
 
     @property
     def total(self) -> int:
@@ -101,6 +106,10 @@ class Run:
                 self.parameters[name].copy_(tensor)
         self.noise = set_dropout(model, job.recipe.dropout, path=job.recipe.drop_path)
         self.model = model.to(engine.device)
+        if job.recomputes:
+            recompute_blocks(self.model)
+        if job.compiles is not None:
+            compile_step(self.model, name=job.compiles)
         averages = job.recipe.ema is not None or job.recipe.swa is not None
         self.average = Average(self.parameters, snapshot.average) if averages else None
         self.optimizer = make_optimizer(self.parameters, job.recipe, rates=job.rates, scales=job.scales)

@@ -18,10 +18,15 @@ _STREAM = -1
 
 
 class StepNoise:
-    """Which rows of which batch are computed now."""
+    """Which rows of which batch are computed now, as tensors: a compiled model takes other ones without being compiled again.
+
+    Attributes:
+        rows: Their places in the batch, (B,), int64.
+        batch: The whole batch, (N, 0).
+    """
 
     def __init__(self) -> None:
-        self.rows, self.total = range(0), 0
+        self.rows, self.batch = torch.arange(0), torch.empty(0, 0)
 
     @contextlib.contextmanager
     def at(self, *, seed: int, step: int, rows: range, total: int, device: torch.device) -> Iterator[None]:
@@ -34,7 +39,8 @@ class StepNoise:
             total: Rows of the whole batch.
             device: Where the piece is computed.
         """
-        self.rows, self.total = rows, total
+        self.rows = torch.arange(rows.start, rows.stop, device=device)
+        self.batch = torch.empty(total, 0, device=device)
         devices = [] if device.type == "cpu" else [device.index or 0]
         with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
             torch.manual_seed(sample_seed(_STREAM, seed, step))
@@ -61,10 +67,10 @@ class BatchDropout(nn.Module):
         """Return x (M B, ...) with a share `p` of its elements or samples zero and the others scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return x
-        rows, members = self.noise.rows, max(len(x) // len(self.noise.rows), 1)
+        members = max(len(x) // len(self.noise.rows), 1)
         sample = (1,) * (x.ndim - 1) if self.whole else x.shape[1:]
-        keep = torch.empty(members, self.noise.total, *sample, dtype=x.dtype, device=x.device)
-        keep = keep.bernoulli_(1 - self.p)[:, rows.start : rows.stop].flatten(0, 1)
+        keep = torch.empty(members, len(self.noise.batch), *sample, dtype=x.dtype, device=x.device)
+        keep = keep.bernoulli_(1 - self.p).index_select(1, self.noise.rows).flatten(0, 1)
         return x * keep / (1 - self.p)
 
 

@@ -192,6 +192,8 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None], engine: Eng
         recipe=recipe,
         seed=config.seed if config.dropout_seed is None else config.dropout_seed,
         save_every=config.save_every,
+        recomputes=config.gradient_checkpointing,
+        compiles=config.model if config.compile else None,
         lesson=lesson_of(config, work.teachers, work.header, engine) if work.teachers else None,
         scales=_scales(work),
     )

@@ -1,0 +1,77 @@
+"""How a model's training step runs: what it holds for the backward pass, and whether it is compiled. No result hangs on it.
+
+Forward passes are replaced on the modules themselves, so that names of parameters stay, and only while gradients are recorded in
+training: an evaluation runs as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hydractl.errors import UsageError
+from hydractl.families.tower import Stream, Tower
+
+BACKEND = "inductor"
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Let the backward pass run each block's forward pass again, so that only what goes from block to block is held till then.
+
+    The same numbers come again, drops included: gradients are the same to the last bit.
+    """
+    for tower in model.modules():
+        for block in tower.layers() if isinstance(tower, Tower) else ():
+            _run_instead(block, _again)
+
+
+def compile_step(model: nn.Module, *, name: str) -> None:
+    """Compile the forward and the backward pass of training, as one graph.
+
+    Args:
+        model: On its device, in the dtype that it trains in.
+        name: What messages call it.
+
+    Raises:
+        UsageError: When it runs, if it is not one graph, or this machine cannot compile.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # noqa: PLC0415 - half a second that few need
+
+    # what drops draw is what they draw uncompiled
+    options: dict[str, Any] | None = {"fallback_random": True} if BACKEND == "inductor" else None
+    torch.compiler.reset()  # another candidate's model counts no more
+    run = torch.compile(model.forward, fullgraph=True, backend=BACKEND, options=options)
+
+    def compiled(_: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - as the module's
+        try:
+            return run(*args)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            raise UsageError(
+                f"`--compile`: {name} cannot be compiled here: {str(error).strip().splitlines()[0]}",
+                hint="leave `--compile` out",
+            ) from error
+
+    _run_instead(model, compiled)
+
+
+def _again(forward: Callable[..., Stream], stream: Stream, *args: Any) -> Stream:  # noqa: ANN401 - as the block's
+    # the tokens by themselves tell on which device the state of random numbers is to be kept
+    def run(tokens: torch.Tensor) -> Stream:
+        return forward(stream.with_tokens(tokens), *args)
+
+    found: Stream = checkpoint(run, stream.tokens, use_reentrant=False)
+    return found
+
+
+def _run_instead(module: nn.Module, run: Callable[..., Any]) -> None:
+    """Let `run`, given a module's forward pass and its arguments, stand for that where gradients are recorded in training."""
+    forward = module.forward
+
+    def chosen(*args: Any) -> Any:  # noqa: ANN401 - as the module's
+        return run(forward, *args) if module.training and torch.is_grad_enabled() else forward(*args)
+
+    vars(module)["forward"] = chosen
