@@ -11,6 +11,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hydractl.signals import held
 from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.sharding import like
 
 WARMUP_POWER = 2 / 3
 
@@ -51,7 +52,9 @@ class Average:
         """
         self.parameters = parameters
         # in the order of the parameters: both are walked side by side, and a file has an order of its own
-        self.tensors = {n: tensors[n].to(p.device, copy=True) for n, p in parameters.items() if tensors}
+        self.tensors = {
+            n: like(p, tensors[n]).to(p.device, copy=True) for n, p in parameters.items() if tensors
+        }
         self._swapped = False
 
     def add(self, share: float) -> None:
@@ -75,7 +78,9 @@ class Average:
                     self._swap()
 
     def _swap(self) -> None:
-        for name, parameter in self.parameters.items():
-            mean = self.tensors[name]
-            parameter.data, mean.data = mean.data, parameter.data
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                own = parameter.clone()
+                parameter.copy_(self.tensors[name])
+                self.tensors[name].copy_(own)
         self._swapped = not self._swapped

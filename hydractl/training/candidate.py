@@ -24,6 +24,7 @@ from hydractl.training.recipes.optimizers import (
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.recipes.schedule import lr_factor
 from hydractl.training.running import compile_step, recompute_blocks
+from hydractl.training.sharding import like, made_whole, part_again
 
 if TYPE_CHECKING:
     from hydractl.training.feeding.feed import Feed, Piece
@@ -93,7 +94,6 @@ class Run:
     def __init__(self, job: Job, engine: Engine, snapshot: Snapshot) -> None:
         self.job, self.engine, self.snapshot = job, engine, snapshot
         self.position = snapshot.position
-        self.best = dict(snapshot.best)
         self.lr = job.recipe.lr[self.position.candidate]
         self.loss = torch.zeros((), device=engine.device)
         self.whole = True
@@ -105,17 +105,20 @@ class Run:
             for name, tensor in snapshot.weights.items():
                 self.parameters[name].copy_(tensor)
         self.noise = set_dropout(model, job.recipe.dropout, path=job.recipe.drop_path)
-        self.model = model.to(engine.device)
+        self.model = model if engine.shards else model.to(engine.device)
         if job.recomputes:
             recompute_blocks(self.model)
         if job.compiles is not None:
             compile_step(self.model, name=job.compiles)
+        self.prepared = engine.prepare(self.model, ordered=job.pieces is not None)
+        if engine.shards:  # they are others now
+            self.parameters = {n: p for n, p in self.model.named_parameters() if n in self.parameters}
         averages = job.recipe.ema is not None or job.recipe.swa is not None
+        self.best = {n: like(self.parameters[n], t) for n, t in snapshot.best.items()}
         self.average = Average(self.parameters, snapshot.average) if averages else None
         self.optimizer = make_optimizer(self.parameters, job.recipe, rates=job.rates, scales=job.scales)
         if snapshot.optimizer:
             restore_optimizer(self.optimizer, self.parameters, snapshot.optimizer)
-        self.prepared = engine.prepare(self.model, ordered=job.pieces is not None)
         self.share = engine.share(job.recipe.accumulate) if job.pieces is None else engine.cut(job.pieces)
 
     def step(self, pieces: Sequence[Piece]) -> None:
@@ -185,6 +188,8 @@ class Run:
         self.model.eval()
         with average.in_place() if average is not None and average.tensors else contextlib.nullcontext():
             found = self.job.evaluate(self.model)
+            if self.engine.shards:
+                part_again(self.model)
         if found is None:
             update = {"ended": True, "diverged": True, "evaluated": position.step}
             self.position = position.model_copy(update=update)
@@ -206,14 +211,15 @@ class Run:
         self.position = position.model_copy(update=update)
 
     def saved(self) -> Snapshot:
-        """Return the run as it is now; its tensors go on changing."""
+        """Return the run as it is now; its tensors go on changing, or lay in parts: then all processes call this."""
+        whole = made_whole if self.engine.shards else dict
         return replace(
             self.snapshot,
             position=self.position,
-            weights={n: p.detach() for n, p in self.parameters.items()},
-            optimizer=optimizer_tensors(self.optimizer, self.parameters),
-            average={} if self.average is None else self.average.tensors,
-            best=self.best,
+            weights=whole({n: p.detach() for n, p in self.parameters.items()}),
+            optimizer=whole(optimizer_tensors(self.optimizer, self.parameters)),
+            average={} if self.average is None else whole(self.average.tensors),
+            best=whole(self.best),
         )
 
 

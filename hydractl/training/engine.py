@@ -6,14 +6,16 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from hydractl.parallel import meeting, refuse_shared_device, world_size
+from hydractl.parallel import PATIENCE_S, meeting, own_device, refuse_shared_device, world_size
 from hydractl.runtime import pick_device
+from hydractl.training import sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,15 @@ class Share:
 class Engine:
     """One process's view of all that train together."""
 
-    def __init__(self, accelerator: Any) -> None:  # noqa: ANN401 - accelerate is untyped
+    def __init__(self, accelerator: Any, *, shards: bool = False) -> None:  # noqa: ANN401 - accelerate is untyped
+        """Take part.
+
+        Args:
+            accelerator: Of accelerate.
+            shards: Whether models lie in parts, see `sharding`.
+        """
         self._accelerator = accelerator
+        self.shards = shards
 
     @property
     def device(self) -> torch.device:
@@ -87,8 +96,11 @@ class Engine:
             model: What trains.
             ordered: Whether gradients are added by `OrderedGradients` and not by DDP.
         """
-        if ordered:
-            return cast("nn.Module", self._accelerator.prepare_model(model, evaluation_mode=True))
+        if ordered or self.shards:
+            prepared = cast("nn.Module", self._accelerator.prepare_model(model, evaluation_mode=True))
+            if self.shards:
+                sharding.shard(prepared, self.device, self.world)
+            return prepared
         if self.world > 1:
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -97,8 +109,14 @@ class Engine:
 
     def backward(self, loss: torch.Tensor, model: nn.Module, *, sync: bool) -> None:
         """Add the gradients of `loss`, exchanging them between processes only with `sync`."""
-        with contextlib.nullcontext() if sync else self._accelerator.no_sync(model):
+        if self.shards:
+            sharding.exchange(model, now=sync)
+        with contextlib.nullcontext() if sync or self.shards else self._accelerator.no_sync(model):
             self._accelerator.backward(loss)
+
+    def agree(self, *, due: bool) -> bool:
+        """Return what process 0 says, where all take part in what follows; else what this one says."""
+        return bool(self.sum([float(due and self.leads)])[0]) if self.shards else due
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> None:
         """Scale gradients down to a norm of `limit`."""
@@ -172,15 +190,16 @@ class OrderedGradients:
 
 
 @contextlib.contextmanager
-def start_engine(device: str, *, precision: str) -> Iterator[Engine]:
+def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterator[Engine]:
     """Start accelerate for one stage, and leave no trace of it in the process.
 
     Args:
         device: As for `pick_device`; under a launcher each process takes its own.
         precision: `fp32`, or `bf16` for autocast.
+        shards: Whether models lie in parts.
 
     Raises:
-        UsageError: If the device is absent, or names one GPU for several processes.
+        UsageError: If the device is absent, or names one GPU for several processes, or there are fewer GPUs than these.
     """
     from accelerate import Accelerator  # noqa: PLC0415 - a second that refused inputs need not pay
     from accelerate.state import AcceleratorState  # noqa: PLC0415 - as above
@@ -189,16 +208,23 @@ def start_engine(device: str, *, precision: str) -> Iterator[Engine]:
     refuse_shared_device(device)
     if world_size() > 1 and chosen.type in {"cpu", "cuda"}:
         # accelerate would start the group at a place where an earlier stage of this process may have left its notes
+        own = own_device(device)
+        if own.type == "cuda":
+            torch.cuda.set_device(own)
         store, rank, world = meeting("train")
         dist.init_process_group(
-            "gloo" if chosen.type == "cpu" else "nccl", store=store, rank=rank, world_size=world
+            "gloo" if own.type == "cpu" else "nccl",
+            store=store,
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=PATIENCE_S),  # processes wait while one writes
         )
     mixed = "bf16" if precision == "bf16" else "no"
     on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
-    with on_one:
+    with on_one, sharding.left_to_us():
         accelerator = Accelerator(cpu=chosen.type == "cpu", mixed_precision=mixed)
         try:
-            yield Engine(accelerator)
+            yield Engine(accelerator, shards=shards)
         finally:
             accelerator.end_training()
             # accelerate keeps its choices in the class, has no public way to drop them, and the next stage may choose otherwise

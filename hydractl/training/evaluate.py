@@ -30,13 +30,18 @@ def classifier_metrics(
 
     def measure(model: nn.Module) -> Metrics | None:
         sums = [0.0] * TALLIED
-        with torch.inference_mode():
-            for i, batch in enumerate(batches):
-                if i % engine.world != engine.rank:
+        # what is made whole in inference is of no use in training
+        with torch.no_grad() if engine.shards else torch.inference_mode():
+            i, last = 0, None
+            for i, batch in enumerate(batches, start=1):
+                last = batch.inputs
+                if (i - 1) % engine.world != engine.rank:
                     continue
                 inputs = map_inputs(lambda x: x.to(engine.device), batch.inputs)
                 found = tally(model(inputs), labels[batch.indices])
                 sums = [total + one for total, one in zip(sums, found, strict=True)]
+            if engine.shards and last is not None and engine.rank >= i % engine.world > 0:
+                model(map_inputs(lambda x: x.to(engine.device), last))  # the others need this process's parts
         return metrics_of(engine.sum(sums))
 
     return measure

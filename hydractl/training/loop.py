@@ -64,7 +64,7 @@ def train(
                 winner_weights=snapshot.winner_weights,
             )
         run = Run(job, engine, snapshot)
-        snapshot = _fit(run, _Saver(job, folder if engine.leads else None), progress)
+        snapshot = _fit(run, _Saver(job, engine, folder), progress)
         snapshot = _compared(snapshot, progress, job)
         engine.forget()
     if snapshot.winner is None:
@@ -105,8 +105,15 @@ def _compared(snapshot: Snapshot, progress: Progress, job: Job) -> Snapshot:
 class _Saver:
     """Decides when the state is written."""
 
-    def __init__(self, job: Job, folder: StateFolder | None) -> None:
-        self.job, self.folder = job, folder
+    def __init__(self, job: Job, engine: Engine, folder: StateFolder | None) -> None:
+        """Wait for what there is to save.
+
+        Args:
+            job: Says how often.
+            engine: Says who writes.
+            folder: Where it goes; None for nowhere.
+        """
+        self.job, self.engine, self.folder = job, engine, folder
         self.at = time.monotonic()
         self.position: Position | None = None
 
@@ -120,25 +127,32 @@ class _Saver:
         else:
             epoch_ends = step % self.job.feed.steps_per_epoch == 0
             due = since >= (EPOCH_SAVE_EVERY_S if epoch_ends else SAVE_EVERY_S)
-        if due:
+        if self.engine.agree(due=due):
             self.save(run)
 
     def save(self, run: Run) -> None:
         """Save what has changed since the last time."""
         if self.folder is None or not run.whole or run.position in (self.position, run.snapshot.position):
             return
-        self.folder.save(run.saved())
+        if self.engine.leads or self.engine.shards:
+            self.write(run.saved())
         self.at, self.position = time.monotonic(), run.position
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Save one, if this process does."""
+        if self.folder is not None and self.engine.leads:
+            self.folder.save(snapshot)
 
 
 def _fit(run: Run, saver: _Saver, progress: Progress) -> Snapshot:
     """Train one candidate to its end; what interrupts it finds the state saved."""
-    if run.position.step == 0 and run.position.candidate > 0 and saver.folder is not None:
-        saver.folder.save(replace(run.snapshot, position=run.position))
+    if run.position.step == 0 and run.position.candidate > 0:
+        saver.write(replace(run.snapshot, position=run.position))
     try:
         _steps(run, saver, progress)
     except KeyboardInterrupt:
-        saver.save(run)
+        if not run.engine.shards:  # what lies in parts is made whole by all, and others have ended
+            saver.save(run)
         raise
     return run.saved()
 

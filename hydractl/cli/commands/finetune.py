@@ -34,6 +34,7 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
       hydractl finetune minilm/ --data train.jsonl --val val.jsonl --pooling mean -o base.st
       hydractl finetune arch:vit_tiny_patch16_224 --data train/ --val val/ --seed 1 -o base.st
       torchrun --nproc-per-node 2 -m hydractl finetune member.st --data train/ --val val/ -o tuned.st
+      accelerate launch --num_processes 8 --use_fsdp -m hydractl finetune vit-g.st --data train/ --val val/ -o tuned.st
     """
     from hydractl.stages.finetune.run import run_finetune
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.checkpoint import write_tensors
 from hydractl.claims import Claim
 from hydractl.data.inputs import encoded
-from hydractl.errors import CheckFailed, DataError
+from hydractl.errors import CheckFailed, DataError, UsageError
 from hydractl.families.probe import blank_inputs
 from hydractl.hub.folders import publish_models
 from hydractl.inputs import map_inputs
@@ -28,6 +28,7 @@ from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import claim, resumable
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.stages.shared.unchanged import replaces
+from hydractl.training import sharding
 from hydractl.training.candidate import Job
 from hydractl.training.engine import Engine, start_engine
 from hydractl.training.evaluate import classifier_metrics
@@ -83,7 +84,12 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         CheckFailed: If training diverged.
         OutputExists: If the output is there already, or another command makes it.
     """
-    leads = rank() == 0
+    leads, shards = rank() == 0, sharding.asked()
+    if config.compile and shards:
+        raise UsageError(
+            "`--compile` and `--use_fsdp` exclude each other: a model that lies in parts is no single graph",
+            hint="leave one of them out",
+        )
     with (
         resumable(config.out, force=config.force),
         claim([config.out] * leads, progress, force=replaces(config), wait=config.wait) as own,
@@ -95,7 +101,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         if folder is not None:
             start = folder.resumed(force=config.force, others=config.if_changed, progress=progress)
         try:
-            with start_engine(config.device, precision=config.recipe.precision) as engine:
+            with start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine:
                 return _train(work, engine, folder, start, own, progress)
         except (CheckFailed, DataError):
             # the same would happen again, so there is nothing to go on with

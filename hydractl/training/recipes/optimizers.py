@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.sharding import in_parts, like
 
 PEAK = "peak"
 """Where a group of parameters holds a peak learning rate of its own."""
@@ -54,8 +55,8 @@ def make_optimizer(
         for rate in sorted(set(rates.values()))
     ]
     groups = [group for group in groups if group["params"]]
-    # a fused update of many small tensors takes half the time; there is none on mps
-    fused = True if all(p.device.type != "mps" for p in parameters.values()) else None
+    # a fused update of many small tensors takes half the time; there is none on mps, nor of what lies in parts
+    fused = True if all(p.device.type != "mps" and not in_parts(p) for p in parameters.values()) else None
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr[0], momentum=recipe.momentum, fused=fused)
     return torch.optim.AdamW(groups, lr=recipe.lr[0], fused=fused)
@@ -96,5 +97,5 @@ def restore_optimizer(
         key, _, name = label.partition(".")
         if name not in number:
             raise ValueError(f"optimiser state of an unknown parameter {name}")
-        state.setdefault(number[name], {})[key] = tensor
+        state.setdefault(number[name], {})[key] = like(parameters[name], tensor)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,112 @@
+"""Fine-tuning by several processes: with blocks run again, under autocast, and with weights that lie in parts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.errors import UsageError
+from hydractl.runtime import one_thread
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.training import sharding
+from support.builders import base
+from support.ranks import environment, launcher
+from support.sharded import config
+from support.variants import TIMM_VIT, TINY, Variant
+
+MEANS = {"ema": 0.9}
+JOBS = {
+    "parts": {"model": "member.st", "val": 300, "recipe": MEANS, "given": {}, "shards": True, "cut": False},
+    "parts-cut": {"model": "member.st", "val": 300, "recipe": MEANS, "given": {}, "shards": True, "cut": True},
+    "parts-hydra": {
+        "model": "hydra.st", "recipe": {}, "given": {"gradient_checkpointing": True}, "shards": True, "cut": False,
+    },
+    "bf16": {"model": "member.st", "recipe": {"precision": "bf16"}, "given": {}, "shards": False, "cut": False},
+    "bf16-again": {
+        "model": "member.st", "recipe": {"precision": "bf16"}, "given": {"gradient_checkpointing": True},
+        "shards": False, "cut": False,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, python):
+    """A folder with what two processes have made, and the models."""
+    folder = tmp_path_factory.mktemp("many")
+    # a layer without heads, whose q/k norms nothing reads
+    variant = Variant("timm-vit", "qk-norm", TIMM_VIT["qk-norm"][0], TINY | {"qk_norm": True})
+    base(variant).pruned((0, 1), (1, 2, 3), ()).save(folder / "member.st")
+    for i, keep in enumerate((((0, 1), (1, 2), (0,)), ((0, 1), (0, 3), (2, 3)))):
+        base().pruned(*keep).tuned(i).save(folder / f"{i}.st")
+    members = tuple(str(folder / f"{i}.st") for i in range(2))
+    run_fuse(FuseConfig(models=members, out=folder / "hydra.st", mlp="keep", verify=False))
+    jobs = [
+        {**job, "model": str(folder / job["model"]), "out": str(folder / f"{name}.st")}
+        for name, job in JOBS.items()
+    ]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [*launcher(2, python()), "-m", "support.sharded", "jobs.json"], cwd=folder,
+        env=environment(PYTHON_EXEC=str(python())), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    return {name: t for name, t in Checkpoint.open(path).tensors().items() if t.numel()}
+
+
+def furthest(one, other):
+    return max(float((tensor - other[name]).abs().max()) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize("name", ["parts", "parts-hydra"])
+def test_weights_in_parts_train_as_whole_ones_do(made, name, tmp_path):
+    job = {k: v for k, v in JOBS[name].items() if k not in {"shards", "cut"}}
+    out = tmp_path / "alone.st"
+    with one_thread():
+        run_finetune(config(**{**job, "model": made / job["model"], "out": out}))
+
+    assert furthest(tensors(out), tensors(made / f"{name}.st")) < 1e-5
+    assert furthest(tensors(out), tensors(made / job["model"])) > 1e-3
+    alone, together = (Checkpoint.open(path).header.made_by.results for path in (out, made / f"{name}.st"))
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_what_was_cut_off_goes_on_from_its_parts(made):
+    assert (made / "parts-cut.st").read_bytes() == (made / "parts.st").read_bytes()
+
+
+def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processes(made):
+    assert (made / "bf16-again.st").read_bytes() == (made / "bf16.st").read_bytes()
+    assert furthest(tensors(made / "bf16.st"), tensors(made / "member.st")) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"FSDP_OFFLOAD_PARAMS": "true"}, {}, "weights are not offloaded here"),
+        ({}, {"compile": True}, "`--compile` and `--use_fsdp` exclude each other"),
+    ],
+)
+def test_what_parts_cannot_do_is_refused(monkeypatch, tmp_path, settings, options, message):
+    for name, value in {"WORLD_SIZE": "2", sharding.ASKED: "true", **settings}.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(UsageError, match=message):
+        run_finetune(config("member.st", tmp_path / "out.st", given=options, recipe={}))
+
+
+def test_compiling_and_running_again_exclude_each_other(tmp_path):
+    both = {"compile": True, "gradient_checkpointing": True}
+
+    with pytest.raises(UsageError, match="exclude each other"):
+        config("member.st", tmp_path / "out.st", given=both, recipe={})

@@ -1,0 +1,64 @@
+"""Fine-tunings that several processes do together, one after another under one launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from support.heard import Heard
+
+TRAIN = "digits::split=train,classes=0-6,limit=60"
+# 300 samples: two batches of validation, or with a limit one, which not all processes have
+VAL = "digits::split=val,classes=0-6,limit={}"
+
+
+class CutAt(Heard):
+    """A `Progress` that interrupts at a step, in all processes alike."""
+
+    def step(self, message):
+        if message.startswith("step 4/"):
+            raise KeyboardInterrupt
+
+
+def config(model, out, *, val=40, given, recipe):
+    """Return six steps of fine-tuning, evaluated and saved after every second."""
+    from hydractl.data.reference import DataRef
+    from hydractl.stages.finetune.config import FinetuneConfig
+    from hydractl.training.recipes.recipe import Recipe
+
+    # keys' biases cancel in the softmax, so their gradients are rounding errors, which AdamW would scale up
+    base = Recipe(
+        optimizer="sgd", lr=(0.05,), weight_decay=0.0, steps=6, epochs=None, batch_size=15, accumulate=2,
+        eval_every=2, dropout=0.1, clip=1.0,
+    )  # fmt: skip
+    return FinetuneConfig(
+        model=str(model), out=Path(out), data=DataRef.parse(TRAIN), val=DataRef.parse(VAL.format(val)),
+        recipe=replace(base, **recipe), device="cpu", save_every=2, **given,
+    )  # fmt: skip
+
+
+def main(jobs: str) -> None:
+    """Do each fine-tuning that a JSON file lists: as DDP or as FSDP, interrupted first or not."""
+    from hydractl.stages.finetune.run import run_finetune
+
+    for job in json.loads(Path(jobs).read_text()):
+        shards, cut = job.pop("shards"), job.pop("cut")
+        if shards:
+            os.environ["ACCELERATE_USE_FSDP"] = "true"
+        made = config(**job)
+        if cut:
+            try:
+                run_finetune(made, CutAt())
+            except KeyboardInterrupt:
+                pass
+            else:
+                raise AssertionError("was not interrupted")
+        assert (run_finetune(made).resumed_from == 2) == cut
+        os.environ.pop("ACCELERATE_USE_FSDP", None)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
