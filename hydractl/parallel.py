@@ -58,7 +58,7 @@ def require_one_process(command: str) -> None:
     if world_size() > 1:
         raise UsageError(
             f"`{command}` runs in one process, not in {world_size()}",
-            hint="leave out `torchrun`; `eval`, `finetune`, `predict`, `prune --strategy diverse` and `score` take it",
+            hint="leave out `torchrun`; `eval`, `finetune`, `fuse --data`, `predict`, `prune --strategy diverse` and `score` take it",
         )
 
 
@@ -347,11 +347,11 @@ class _Voice(NamedTuple):
 
 
 @contextmanager
-def start_team(device: torch.device) -> Iterator[Team]:
+def start_team(device: torch.device | str = "cpu") -> Iterator[Team]:
     """Meet the other processes of this run, if there are any; if one ends early, all do, and one says why.
 
     Args:
-        device: Where this process computes.
+        device: Where this process computes, and gets tensors that were there in another.
 
     Raises:
         Interrupted: In a process that ends because another did; without a message where that has said why.

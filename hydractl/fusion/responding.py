@@ -5,7 +5,7 @@ Axes: M members, B batch, N samples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -95,9 +95,14 @@ def respond_to_all(
         InputError: As `respond`.
         DataError: If an item cannot be read.
     """
+    return gathered(responses(model, batches, name=name, data=data), count=count, data=data)
+
+
+def gathered(batches: Iterable[Sequence[torch.Tensor]], *, count: int, data: str) -> Responses:
+    """Return what batches give, each as `responses` yields it, in the order of the data; see `respond_to_all`."""
     result: tuple[torch.Tensor, ...] = ()
     done = 0
-    for indices, *parts in responses(model, batches, name=name, data=data):
+    for indices, *parts in batches:
         result = result or tuple(part.new_empty(len(part), count, *part.shape[2:]) for part in parts)
         for whole, part in zip(result, parts, strict=True):
             whole[:, indices] = part

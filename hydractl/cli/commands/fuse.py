@@ -24,7 +24,8 @@ def fuse(config: FuseConfig, terminal: Terminal) -> None:
 
     Tensors that are equal in all members are stored and computed once. MLPs that differ are averaged; everything
     else that differs is kept for each member. With --merge-trunk L all that differs before block L is averaged instead,
-    and members keep their last blocks whole: for members that were tuned from one set of weights.
+    and members keep their last blocks whole: for members that were tuned from one set of weights. Under `torchrun` processes
+    share the batches of `--data` and `--temperature`.
 
     Examples:
       hydractl fuse a.st b.st c.st -o hydra.st

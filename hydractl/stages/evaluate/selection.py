@@ -45,10 +45,14 @@ def threshold_of(config: EvalConfig, said: Kept, labels: Tensor) -> Threshold | 
         return None
     score = config.scores[0]
     names = tuple(map(str, range(said.shape[2])))
-    told = [Predictions.of(part, names) for part in said.split(at_once(said))]  # as `predict` does
-    hits = torch.cat([part.classes for part in told]) == labels
-    scores = torch.cat([part.scores[score] for part in told])
-    selected = select(scores, hits, risk=config.threshold_for, delta=config.chance)
+    classes, scores = torch.empty(len(labels), dtype=torch.int64), torch.empty(len(labels))
+    begin = 0
+    for part in said.split(at_once(said)):
+        told = Predictions.of(part, names)  # as `predict` does
+        end = begin + len(told)
+        classes[begin:end], scores[begin:end] = told.classes, told.scores[score]
+        begin = end
+    selected = select(scores, classes == labels, risk=config.threshold_for, delta=config.chance)
     if selected is None:
         return None
     return Threshold(

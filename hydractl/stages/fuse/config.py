@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.parallel import refuse_shared_input
 from hydractl.settings import (
     Composed,
     Declared,
@@ -178,6 +179,8 @@ class FuseConfig:
             raise UsageError("nothing to fuse", hint="`hydractl fuse a.st b.st c.st -o hydra.st`")
         if sum(m == "-" for m in self.models) > 1:
             raise UsageError("only one member can come from standard input")
+        for model in self.models:
+            refuse_shared_input(model)
         if self.force_merge and not self.merges:
             raise UsageError(
                 "`--force-merge` has no effect: nothing is averaged",

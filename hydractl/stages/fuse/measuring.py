@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hydractl.data.batches import CACHE_BYTES
+from hydractl.data.batches import CACHE_BYTES, Deal
 from hydractl.data.inputs import check_reads, limited, open_items
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
@@ -20,12 +20,12 @@ from hydractl.families.opening import OpenModel, load_model
 from hydractl.manifest.header import InputFile
 from hydractl.metrics.samples import Responses, answers, ensemble_log_probs
 from hydractl.metrics.temperature import rounded, scale_log_probs
+from hydractl.parallel import Team, answering_device
 from hydractl.progress import Progress
-from hydractl.runtime import pick_device
 from hydractl.stages.fuse.config import Measuring
 from hydractl.stages.fuse.outcome import Quality
 from hydractl.stages.shared.predictions import Predictor, PreparedData, Scaling, fits, predict
-from hydractl.stages.shared.reading import labels_of, warn
+from hydractl.stages.shared.reading import digests, labels_of, warn
 
 Said = Mapping[DataRef, Tensor]
 """Members' log-probabilities (M, N, C) on each data set."""
@@ -43,7 +43,7 @@ class Judge:
     """The data sets, opened once, and what members say of them."""
 
     def __init__(
-        self, asked: Measuring, members: Sequence[OpenModel], stored: float, progress: Progress
+        self, asked: Measuring, members: Sequence[OpenModel], stored: float, team: Team, progress: Progress
     ) -> None:
         """Open the data.
 
@@ -51,14 +51,15 @@ class Judge:
             asked: Which, and how models run.
             members: At least one, all with the same classes.
             stored: The temperature where none is fitted.
+            team: Who asks models together.
             progress: Hears what is measured.
 
         Raises:
             DataError: If a set cannot be used, has no labels, or not those of the members.
             UsageError: If nothing names the classes of a zero-shot model.
         """
-        self.asked, self.stored, self.progress = asked, stored, progress
-        self.device = pick_device(asked.device)
+        self.asked, self.stored, self.team, self.progress = asked, stored, team, progress
+        self.device = answering_device(asked.device)
         first = members[0]
         check_reads(first.header.preprocess, model=first.reference)
         warn(first, progress)
@@ -78,14 +79,22 @@ class Judge:
         labels, _ = labels_of(first, items, None, self.progress, option=option)
         limit = CACHE_BYTES // len(self.asked.refs)
         return Labelled(
-            inputs=PreparedData(items, batch_size=self.asked.batch_size, limit_bytes=limit), labels=labels
+            inputs=PreparedData(
+                items,
+                batch_size=self.asked.batch_size,
+                limit_bytes=limit,
+                deal=Deal(self.team.rank, self.team.world),
+            ),
+            labels=labels,
         )
 
     @property
     def sources(self) -> tuple[InputFile, ...]:
         """The data sets as lineage has them."""
         found = [own.inputs.dataset for own in self.sets.values()]
-        return tuple(InputFile(name=items.name, sha256=items.fingerprint()) for items in found)
+        return tuple(
+            InputFile(name=items.name, sha256=items.fingerprint(digests(items, self.team))) for items in found
+        )
 
     def said_apart(self, members: Iterable[OpenModel]) -> Said:
         """Return what members say one by one; memory holds one of them at a time."""
@@ -101,7 +110,9 @@ class Judge:
         with fits(name, self.device):
             model = load().to(self.device)
         return {
-            ref: predict(model, own.inputs, self.how, name=name, progress=self.progress).log_probs
+            ref: predict(
+                model, own.inputs, self.how, name=name, team=self.team, progress=self.progress
+            ).log_probs
             for ref, own in self.sets.items()
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from hydractl.families.opening import OpenModel, open_model
 from hydractl.fusion.plan import Fusion, trunk_length
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
-from hydractl.parallel import require_one_process
+from hydractl.parallel import Team, require_one_process, start_team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream
 from hydractl.stages.fuse.config import FuseConfig
@@ -94,28 +94,30 @@ def run_fuse(config: FuseConfig, progress: Progress = SILENT) -> FuseReport:
     """Fuse members into one hydra.
 
     Memory holds one tensor of every member at a time; where the result is verified, one block of every member; where it is
-    measured, a hydra.
+    measured, a hydra. Several processes that a launcher started measure together; the first of them writes.
 
     Raises:
         CheckpointError: If the members do not belong together; said before their tensors are read.
         CheckFailed: If nothing was averaged and the hydra still differs from its members, or no merge costs little enough.
         OutputExists: If the output is there already.
+        UsageError: If there are several processes and nothing that they could share.
+        Interrupted: If another process of the run ended before its time.
     """
-    require_one_process("fuse")
-    with claim([config.out], progress, force=replaces(config)) as own:
-        return _run(config, own, progress)
+    if not config.measuring.refs:
+        require_one_process("fuse")
+    with (
+        start_team() as team,
+        claim([config.out] * team.leads, progress, force=replaces(config)) as own,
+    ):
+        return _run(config, team, own, progress)
 
 
-def _run(config: FuseConfig, own: Claim, progress: Progress) -> FuseReport:
+def _run(config: FuseConfig, team: Team, own: Claim, progress: Progress) -> FuseReport:
     members: Sequence[OpenModel] = [open_model(m) for m in config.models]
     asked = config.measuring
-    check_models(
-        [config.out],
-        own,
-        models=members,
-        data=asked.refs.values(),
-        files=[config.naming.file],
-    )
+    if team.leads:
+        data = asked.refs.values()
+        check_models([config.out], own, models=members, data=data, files=[config.naming.file])
     check_compatible(members)
     if not config.verify:  # which would find it out
         check_layout(members)
@@ -125,7 +127,7 @@ def _run(config: FuseConfig, own: Claim, progress: Progress) -> FuseReport:
         check_one_start(members)
     temperature = asked.given_temperature or (1.0 if asked.heldout else stored_temperature(members))
     members = _named(config, members, progress)
-    judge = _judge(config, members, temperature, progress)
+    judge = _judge(config, members, temperature, team, progress)
     progress.step(f"Comparing {counted(len(members), 'member')}")
     gap = None
     # The lineage wants the members' digests. A file is written while they are computed, and its header last;
@@ -141,26 +143,38 @@ def _run(config: FuseConfig, own: Claim, progress: Progress) -> FuseReport:
             progress.warn(doubt)
         if config.verify or is_stream(config.out):
             hashing.result()
-        if config.verify:
+        if config.verify and team.leads:
             progress.step("Running hydra and members on a random batch")
             gap = _verify(config, members, fusion, _header(config, members, made))
-        progress.step(f"Writing {config.out}")
-        digest = None if hashing.done() else UNKNOWN
-
-        def final() -> Header:
-            hashing.result()
-            return _header(config, members, made)
-
-        with publish_models(own) as begin:
-            header = _header(config, members, made, digest=digest)
-            file = begin(config.out, header)
-            write_checkpoint(
-                file, fusion.specs, fusion.chunks, header=header, final=final if digest else None
-            )
-    if not all(fusion.same.values()) and Fate.GROUPED in fusion.fates.values():  # else it has been said
-        for member, twin in _twins(members):
-            progress.warn(f"{member} and {twin} hold the same weights: what they say counts twice")
+        if team.leads:
+            _write(config, members, made, hashing, own, progress)
+        team.told("")  # the others end when it is there
+    for member, twin in _twins(members, fusion):
+        progress.warn(f"{member} and {twin} hold the same weights: what they say counts twice")
     return _report(config, members, made, gap)
+
+
+def _write(
+    config: FuseConfig,
+    members: Sequence[OpenModel],
+    made: Outcome,
+    hashing: Future[None],
+    own: Claim,
+    progress: Progress,
+) -> None:
+    """Publish the hydra; of members whose digests are not known yet, these come last."""
+    progress.step(f"Writing {config.out}")
+    digest = None if hashing.done() else UNKNOWN
+
+    def final() -> Header:
+        hashing.result()
+        return _header(config, members, made)
+
+    with publish_models(own) as begin:
+        header = _header(config, members, made, digest=digest)
+        file = begin(config.out, header)
+        specs, chunks = made.fusion.specs, made.fusion.chunks
+        write_checkpoint(file, specs, chunks, header=header, final=final if digest else None)
 
 
 def _named(config: FuseConfig, members: Sequence[OpenModel], progress: Progress) -> Sequence[OpenModel]:
@@ -175,14 +189,14 @@ def _named(config: FuseConfig, members: Sequence[OpenModel], progress: Progress)
 
 
 def _judge(
-    config: FuseConfig, members: Sequence[OpenModel], temperature: float, progress: Progress
+    config: FuseConfig, members: Sequence[OpenModel], temperature: float, team: Team, progress: Progress
 ) -> Judge | None:
     """Return what measures hydras, if there are data to do it on."""
     if not config.measuring.refs:
         return None
     from hydractl.stages.fuse.measuring import Judge  # noqa: PLC0415 - runs models: not needed to fuse
 
-    return Judge(config.measuring, members, temperature, progress)
+    return Judge(config.measuring, members, temperature, team, progress)
 
 
 def _doubts(config: FuseConfig, fusion: Fusion) -> Iterator[str]:
@@ -215,9 +229,11 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     return "members are identical: the hydra answers as one model"
 
 
-def _twins(members: Sequence[OpenModel]) -> Iterator[tuple[str, str]]:
-    """Yield the names of the first of several equal members and of each further one."""
+def _twins(members: Sequence[OpenModel], fusion: Fusion) -> Iterator[tuple[str, str]]:
+    """Yield the names of the first of several equal members and of each further one, where it has not been said."""
     first: dict[str, str] = {}
+    if all(fusion.same.values()) or Fate.GROUPED not in fusion.fates.values():
+        return
     for member in members:
         digest = member.checkpoint.digest
         if digest in first:

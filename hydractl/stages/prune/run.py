@@ -30,7 +30,7 @@ from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Header, InputFile, Kind
 from hydractl.manifest.heads import HeadMask, Mask
 from hydractl.metrics.cost import count_macs
-from hydractl.parallel import Team, answering_device, require_one_process, start_team
+from hydractl.parallel import Team, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
@@ -105,7 +105,7 @@ def run_prune(config: PruneConfig, progress: Progress = SILENT) -> PruneReport:
     if config.diverse is None:
         require_one_process("prune")
     with (
-        start_team(answering_device("cpu" if config.diverse is None else config.diverse.device)) as team,
+        start_team() as team,
         claim(config.outputs() * team.leads, progress, force=replaces(config)) as own,
     ):
         return _run(config, team, own, progress)

@@ -20,7 +20,7 @@ from hydractl.data.items import Items
 from hydractl.errors import InputError
 from hydractl.families.tower import Model
 from hydractl.fusion.hydra import Hydra
-from hydractl.fusion.responding import respond_to_all, responses
+from hydractl.fusion.responding import gathered, responses
 from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
 from hydractl.metrics.samples import Kept, Responses
@@ -31,6 +31,7 @@ from hydractl.progress import SILENT, Progress, counted
 from hydractl.stages.shared.spool import Spool
 
 Predictor = Model | Hydra
+ALONE = Team()
 
 
 @contextmanager
@@ -98,17 +99,24 @@ class PreparedData:
 
 
 def predict(
-    model: Predictor, inputs: PreparedData, preprocess: Reading, *, name: str, progress: Progress = SILENT
+    model: Predictor,
+    inputs: PreparedData,
+    preprocess: Reading,
+    *,
+    name: str,
+    team: Team = ALONE,
+    progress: Progress = SILENT,
 ) -> Responses:
-    """Return what each of a model's members says of a whole data set.
+    """Return what each of a model's members says of a whole data set, in every process.
 
-    Memory holds one batch beside the result (and what `inputs` holds).
+    Memory holds one batch of each process beside the result (and what `inputs` holds).
 
     Args:
         model: In evaluation mode, on the device and in the dtype that it shall run in.
         inputs: The data.
         preprocess: From the model's header.
         name: What errors call the model.
+        team: Who has the other batches, if `inputs` are but some.
         progress: Sees the batches pass.
 
     Returns:
@@ -119,8 +127,8 @@ def predict(
         DataError: Likewise.
         CheckpointError: If the model's tokenizer is missing or unfit.
     """
-    batches = inputs.tracked(preprocess, name, progress)
-    return respond_to_all(model, batches, count=len(inputs), name=name, data=inputs.name)
+    own = responses(model, inputs.tracked(preprocess, name, progress), name=name, data=inputs.name)
+    return gathered(team.each(own), count=len(inputs), data=inputs.name)
 
 
 class Keeping(NamedTuple):
