@@ -97,10 +97,13 @@ class Engine:
             ordered: Whether gradients are added by `OrderedGradients` and not by DDP.
         """
         if ordered or self.shards:
-            prepared = cast("nn.Module", self._accelerator.prepare_model(model, evaluation_mode=True))
+            # a whole model might not fit where its parts do
+            prepared = self._accelerator.prepare_model(
+                model, evaluation_mode=True, device_placement=not self.shards
+            )
             if self.shards:
                 sharding.shard(prepared, self.device, self.world)
-            return prepared
+            return cast("nn.Module", prepared)
         if self.world > 1:
             for parameter in model.parameters():
                 if parameter.requires_grad:

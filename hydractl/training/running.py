@@ -39,7 +39,10 @@ def compile_step(model: nn.Module, *, name: str) -> None:
     Raises:
         UsageError: When it runs, if it is not one graph, or this machine cannot compile.
     """
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # noqa: PLC0415 - half a second that few need
+    from torch._dynamo import exc  # noqa: PLC0415 - half a second that few need
+
+    # the second is no kind of the first, and not there in every torch
+    refusals = (exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException))
 
     # what drops draw is what they draw uncompiled
     options: dict[str, Any] | None = {"fallback_random": True} if BACKEND == "inductor" else None
@@ -49,7 +52,7 @@ def compile_step(model: nn.Module, *, name: str) -> None:
     def compiled(_: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - as the module's
         try:
             return run(*args)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+        except refusals as error:
             raise UsageError(
                 f"`--compile`: {name} cannot be compiled here: {str(error).strip().splitlines()[0]}",
                 hint="leave `--compile` out",

@@ -21,16 +21,19 @@ from support.ranks import environment, launcher
 from support.sharded import config
 from support.variants import TIMM_VIT, TINY, Variant
 
-MEANS = {"ema": 0.9}
+MEANS, BF16 = {"ema": 0.9}, {"precision": "bf16", "steps": 2}
 JOBS = {
     "parts": {"model": "member.st", "val": 300, "recipe": MEANS, "given": {}, "shards": True, "cut": False},
     "parts-cut": {"model": "member.st", "val": 300, "recipe": MEANS, "given": {}, "shards": True, "cut": True},
+    "left": {
+        "model": "member.st", "val": 300, "recipe": MEANS, "given": {}, "shards": True, "cut": True, "left": True,
+    },
     "parts-hydra": {
         "model": "hydra.st", "recipe": {}, "given": {"gradient_checkpointing": True}, "shards": True, "cut": False,
     },
-    "bf16": {"model": "member.st", "recipe": {"precision": "bf16"}, "given": {}, "shards": False, "cut": False},
+    "bf16": {"model": "member.st", "recipe": BF16, "given": {}, "shards": False, "cut": False},
     "bf16-again": {
-        "model": "member.st", "recipe": {"precision": "bf16"}, "given": {"gradient_checkpointing": True},
+        "model": "member.st", "recipe": BF16, "given": {"gradient_checkpointing": True},
         "shards": False, "cut": False,
     },
 }  # fmt: skip
@@ -68,21 +71,33 @@ def furthest(one, other):
     return max(float((tensor - other[name]).abs().max()) for name, tensor in one.items())
 
 
+def alone(folder, name, out):
+    """Do a job in this process, from the beginning or from where others left it."""
+    job = {k: v for k, v in JOBS[name].items() if k not in {"shards", "cut", "left"}}
+    with one_thread():
+        return run_finetune(config(**{**job, "model": folder / job["model"], "out": out}))
+
+
 @pytest.mark.parametrize("name", ["parts", "parts-hydra"])
 def test_weights_in_parts_train_as_whole_ones_do(made, name, tmp_path):
-    job = {k: v for k, v in JOBS[name].items() if k not in {"shards", "cut"}}
     out = tmp_path / "alone.st"
-    with one_thread():
-        run_finetune(config(**{**job, "model": made / job["model"], "out": out}))
+    alone(made, name, out)
 
     assert furthest(tensors(out), tensors(made / f"{name}.st")) < 1e-5
-    assert furthest(tensors(out), tensors(made / job["model"])) > 1e-3
-    alone, together = (Checkpoint.open(path).header.made_by.results for path in (out, made / f"{name}.st"))
-    assert together == pytest.approx(alone, abs=1e-5)
+    assert furthest(tensors(out), tensors(made / JOBS[name]["model"])) > 1e-3
+    whole, together = (Checkpoint.open(path).header.made_by.results for path in (out, made / f"{name}.st"))
+    assert together == pytest.approx(whole, abs=1e-5)
 
 
 def test_what_was_cut_off_goes_on_from_its_parts(made):
     assert (made / "parts-cut.st").read_bytes() == (made / "parts.st").read_bytes()
+
+
+def test_one_process_goes_on_from_what_several_left_in_parts(made):
+    report = alone(made, "left", made / "left.st")
+
+    assert report.resumed_from == 2
+    assert furthest(tensors(made / "left.st"), tensors(made / "parts.st")) < 1e-5
 
 
 def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processes(made):
