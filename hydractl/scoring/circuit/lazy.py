@@ -8,25 +8,31 @@ from typing_extensions import override
 
 from hydractl.errors import ManifestError
 from hydractl.manifest.document import Option
-from hydractl.manifest.heads import HeadId
-from hydractl.scoring.circuit.outcomes import Outcomes, guessed, values_of
+from hydractl.manifest.heads import HeadId, Removal
+from hydractl.scoring.circuit.doubt import Doubt, promise
+from hydractl.scoring.circuit.outcomes import Outcomes, values_of
 from hydractl.scoring.circuit.search import Exact, best_of
+from hydractl.scoring.circuit.settings import DOUBT
+from hydractl.scoring.circuit.swaps import Known, Swaps
 from hydractl.scoring.job import Memory, ScoreJob
 
 SPENT = "spent"
-PROMISING, LONG_AGO = 3, 2
-"""How many heads are valued before the next look, and how many of those that are known the least."""
+AT_ONCE = 4
+"""How many heads are valued before the next look."""
+LAST = 0.05
+"""What a candidate in a tower's last layer costs, in layers: one of few tokens."""
 
 
 class Lazy(Exact):
-    """Lazy greedy search (Minoux 1978) by expected values.
+    """Lazy greedy search (Minoux 1978) by expected improvement (Jones 1998), then swaps.
 
     Of each head it is remembered how its removal moved each sample's traits (see `traits_of`) when that was last seen. Without
-    the head, samples are expected to move likewise from where they are now. Heads are valued anew from the most promising on,
-    and with them those that were not for the longest time, until the best of the new values is no lower than what is
-    expected of any other. Minoux's values only fall, as the objective is submodular, so his search is exact; these rise
-    and fall, so this one is a heuristic. The first removal, and then each `recheck`-th, values every head, from nothing
-    remembered; there an interrupted run begins again.
+    the head, samples are expected to move likewise from where they are now. How far such values are off is learned as the
+    search goes on, by layer and by how long ago a head was seen. A head is valued anew as long as the improvement that
+    is expected of it, over the best of the new values, is worth its cost: above `doubt` times how much heads differ at
+    first. Minoux's values only fall, as the objective is submodular, so his search is exact; these rise and fall, so this
+    one is a heuristic, and exact where `doubt` is 0. The first removal, and then each `recheck`-th, values every head, from
+    nothing remembered; there an interrupted run begins again. At the end heads are swapped (see `Swaps`).
 
     The memory takes up to sixteen bytes a head and sample, beside what `--max-memory` bounds.
 
@@ -41,13 +47,23 @@ class Lazy(Exact):
         self.evaluations = self.work = self.exact_evaluations = self.exact_work = 0.0
         self.effects: dict[HeadId, Outcomes] = {}
         self.since: dict[HeadId, int] = {}
+        self.back: dict[HeadId, Outcomes] = {}
+        self.swapped = 0
+        self.doubt = Doubt(0.0)
         self.now: Outcomes | None = None
         self._next: dict[HeadId, Outcomes] = {}
         self.sizes = self.circuit.passes()
 
     @override
     def restart(self, done: int) -> int:
-        return done - done % self._recheck
+        # swaps take up what the last removals left in memory
+        last = done - 1 if done == self.budget and self.swaps else done
+        return last - last % self._recheck
+
+    @property
+    def swaps(self) -> int:
+        """How many swaps are tried at the end."""
+        return self.budget // 2 if self.settings.swaps is None else self.settings.swaps
 
     @property
     def _recheck(self) -> int:
@@ -60,30 +76,62 @@ class Lazy(Exact):
         self.exact_work += self._base() + self._after(heads)
         self.work += self._base()
         if step % self._recheck == 0:
-            self.effects, self.now = {}, None
-            self.circuit.forget()
+            self.effects, self.back, self.now = {}, {}, None
+            if step:
+                self.circuit.forget()
         now = self.now = self.circuit.whole()[1] if self.now is None else self.now
-        seen = self._search(now, heads) if self.effects else self._seen(heads)
+        if self.effects:
+            seen = self._search(now, heads, step)
+        else:
+            seen = self._seen(heads)
+            self.doubt = Doubt.of([value for value, _ in seen.values()])
         self.since |= dict.fromkeys(seen, step)
         self.effects |= {head: traits.less(now) for head, (_, traits) in seen.items()}
         best, value = best_of({head: seen[head][0] for head in heads if head in seen})
         self._next = {best: seen[best][1]}
         return best, value
 
-    def _search(self, now: Outcomes, heads: Sequence[HeadId]) -> dict[HeadId, tuple[float, Outcomes]]:
+    def _search(
+        self, now: Outcomes, heads: Sequence[HeadId], step: int
+    ) -> dict[HeadId, tuple[float, Outcomes]]:
         """Return value and traits of some heads, the best among them."""
-        traits = Outcomes.stacked([self.effects[head].plus(now) for head in heads])
-        values = values_of(self.circuit.objective, guessed(traits, self.circuit.ood_score)).tolist()
-        hopes = dict(zip(heads, values, strict=True))
-        ranked = sorted(heads, key=lambda head: -hopes[head])
-        chosen = ranked[:PROMISING]
-        chosen += sorted((h for h in heads if h not in chosen), key=lambda head: self.since[head])[:LONG_AGO]
+        hopes = self.circuit.expected([self.effects[head].plus(now) for head in heads])
+        expected = dict(zip(heads, hopes, strict=True))
+        costs = {head: self._cost(head) for head in heads}
+        # those that cost next to nothing give the first bar, and the one that promises most
+        chosen = {head for head in heads if head.layer + 1 == len(self.circuit.left[head.tower])} | {
+            max(heads, key=lambda h: expected[h])
+        }
         found: dict[HeadId, tuple[float, Outcomes]] = {}
         while chosen:
             found |= self._seen([head for head in heads if head in chosen], trails=True)
             bar = max(value for value, _ in found.values())
-            chosen = [head for head in ranked if head not in found and hopes[head] > bar][:PROMISING]
+            worth = {
+                head: promise(expected[head], self.doubt.deviation(head, step - self.since[head]), bar)
+                / costs[head]
+                for head in heads
+                if head not in found
+            }
+            least = self.tolerated * self.doubt.spread
+            chosen = {
+                head
+                for head in sorted(worth, key=lambda h: -worth[h])[:AT_ONCE]
+                if worth[head] > least or not least
+            }
+        for head, (value, _) in found.items():
+            self.doubt.learn(head, step - self.since[head], value - expected[head])
         return found
+
+    @property
+    def tolerated(self) -> float:
+        """The expected improvement that is let go, of how much heads differ."""
+        return DOUBT if self.settings.doubt is None else self.settings.doubt
+
+    def _cost(self, head: HeadId) -> float:
+        """Return what a candidate costs, of a pass over all data."""
+        layers = {name: len(left) for name, left in self.circuit.left.items()}
+        whole = sum(count * self.sizes[name] for name, count in layers.items())
+        return (layers[head.tower] - 1 - head.layer + LAST) * self.sizes[head.tower] / whole
 
     def _seen(self, heads: Sequence[HeadId], *, trails: bool = False) -> dict[HeadId, tuple[float, Outcomes]]:
         """Return value and traits without each of some heads in turn; for `trails` see `Circuit.outcomes`."""
@@ -96,8 +144,28 @@ class Lazy(Exact):
     @override
     def gone(self, head: HeadId) -> None:
         super().gone(head)
-        self.effects.pop(head, None)
+        effect = self.effects.pop(head, None)
+        if effect is not None:
+            self.back[head] = effect.times(-1)
         self.now = self._next.get(head)
+
+    def _value(self, heads: Sequence[HeadId]) -> tuple[float, Outcomes]:
+        """Return value and traits of the circuit with some heads cut out and others put back."""
+        self.evaluations += 1
+        lowest = {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
+        self.work += self._after(list(lowest.values()))
+        outcomes, traits = self.circuit.changed(heads)
+        return float(values_of(self.circuit.objective, outcomes)[0]), traits
+
+    @override
+    def refine(self, removals: Sequence[Removal]) -> list[Removal]:
+        if not self.swaps or not removals:
+            return list(removals)
+        now = self.circuit.whole()[1] if self.now is None else self.now
+        swaps = Swaps(self.circuit, self._value, Known(now, self.effects, self.back), removals)
+        found = swaps.run(self.swaps)
+        self.swapped = swaps.made
+        return found
 
     def _base(self) -> float:
         return sum(float(len(left) * self.sizes[name]) for name, left in self.circuit.left.items())
@@ -126,4 +194,5 @@ class Lazy(Exact):
             "evaluations": round(self.evaluations, 2),
             "exact_evaluations": round(self.exact_evaluations),
             "work": round(self.work / self.exact_work, 4) if self.exact_work else 0.0,
+            **({"swapped": self.swapped} if self.swaps else {}),
         }

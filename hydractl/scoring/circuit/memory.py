@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ DEVICE_SHARE = 0.5
 """Of an accelerator's free memory."""
 KEPT_BYTES = 1 << 30
 """How much of streams is kept between evaluations on a CPU where no bound is given."""
+ANSWER_ELEMENTS = 1 << 16
+"""How many logits are compared at once where memory is not bounded."""
 OUTCOME_BYTES = 32
 """For one logit: four float64, of what its softmax and scores are computed with."""
 LOSS = 1.25
@@ -40,7 +42,8 @@ class Room:
         Args:
             device: Where the model is.
             limit: In bytes; None for what the device has.
-            keeps: Whether streams are kept between evaluations: they get half of it.
+            keeps: Whether streams are kept between evaluations: they get a third of it, candidates a half; what towers that
+                are always asked the same answered, and samples' traits, take of the rest.
         """
         self.limit, self.device, self.keeps = limit, device, keeps
         available = limit
@@ -48,7 +51,7 @@ class Room:
             available = int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
         self.available = available
         self.bound = available // 2 if keeps and available is not None else available
-        self.kept = 0 if not keeps else KEPT_BYTES if available is None else available // 2
+        self.kept = 0 if not keeps else KEPT_BYTES if available is None else available // 3
         self._fits: dict[Hashable, int] = {}
         self._least = 0.0
 
@@ -87,6 +90,20 @@ class Room:
     def answers(self, logits: int) -> int:
         """Return how many candidates' answers of so many logits each are compared at once."""
         return 1 << 30 if self.bound is None else max(1, self.bound // (2 * OUTCOME_BYTES * max(1, logits)))
+
+    def grouped(self, answers: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yield candidates' logits (k, B, C), where memory is not bounded several together: small operations cost their calls."""
+        if self.bound is not None:
+            yield from answers
+            return
+        some: list[torch.Tensor] = []
+        for logits in answers:
+            some.append(logits)
+            if sum(x.numel() for x in some) >= ANSWER_ELEMENTS:
+                yield torch.cat(some)
+                some = []
+        if some:
+            yield torch.cat(some)
 
 
 class Peak(TorchDispatchMode):

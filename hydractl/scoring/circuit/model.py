@@ -14,7 +14,7 @@ Candidates of one layer run side by side on the batch axis.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -24,7 +24,14 @@ from hydractl.inputs import Inputs, batch_of
 from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.memory import Room
 from hydractl.scoring.circuit.objective import Objective, parse_objective
-from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, outcomes_read, traits_of, values_of
+from hydractl.scoring.circuit.outcomes import (
+    Outcomes,
+    guessed,
+    outcomes_of,
+    outcomes_read,
+    traits_of,
+    values_of,
+)
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.circuit.streams import Streams
 from hydractl.scoring.circuit.tower import Entered, Picks
@@ -71,6 +78,9 @@ class Circuit:
             for name, t in job.architecture.towers.items()
         }
         self.room = Room(job.model.device, job.max_memory, keeps=keeps)
+        self._groups = {
+            name: [block.attn.groups()[0] for block in job.model.tower(name).layers()] for name in self.left
+        }
         self._held: dict[tuple[object, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._streams = Streams(self.room.kept // max(1, self.batches()) if keeps else 0)
         self._whole: tuple[Outcomes, Outcomes] | None = None
@@ -101,15 +111,37 @@ class Circuit:
 
     def remove(self, head: HeadId) -> None:
         """Cut a head out of the model."""
-        heads = self.left[head.tower][head.layer]
-        attention = self.model.tower(head.tower).layers()[head.layer].attn
-        attention.members[0] = attention.groups()[0].select(
-            [i for i, h in enumerate(heads) if h != head.head]
-        )
-        heads.remove(head.head)
+        self._toggle([head])
         self._held.clear()
         self._whole = None
         self._streams.gone(head)
+
+    def change(self, heads: Iterable[HeadId]) -> None:
+        """Cut heads out of the model that are in it, and put back those that are not."""
+        for tower, layer in self._toggle(heads).items():
+            self._streams.cut(tower, layer)
+        self._held.clear()
+        self._whole = None
+
+    def changed(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Outcomes]:
+        """Return what the circuit would make of the data after `change`: outcomes and traits of one candidate."""
+        lowest = self._toggle(heads)
+        made: dict[str, torch.Tensor] = {}
+        try:
+            return self._gather(lambda batch: [self._answered(batch, lowest, made)])
+        finally:
+            self._toggle(heads)
+
+    def _toggle(self, heads: Iterable[HeadId]) -> dict[str, int]:
+        """Cut heads out or put them back; return the lowest layer that changed, by tower."""
+        lowest: dict[str, int] = {}
+        for head in heads:
+            left = self.left[head.tower][head.layer]
+            left[:] = sorted({*left} ^ {head.head})
+            attention = self.model.tower(head.tower).layers()[head.layer].attn
+            attention.members[0] = self._groups[head.tower][head.layer].select(left)
+            lowest[head.tower] = min(head.layer, lowest.get(head.tower, head.layer))
+        return lowest
 
     def value(self) -> float:
         """Return the objective of the circuit as it is."""
@@ -118,7 +150,7 @@ class Circuit:
     def whole(self) -> tuple[Outcomes, Outcomes]:
         """Return what the circuit as it is makes of the data: outcomes and traits of one candidate."""
         if self._whole is None:
-            self._whole = self._gather(lambda batch: [self.model(batch.inputs).unsqueeze(0)])
+            self._whole = self._gather(lambda batch: [self._answered(batch, {}, {})])
         return self._whole
 
     def candidate_values(self) -> dict[HeadId, float]:
@@ -136,6 +168,10 @@ class Circuit:
         self._streams.trails = trails
         picks = self._picks(heads)
         return self._gather(lambda batch: self._without(batch, picks))
+
+    def expected(self, traits: Sequence[Outcomes]) -> list[float]:
+        """Return the objective's values that follow from traits of one candidate each."""
+        return values_of(self.objective, guessed(Outcomes.stacked(traits), self.ood_score)).tolist()
 
     def _picks(self, heads: Sequence[HeadId]) -> list[Picks]:
         wanted = set(heads)
@@ -191,6 +227,30 @@ class Circuit:
                 for some in torch.cat(outputs).split(at_once):
                     yield self.model.answer({**whole, name: some})
 
+    def _answered(
+        self, batch: Batch, lowest: Mapping[str, int], made: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Return logits (1, B, C) of one batch; of towers in `lowest` what is kept counts below that layer only.
+
+        `made` holds outputs of those of them that are always asked the same.
+        """
+        nothing = {own.tower: own for own in self._picks(())}
+        outputs: dict[str, torch.Tensor] = {}
+        for name, asked in self.model.routed(batch.inputs).items():
+            if name not in lowest:
+                outputs[name] = self._whole_and_without(batch, asked, nothing[name])[0]
+            elif name in made:
+                outputs[name] = made[name]
+            else:
+                tower = self.model.tower(name)
+                known = self._streams.known((name, batch.role, batch.number), lowest[name])
+                found = tower.resume(known[-1].leaving, len(known)) if known else tower(asked)
+                outputs[name] = found.unsqueeze(0)
+                if name in self.model.answer.fixed:
+                    made[name] = outputs[name]
+        logits: torch.Tensor = self.model.answer(outputs)
+        return logits
+
     def _whole_and_without(
         self, batch: Batch, asked: Inputs, own: Picks
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -228,7 +288,7 @@ class Circuit:
             own: list[dict[str, list[torch.Tensor]]] = [{name: [] for name in names} for _ in kinds]
             for i, samples in enumerate(data):
                 batch = Batch(role, i * self.team.world + self.team.rank, samples)
-                parts = [self._seen(logits, batch, kinds) for logits in logits_of(batch)]
+                parts = [self._seen(logits, batch, kinds) for logits in self.room.grouped(logits_of(batch))]
                 for kind, shares in zip(own, zip(*parts, strict=True), strict=True):
                     for name in names:
                         kind[name].append(torch.cat([share[name] for share in shares]))

@@ -39,6 +39,10 @@ class Outcomes(NamedTuple):
         """Return the sums."""
         return self._each(torch.add, other)
 
+    def times(self, factor: float) -> Outcomes:
+        """Return them times a number."""
+        return self._each(lambda x, _: factor * x, self)
+
     def less(self, other: Outcomes) -> Outcomes:
         """Return the differences."""
         return self._each(torch.sub, other)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hydractl.manifest.document import Option
-from hydractl.manifest.heads import HeadId
+from hydractl.manifest.heads import HeadId, Removal
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.outcomes import first_best
 from hydractl.scoring.circuit.settings import CircuitSettings
@@ -20,6 +20,7 @@ class Exact:
     def __init__(self, job: ScoreJob) -> None:
         self.circuit = Circuit(job, keeps=self.keeps)
         self.settings = job.set_for(CircuitSettings)
+        self.budget = job.budget
 
     def restart(self, done: int) -> int:
         """Return after how many removals to go on, when so many of an interrupted run are known: all or fewer."""
@@ -33,6 +34,10 @@ class Exact:
     def gone(self, head: HeadId) -> None:
         """Remove a head."""
         self.circuit.remove(head)
+
+    def refine(self, removals: Sequence[Removal]) -> list[Removal]:
+        """Return the removals after a last look at all of them."""
+        return list(removals)
 
     def memory(self) -> Memory:
         """Return what an interrupted run needs to know besides its removals."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SEARCHES = ("exact", "lazy")
 RECHECK = 24
+DOUBT = 0.09
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +50,31 @@ class CircuitSettings(Settings):
         None, f"lazy: every head at each N-th removal (default {RECHECK}).", low=1, metavar="N", panel=CIRCUIT
     )
     """None where the search is exact."""
+    doubt: float | None = setting(
+        None,
+        "lazy: let a head go unseen whose valuing is expected to raise the objective by no more than X times how much heads "
+        f"differ at first (default {DOUBT}; 0 values every head).",
+        low=0,
+        metavar="X",
+        panel=CIRCUIT,
+    )
+    """None where the search is exact."""
+    swaps: int | None = setting(
+        None,
+        "lazy: at the end try N swaps of a head that went for one that stayed (default: half as many as go; 0: none).",
+        low=0,
+        metavar="N",
+        panel=CIRCUIT,
+    )
+    """None for the default, and where the search is exact."""
 
     def __post_init__(self) -> None:
         objective = parse_objective(self.objective)
         object.__setattr__(self, "objective", objective.text)
         if self.search == "lazy" and self.recheck is None:
             object.__setattr__(self, "recheck", RECHECK)
+        if self.search == "lazy" and self.doubt is None:
+            object.__setattr__(self, "doubt", DOUBT)
         check(self)
         if self.ood_score not in OF_ONE:
             raise UsageError(
@@ -66,10 +86,11 @@ class CircuitSettings(Settings):
                 f"`--ood-score` has no effect with `--objective {objective.text}`",
                 hint="leave it out, or take an objective that reads OOD data, such as `avg`",
             )
-        if self.recheck is not None and self.search != "lazy":
-            raise UsageError(
-                "`--recheck` has no effect without `--search lazy`", hint="add that, or leave it out"
-            )
+        for name in ("recheck", "doubt", "swaps"):
+            if getattr(self, name) is not None and self.search != "lazy":
+                raise UsageError(
+                    f"`--{name}` has no effect without `--search lazy`", hint="add that, or leave it out"
+                )
 
     @property
     def budget_means(self) -> BudgetMeaning:

@@ -48,6 +48,10 @@ class Streams:
         self._without.clear()
         self._kept.clear()
 
+    def known(self, key: Key, layers: int) -> Sequence[Entered]:
+        """Return what enters the first blocks of a batch, of so many at most as are kept."""
+        return self._known.get(key, [])[:layers]
+
     def entering(self, key: Key | None, tower: Tower, inputs: Inputs) -> Iterator[Entered]:
         """Yield each block with what enters it, and keep it; without a key keep nothing."""
         if key is None or not self.room:
@@ -90,6 +94,17 @@ class Streams:
                 if full and key in known_without:
                     found, number = known_without[key]
                     known.extend(found.trail(number))
+        self._count()
+
+    def cut(self, tower: str, layer: int) -> None:
+        """Take note that a tower has changed from a layer on."""
+        self._without.clear()
+        for key, known in self._known.items():
+            if key[0] == tower:
+                del known[layer:]
+        self._count()
+
+    def _count(self) -> None:
         self._kept.clear()
         for key, known in self._known.items():
             self._kept[key[1:]] += sum(entered.size for entered in known)

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from hydractl.errors import ManifestError
-from hydractl.manifest.heads import Removal
+from hydractl.manifest.heads import HeadId, Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import memory as circuit_memory
-from hydractl.scoring.circuit.lazy import Lazy
+from hydractl.scoring.circuit.doubt import Doubt, promise
 from hydractl.scoring.circuit.method import score_circuit
+from hydractl.scoring.circuit.model import Circuit
+from hydractl.scoring.circuit.outcomes import values_of
 from hydractl.scoring.circuit.settings import CircuitSettings
 from support import naive
 from support.builders import base
@@ -27,14 +30,15 @@ def run(sample, data, *, budget=7, log=None, search="lazy", **changes):
     return score_circuit(job_for(sample, data, budget=budget, settings=settings, **extra), SILENT)
 
 
+@pytest.mark.parametrize("every_head", [{"recheck": 1}, {"doubt": 0}], ids=str)
 @pytest.mark.parametrize("objective", ["avg", "nll", "ece", "fpr95"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_checking_every_time_is_exact(name, objective):
+def test_valuing_every_head_is_exact(name, objective, every_head):
     sample = base(named(name))
     data = data_for(sample, count=24, others=20)
     expected = run(sample, data, objective=objective, budget=4, search="exact")
 
-    found = run(sample, data, objective=objective, budget=4, recheck=1)
+    found = run(sample, data, objective=objective, budget=4, swaps=0, **every_head)
 
     assert removed(found) == removed(expected)
     assert [r.objective for r in found.removals] == pytest.approx(
@@ -84,7 +88,7 @@ def test_what_the_journal_says_counts():
     others = [Removal(tower="vision", layer=layer, head=3, objective=0.5) for layer in (2, 0)]
     log = Interrupted(others, 0.25, {"spent": (1.0, 2.0, 3.0, 4.0)})
 
-    ranking = run(sample, data, budget=5, log=log)
+    ranking = run(sample, data, budget=5, log=log, swaps=0)
 
     assert ranking.removals[:2] == tuple(others)
     assert ranking.baseline == 0.25
@@ -134,35 +138,91 @@ def test_several_processes_find_the_same_bits(monkeypatch, world, kept):
 def test_lazy_values_fewer_candidates():
     sample = base(variant("class-token"))
 
-    found = run(sample, data_for(sample), budget=6)
+    found = run(sample, data_for(sample), budget=6, swaps=0)
 
-    # All 12 first, then three of the most promising and two of the longest ago at least.
-    assert (
-        12 + 5 * 5
-        <= found.results["evaluations"]
-        < found.results["exact_evaluations"]
-        == 12 + 11 + 10 + 9 + 8 + 7
-    )
+    assert found.results["exact_evaluations"] == 12 + 11 + 10 + 9 + 8 + 7
+    assert 12 + 5 <= found.results["evaluations"] < 50
     assert 0 < found.results["work"] < 1
 
 
-def test_two_of_those_valued_waited_the_longest(monkeypatch):
-    best, steps = Lazy.best, []
+def poor(sample, data, objective):
+    """Return the log of a search that was interrupted after it had removed the first six heads, whatever they are worth."""
+    library = library_for(sample)
+    removals = []
+    for layer, head in list(naive.candidates(library, []))[:6]:
+        naive.remove(library, layer, head)
+        value = naive.objective(library, objective, data)
+        tower = next(iter(sample.header.architecture.towers))
+        removals.append(Removal(tower=tower, layer=layer, head=head, objective=value))
+    return Interrupted(removals, 0.25, {"spent": (1.0, 2.0, 3.0, 4.0)})
 
-    def watched(self, step):
-        since = dict(self.since)
-        answer = best(self, step)
-        heads = self.circuit.candidates()
-        left = [since[head] for head in heads if self.since[head] < step]
-        if left:
-            steps.append(sum(since[head] <= min(left) for head in heads if self.since[head] == step))
-        return answer
 
-    monkeypatch.setattr(Lazy, "best", watched)
-    run(base(variant("class-token")), data_for(base(variant("class-token"))), budget=6)
+@pytest.mark.parametrize(("objective", "recheck"), [("avg", 24), ("nll", 4)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_swaps_raise_the_objective(name, objective, recheck):
+    sample = base(named(name))
+    data = data_for(sample, count=24, others=20)
+    log = poor(sample, data, objective)
 
-    assert len(steps) > 2
-    assert min(steps) >= 2
+    ranking = run(sample, data, budget=6, objective=objective, swaps=20, recheck=recheck, log=log)
+
+    assert ranking.results["swapped"] > 0
+    assert ranking.removals[-1].objective > log.done[-1].objective
+    ids = {r.id for r in ranking.removals}
+    assert len(ids) == 6 > len(ids & {r.id for r in log.done})
+    library = library_for(sample)
+    offset = dict(zip(ranking.scores, [0, 3], strict=False))
+    for r in ranking.removals:
+        naive.remove(library, offset[r.tower] + r.layer, r.head)
+        assert r.objective == pytest.approx(naive.objective(library, objective, data), abs=1e-12)
+
+
+@pytest.mark.parametrize("swaps", [1, 3])
+def test_no_more_swaps_are_tried_than_wanted(monkeypatch, swaps):
+    tried, whole = [], Circuit.changed
+    monkeypatch.setattr(
+        Circuit, "changed", lambda self, heads: tried.append(len(heads)) or whole(self, heads)
+    )
+    sample = base(variant("class-token"))
+
+    run(sample, data_for(sample), budget=6, swaps=swaps)
+
+    assert tried.count(2) == swaps
+
+
+def test_a_trial_leaves_the_circuit_as_it_was():
+    sample = base(variant("class-token"))
+    circuit = Circuit(job_for(sample, data_for(sample, count=24, others=20)), keeps=True)
+    with torch.inference_mode():
+        circuit.remove(HeadId("vision", 1, 2))
+        before, heads = circuit.value(), circuit.candidates()
+        there = circuit.changed([HeadId("vision", 1, 2), HeadId("vision", 0, 1)])[0]
+        circuit.forget()
+
+        assert circuit.value() == before
+        assert circuit.candidates() == heads
+
+        circuit.change([HeadId("vision", 1, 2), HeadId("vision", 0, 1)])
+        assert circuit.value() == float(values_of(circuit.objective, there)[0]) != before
+
+
+def test_doubt_grows_with_time_and_with_what_was_missed():
+    doubt = Doubt.of([0.0, 0.3, 0.6])
+    near, far = HeadId("vision", 0, 0), HeadId("vision", 1, 0)
+
+    assert doubt.deviation(near, 4) == pytest.approx(8**0.5 * doubt.deviation(near, 1))
+    first = doubt.deviation(near, 1)
+    for _ in range(20):
+        doubt.learn(near, 1, 3 * first)
+    assert 2 * first < doubt.deviation(near, 1) < 3 * first
+    assert first < doubt.deviation(far, 1) < doubt.deviation(near, 1)
+
+
+def test_what_is_hardly_possible_promises_little():
+    assert promise(0.9, 0.0, 0.8) == pytest.approx(0.1)
+    assert promise(0.7, 0.0, 0.8) == 0
+    assert promise(0.8, 0.1, 0.8) == pytest.approx(0.1 / (2 * math.pi) ** 0.5)
+    assert promise(0.5, 0.1, 0.8) < 1e-3 < promise(0.7, 0.1, 0.8) < promise(0.7, 0.2, 0.8)
 
 
 def test_every_head_can_go():

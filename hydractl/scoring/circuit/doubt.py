@@ -1,0 +1,67 @@
+"""How far expected values are off, and what a look at a head therefore promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist, pstdev
+
+from hydractl.manifest.heads import HeadId
+
+GROWTH = 1.5
+"""The squared error grows with this power of the steps since a head was seen."""
+FIRST_GUESS = 1 / 3
+"""The error after one step before any was seen, of how much heads differ."""
+WEIGHT_OF_GUESS, WEIGHT_OF_OTHERS = 4, 6
+"""How many errors the first guess, and those of other layers, count for."""
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a tower."""
+
+    tower: str
+    layer: int
+
+
+@dataclass
+class Doubt:
+    """The errors of expected values so far.
+
+    Attributes:
+        spread: How much heads differ in value, the scale of all of it.
+    """
+
+    spread: float
+    _seen: dict[Layer, tuple[float, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Doubt:
+        """Return that of heads whose values have all been seen just now."""
+        return cls(pstdev(values))
+
+    def learn(self, head: HeadId, steps: int, error: float) -> None:
+        """Take note of how far off a head's expected value was, so many steps after the head was seen last."""
+        layer = Layer(head.tower, head.layer)
+        total, count = self._seen.get(layer, (0.0, 0))
+        self._seen[layer] = (total + error**2 / steps**GROWTH, count + 1)
+
+    def deviation(self, head: HeadId, steps: int) -> float:
+        """Return the standard deviation of a head's value from what is expected."""
+        total = sum(each for each, _ in self._seen.values())
+        count = sum(each for _, each in self._seen.values())
+        guess = (FIRST_GUESS * self.spread) ** 2
+        common = (total + WEIGHT_OF_GUESS * guess) / (count + WEIGHT_OF_GUESS)
+        own, times = self._seen.get(Layer(head.tower, head.layer), (0.0, 0))
+        variance = (own + WEIGHT_OF_OTHERS * common) / (times + WEIGHT_OF_OTHERS)
+        return math.sqrt(variance * steps**GROWTH)
+
+
+def promise(expected: float, deviation: float, bar: float) -> float:
+    """Return by how much a value is expected to exceed a bar, counted as nothing where it does not (expected improvement)."""
+    if deviation == 0:
+        return max(0.0, expected - bar)
+    z = (expected - bar) / deviation
+    return (expected - bar) * _NORMAL.cdf(z) + deviation * _NORMAL.pdf(z)
