@@ -1,46 +1,51 @@
-"""How much faster `score --search` finds a circuit than Algorithm 1 as it is written, and what that costs.
+"""How much faster `score --search lazy` finds a circuit than Algorithm 1 as it is written, and what that costs.
 
 Half of the heads of two small models are removed for `avg`, accuracy and OOD detection: the demos' vision transformer on digits
 and their BERT on reviews, trained here by the demos' own command for a few epochs, once (they are kept in a temporary folder).
+The constants of the search were chosen on seeds 100 to 105; the seeds that are judged by default are others.
 
 Naive is Algorithm 1: for each candidate a forward pass of the library's own model over all data, with the slice of the output
 projection zeroed. It is timed on some removals, evenly spread, and of each on some candidates, *while* each search runs: the
-search stops before that removal, naive runs, the search goes on. Its seconds for one candidate times the number of
+search stops before that removal, naive runs, the search goes on. Its median seconds for one candidate times the number of
 candidates of all removals are what naive takes: each search has its own figure, of the same minutes on the same machine.
-Figures are medians over the repetitions, in which the searches take turns.
+Seconds are the process's own on the processor, so that others on the machine count for little.
 
 What naive finds is what `exact` finds: the tests say so, for every objective and several families. So `exact` is the exhaustive
-search whose final objective `lazy` is held against; the held-out columns are the same circuits on the test split and a near
-OOD set that none of them saw.
+search whose final objective `lazy` is held against (found once for each model, and kept beside it). Held out are the same
+circuits on the test split, and the mean over near OOD sets: data that no search saw.
 
-A search reaches the target of a task if naive takes at least 10 times as long and the final objective is at most 0.003
-below that of the exhaustive search. The claim is that `lazy` does, for each task and seed.
+The claim, for each task: the default setting is at least 10 times faster than naive (median over the seeds), its final objective
+less the exhaustive one's is at least -0.001 in the median and -0.005 at worst, and on held-out data the mean difference is not
+below 0 by more than its 95 % interval.
 
-    python benchmarks/search.py [--task digits text] [--seeds 0] [--arch ARCH] [--samples N] [--repeats 1]
+    python benchmarks/search.py [--task digits text] [--seeds 20 ... 29] [--settings N] [--out FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from scipy.stats import t as student
 
 from hydractl.cli.commands.demo import digits as demo_digits
 from hydractl.cli.commands.demo import text as demo_text
 from hydractl.data.inputs import encoded, open_items
 from hydractl.families.opening import load_model
-from hydractl.manifest.heads import HeadId
-from hydractl.progress import Silent
-from hydractl.runtime import digest_text
-from hydractl.scoring.circuit.method import SEARCHES, score_circuit
+from hydractl.manifest.heads import Removal
+from hydractl.progress import SILENT, Silent
+from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import ScoreJob
@@ -51,14 +56,37 @@ from support import naive  # the oracle lives with the tests
 from support.variants import LIBRARY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hydractl.families.opening import OpenModel
-    from hydractl.scoring.job import Ranking
 
 T = TypeVar("T")
-FASTER, WORSE = 10.0, 0.003
+COLUMNS = (
+    "`--search lazy`",
+    "faster than naive, median (least)",
+    "evaluations",
+    "final objective less exhaustive: median",
+    "worst",
+    "best",
+    "halfway, mean",
+    "held out, mean",
+    "swaps made",
+)
+INTRODUCTION = (
+    "Made by `benchmarks/search.py`, which says what is measured. Half of the heads go, objective `avg`. Constants were chosen on "
+    "seeds 100 to 105. Held out: the test split and near OOD, difference to the exhaustive search's circuit with its 95 % "
+    "interval over models. Halfway: the objective after half of the removals. "
+)
+FASTER, MEDIAN, WORST = 10.0, -0.001, -0.005
 STEPS, CANDIDATES = 4, 2
+SEEDS = tuple(range(20, 30))
+SETTINGS: tuple[dict[str, float], ...] = (
+    {},
+    {"doubt": 0.4, "swaps": 0},
+    {"doubt": 0.03},
+    {"swaps": 0},
+)
+"""Of `lazy`, the default first: what is claimed is claimed of that."""
 TASKS = {"digits": (demo_digits, demo_digits.DIGITS, 25), "text": (demo_text, demo_text.REVIEWS, 3)}
 
 
@@ -69,8 +97,8 @@ class Task:
     name: str
     opened: OpenModel
     val: tuple[str, str]
-    test: tuple[str, str]
-    samples: int | None
+    test: str
+    near: tuple[str, ...]
 
     def job(self, data: tuple[str, str], **settings: object) -> ScoreJob:
         """Return a job on ID and OOD data."""
@@ -92,11 +120,10 @@ class Task:
 
     def _batches(self, reference: str) -> Again:
         items = open_items(reference, self.opened.header.preprocess)
-        indices = None if self.samples is None else torch.arange(min(self.samples, len(items)))
         labels = (
             torch.zeros(len(items), dtype=torch.long) if items.labels is None else torch.tensor(items.labels)
         )
-        cached = encoded(items, self.opened.header.preprocess, batch_size=64, indices=indices)
+        cached = encoded(items, self.opened.header.preprocess, batch_size=64)
         return Again(cached, labels, torch.empty(0))
 
 
@@ -137,11 +164,18 @@ class Between(Silent):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One search: its seconds, and those of naive at the same time."""
+    """What a setting found on one model, against the exhaustive search."""
 
-    ranking: Ranking
-    seconds: float
-    naive_s: float
+    seed: int
+    faster: float
+    work: float
+    evaluations: float
+    swapped: float
+    objective: float
+    difference: float
+    halfway: float
+    held_out: float
+    same_heads: int
 
 
 def main() -> int:
@@ -150,41 +184,50 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the trained models")
-    parser.add_argument("--arch", help="another `arch:` reference, for one task")
-    parser.add_argument("--samples", type=int, help="samples of each validation set at most")
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the trained models")
+    parser.add_argument("--settings", type=int, default=len(SETTINGS), help="so many, the default one first")
+    parser.add_argument("--out", type=Path, help="write search.md and search.json there")
     options = parser.parse_args()
-    if options.arch and len(options.task) > 1:
-        parser.error("--arch goes with one --task")
+    found: dict[str, list[list[Run]]] = {}
     holds = True
     for name in options.task:
+        found[name] = [[] for _ in SETTINGS[: options.settings]]
         for seed in options.seeds:
-            path = trained(name, seed, options.arch)
-            experiment = TASKS[name][1]
-            near = experiment.near[0].partition("=")[2]
-            task = Task(
-                name=name,
-                opened=open_reader(str(path)),
-                val=(experiment.val, experiment.ood_val),
-                test=(experiment.test, near),
-                samples=options.samples,
-            )
-            holds &= measured(task, seed, options.repeats)
+            task = open_task(name, seed)
+            removals = exhaustive(task, seed)
+            for setting, runs in zip(SETTINGS, found[name], strict=False):
+                runs.append(timed(task, seed, setting, removals))
+                print(name, spelt(setting), runs[-1], flush=True)
+        holds &= all(claims(found[name][0]).values())
+        publish(found, options.out)
     print("holds" if holds else "FAILS")
     return 0 if holds else 1
 
 
-def trained(name: str, seed: int, arch: str | None) -> Path:
+def open_task(name: str, seed: int) -> Task:
+    """Return a task, whose model is trained if that has not been done."""
+    experiment = TASKS[name][1]
+    return Task(
+        name=name,
+        opened=open_reader(str(trained(name, seed))),
+        val=(experiment.val, experiment.ood_val),
+        test=experiment.test,
+        near=tuple(each.partition("=")[2] for each in experiment.near),
+    )
+
+
+def folder_of(name: str, seed: int) -> Path:
+    """Return where a model is kept."""
+    return Path(tempfile.gettempdir()) / "hydractl-search" / f"{name}-{seed}"
+
+
+def trained(name: str, seed: int) -> Path:
     """Train a demo's base for a few epochs, unless that has been done."""
     module, _, epochs = TASKS[name]
-    folder = Path(tempfile.gettempdir()) / "hydractl-search" / f"{name}-{seed}"
+    folder = folder_of(name, seed)
     folder.mkdir(parents=True, exist_ok=True)
     command = list(module.plan(folder, seed)[0].commands[0])
     command[command.index("--epochs") + 1] = str(epochs)
-    if arch:
-        command[1] = arch
-        command[-1] = str(folder / f"{digest_text(arch).removeprefix('sha256:')[:12]}.st")
     path = Path(command[-1])
     if not path.exists():
         module.prepare(folder, seed, lambda _: None)
@@ -195,71 +238,125 @@ def trained(name: str, seed: int, arch: str | None) -> Path:
     return path
 
 
-def measured(task: Task, seed: int, repeats: int) -> bool:
-    """Run every search, print a table, and return whether `lazy` reaches the target."""
-    runs: dict[str, list[Run]] = {search: [] for search in SEARCHES}
-    for _ in range(repeats):
-        for search, found in runs.items():
-            found.append(timed(task, search))
-    exhaustive = runs["exact"][0].ranking
-    count = sum(range(task.heads, task.heads - task.heads // 2, -1))
-    print(
-        f"\n{task.name}, seed {seed}: {task.heads // 2} of {task.heads} heads removed, {count} candidates, "
-        f"{torch.get_num_threads()} threads, {repeats} repetitions; naive timed on {STEPS * CANDIDATES} evaluations in each run"
-    )
-    print(
-        "search    valued    work   seconds   naive s   faster   objective   difference   held out   same heads"
-    )
-    faster: dict[str, float] = {}
-    apart: dict[str, float] = {}
-    for search, found in runs.items():
-        ranking = found[0].ranking
-        faster[search] = statistics.median(run.naive_s * count / run.seconds for run in found)
-        last = final(ranking)
-        apart[search] = last - final(exhaustive)
-        same = len(heads_of(ranking) & heads_of(exhaustive))
-        results = {"evaluations": count, "work": 1.0, **ranking.results}
-        print(
-            f"{search:8} {results['evaluations']:7g} {results['work']:7.1%} "
-            f"{statistics.median(run.seconds for run in found):9.2f} "
-            f"{statistics.median(run.naive_s * count for run in found):9.1f} {faster[search]:7.1f}x {last:11.4f} {apart[search]:+12.4f} "
-            f"{held_out(task, ranking):10.4f} {same:7d}/{task.heads // 2}"
-        )
-    reached = faster["lazy"] >= FASTER and apart["lazy"] >= -WORSE
-    verdict = "reached" if reached else "NOT reached"
-    print(
-        f"  lazy: {FASTER:g} times faster than naive and at most {WORSE} below the exhaustive search: {verdict}"
-    )
-    return reached
+def exhaustive(task: Task, seed: int) -> list[Removal]:
+    """Return what the exhaustive search removes, found once."""
+    path = folder_of(task.name, seed) / "exact.json"
+    if not path.exists():
+        removals = score_circuit(task.job(task.val, search="exact"), SILENT).removals or ()
+        path.write_text(json.dumps([removal.model_dump() for removal in removals]))
+    return [Removal.model_validate(each) for each in json.loads(path.read_text())]
 
 
-def timed(task: Task, search: str) -> Run:
-    """Run one search."""
-    job = task.job(task.val, search=search)
+def timed(task: Task, seed: int, setting: dict[str, float], best: Sequence[Removal]) -> Run:
+    """Run one search, stopping for naive evaluations."""
+    job = task.job(task.val, search="lazy", **setting)
     progress = Between(task, job)
     begin = time.process_time()
     ranking = score_circuit(job, progress)
     seconds = time.process_time() - begin - sum(progress.seconds)
-    return Run(ranking, seconds, statistics.mean(progress.seconds))
+    removals = ranking.removals or ()
+    candidates = sum(range(task.heads, task.heads - task.heads // 2, -1))
+    half = len(removals) // 2 - 1
+    return Run(
+        seed=seed,
+        faster=statistics.median(progress.seconds) * candidates / seconds,
+        work=float(str(ranking.results["work"])),
+        evaluations=float(str(ranking.results["evaluations"])),
+        swapped=float(str(ranking.results.get("swapped", 0))),
+        objective=removals[-1].objective,
+        difference=removals[-1].objective - best[-1].objective,
+        halfway=removals[half].objective - best[half].objective,
+        held_out=held_out(task, removals) - held_out(task, best),
+        same_heads=len({r.id for r in removals} & {r.id for r in best}),
+    )
 
 
-def held_out(task: Task, ranking: Ranking) -> float:
-    """Return the objective of a search's last circuit on data that no search saw."""
-    circuit = Circuit(replace(task, samples=None).job(task.test))
-    with torch.inference_mode():
-        for r in ranking.removals or ():
-            circuit.remove(HeadId(r.tower, r.layer, r.head))
-        return circuit.value()
+def held_out(task: Task, removals: Sequence[Removal]) -> float:
+    """Return the objective of the last circuit on data that no search saw, the mean over near OOD sets."""
+    values = []
+    for near in task.near:
+        circuit = Circuit(task.job((task.test, near)))
+        with torch.inference_mode():
+            circuit.change([r.id for r in removals])
+            values.append(circuit.value())
+    return statistics.mean(values)
 
 
-def final(ranking: Ranking) -> float:
-    """Return the objective after the last removal."""
-    return (ranking.removals or ())[-1].objective
+def claims(runs: Sequence[Run]) -> dict[str, bool]:
+    """Return what is claimed of the default setting, and whether it is so."""
+    differences = [run.difference for run in runs]
+    mean, half = interval([run.held_out for run in runs])
+    return {
+        f"at least {FASTER:g} times faster than naive in the median": statistics.median(
+            run.faster for run in runs
+        )
+        >= FASTER,
+        f"final objective less the exhaustive one's at least {MEDIAN} in the median": statistics.median(
+            differences
+        )
+        >= MEDIAN,
+        f"and at least {WORST} at worst": min(differences) >= WORST,
+        "held out, the mean difference is not below 0 by more than its interval": mean + half >= 0,
+    }
 
 
-def heads_of(ranking: Ranking) -> set[tuple[str, int, int]]:
-    """Return the heads that went."""
-    return {(r.tower, r.layer, r.head) for r in ranking.removals or ()}
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return a mean and half its 95 % interval, by Student."""
+    if len(values) < 2:
+        return values[0], math.inf
+    quantile = float(student.ppf(0.975, len(values) - 1))
+    return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def spelt(setting: dict[str, float]) -> str:
+    """Return a setting as it is typed."""
+    return " ".join(f"--{name} {value:g}" for name, value in setting.items()) or "default"
+
+
+def table(name: str, found: Sequence[Sequence[Run]]) -> str:
+    """Return one task's results in Markdown."""
+    lines = [
+        f"## {name}: {len(found[0])} models, seeds {', '.join(str(run.seed) for run in found[0])}",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
+    ]
+    for setting, runs in zip(SETTINGS, found, strict=False):
+        apart = [run.difference for run in runs]
+        mean, half = interval([run.held_out for run in runs])
+        fast = [run.faster for run in runs]
+        lines.append(
+            f"| {spelt(setting)} | {statistics.median(fast):.1f} ({min(fast):.1f}) "
+            f"| {statistics.mean(run.evaluations for run in runs):.0f} | {statistics.median(apart):+.4f} | {min(apart):+.4f} "
+            f"| {max(apart):+.4f} | {statistics.mean(run.halfway for run in runs):+.4f} | {mean:+.4f} ± {half:.4f} "
+            f"| {statistics.mean(run.swapped for run in runs):.1f} |"
+        )
+    lines += ["", "Each model's difference with the default setting, ascending: "]
+    lines[-1] += ", ".join(f"{each:+.4f}" for each in sorted(run.difference for run in found[0])) + "."
+    lines += ["", *(f"- {claim}: {'yes' if true else '**no**'}" for claim, true in claims(found[0]).items())]
+    return "\n".join(lines)
+
+
+def publish(found: dict[str, list[list[Run]]], folder: Path | None) -> None:
+    """Print the tables, and write them with every number."""
+    threads = f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.machine()}"
+    tables = [table(name, runs) for name, runs in found.items()]
+    text = "\n\n".join(
+        ["# Circuits by lazy search, against Algorithm 1", INTRODUCTION + threads + ".", *tables]
+    )
+    print(f"\n{text}\n")
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "search.md").write_text(text + "\n")
+    numbers = {
+        name: {
+            spelt(setting): [asdict(run) for run in runs]
+            for setting, runs in zip(SETTINGS, each, strict=False)
+        }
+        for name, each in found.items()
+    }
+    (folder / "search.json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        --limit | --max-length | --recheck | --max-memory | --recompute | --alpha | --samples | --epochs | --gate-lr | --weights-lr | --penalty | --temperature | --cooldown | --degree | --perplexity | --signature-size | --salience-share | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size | --num-workers)
+        --limit | --max-length | --recheck | --max-memory | --doubt | --swaps | --recompute | --alpha | --samples | --epochs | --gate-lr | --weights-lr | --penalty | --temperature | --cooldown | --degree | --perplexity | --signature-size | --salience-share | --keep | --remove | --keep-fraction | --towers | --classes | --template | --seed | --arch | --batch-size | --num-workers)
             : # any text
             ;;
         --objective)
@@ -95,7 +95,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --num-workers --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --doubt --swaps --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --num-workers --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

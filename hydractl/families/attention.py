@@ -260,9 +260,10 @@ class HeadGroup(nn.Module):
         of_q, of_k, of_v = self._projections()
         q = self.q_norm(of_q.of(asked, self.heads))
         w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in (of_k.weight, of_v.weight))
-        folded = torch.matmul(q, w_k)  # (B, H, T', D): what each query looks for in x itself
+        # (B, H, T', D): what each query looks for in x itself; by heads, as a product for each sample is a small one
+        folded = torch.einsum("bhtk,hkd->bhtd", q, w_k)
         mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), side.mask)
-        z = torch.matmul(mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v.transpose(1, 2)).transpose(1, 2)
+        z = torch.einsum("bhtd,hkd->bthk", mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v)
         return z if of_v.bias is None else z + of_v.bias.unflatten(0, (self.heads, -1))
 
     def _attention(

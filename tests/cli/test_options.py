@@ -98,7 +98,7 @@ COMPANIONS = {
         "ood": (),
         "ood_score": ("--ood", "noise"),
         "search": ("--objective", "acc"),
-        "recheck": ("--objective", "acc", "--search", "lazy"),
+        **dict.fromkeys(("recheck", "doubt", "swaps"), ("--objective", "acc", "--search", "lazy")),
         "weights_lr": ("--method", "l0", "--training", "joint"),
         "trained": ("--method", "l0", "--training", "joint"),
     },

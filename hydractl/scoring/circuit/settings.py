@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SEARCHES = ("exact", "lazy")
 RECHECK = 24
-DOUBT = 0.09
+DOUBT = 0.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,15 +109,16 @@ def test_a_search_is_recorded_unless_it_is_the_usual_one(model, tmp_path):
         )
     ).scores
 
-    assert not {"search", "ood_score", "recheck"} & set(usual.options)
+    assert not {"search", "ood_score", "recheck", "doubt", "swaps"} & set(usual.options)
     assert usual.results == {}
     assert {
         "search": "lazy",
         "ood_score": "energy",
         "recheck": 24,
+        "doubt": 0.12,
     }.items() <= other.options.items()
     assert other.objective == "-fpr95"
-    assert set(other.results) == {"evaluations", "exact_evaluations", "work"}
+    assert set(other.results) == {"evaluations", "exact_evaluations", "work", "swapped"}
 
 
 def test_a_bound_on_memory_changes_no_byte(model, tmp_path):
@@ -314,6 +315,8 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
             UsageError,
             "`--recheck` has no effect without `--search lazy`",
         ),
+        ({"given": {"swaps": 4}}, UsageError, "`--swaps` has no effect without `--search lazy`"),
+        ({"given": {"search": "lazy", "doubt": -1.0}}, UsageError, "`--doubt -1`: must be at least 0"),
         ({"given": {"search": "lazy", "recheck": 0}}, UsageError, "`--recheck 0`: must be at least 1"),
         ({"max_memory": 1000}, UsageError, "one batch and one head's removal need"),
         ({"method": "random", "ood": None, "max_memory": 1}, UsageError, "`--max-memory` has no effect with"),
