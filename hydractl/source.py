@@ -84,7 +84,7 @@ def locate(reference: str) -> Located:
         return _in_folder(reference, path)
     if path.is_file():
         return _in_index(reference, path) if path.name.endswith(".index.json") else _one_file(reference, path)
-    if HUB_ID.match(reference) and path.suffix not in {".st", ".safetensors"}:
+    if _is_hub_id(reference):
         return _in_folder(reference, download(reference))
     bare = not path.suffix and path.name == reference
     architecture = f"; `arch:{reference}` if that is the name of an architecture" if bare else ""
@@ -93,6 +93,16 @@ def locate(reference: str) -> Located:
         hint=did_you_mean_path(str(path))
         or f"a MODEL is a .st file, a folder, or a Hub id `org/name[@revision]`{architecture}",
     )
+
+
+def of_hub(reference: str) -> bool:
+    """Return whether `locate` would ask the Hub, as nothing here is called so."""
+    path = Path(reference)
+    return reference.startswith("hf-hub:") or (not path.exists() and _is_hub_id(reference))
+
+
+def _is_hub_id(reference: str) -> bool:
+    return bool(HUB_ID.match(reference)) and Path(reference).suffix not in {".st", ".safetensors"}
 
 
 def parse_arch(text: str) -> tuple[str, dict[str, object]]:

@@ -73,6 +73,7 @@ def command(
             if isinstance(statement, Path):
                 check_statement(statement, made)
             if not (getattr(made, "if_changed", False) and _is_up_to_date(made, terminal, unchanged)):
+                _check_inputs(made)
                 function(made, terminal)
             if isinstance(statement, Path) and terminal.speaks:
                 write_statement(statement, made)
@@ -85,6 +86,16 @@ def command(
         return run
 
     return made
+
+
+def _check_inputs(config: object) -> None:
+    """Refuse inputs that are not there before libraries are loaded to read them; of several processes the first says it later."""
+    from hydractl.parallel import world_size
+    from hydractl.stages.shared.asked import references
+
+    if world_size() == 1:
+        for one in references(config):
+            one.check_there()
 
 
 def _is_up_to_date(config: Any, terminal: Terminal, say: Callable[[Any, Terminal], None] | None) -> bool:  # noqa: ANN401 - of any command that has `--if-changed`

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from hydractl.data import items
 from hydractl.data.items import Content
-from hydractl.data.reference import BUILT_IN, IMAGE_SUFFIXES, SOURCES_HINT, DataRef
+from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
 from hydractl.errors import DataError
-from hydractl.progress import Progress, did_you_mean, did_you_mean_path, quoted
+from hydractl.progress import Progress, did_you_mean, quoted
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     {
@@ -155,10 +155,8 @@ def _nothing(root: Path, what: Content, skipped: list[str]) -> DataError:
 
 
 def _root(ref: DataRef) -> Path:
+    ref.check_there()
     root = Path(ref.source)
-    if not root.exists():
-        near = did_you_mean(ref.source, BUILT_IN) or did_you_mean_path(ref.source)
-        raise DataError(f"{ref.source}: no such folder or file", hint=near or SOURCES_HINT)
     if not root.is_dir():
         raise DataError(f"{ref.source}: is neither a folder nor a data file", hint=SOURCES_HINT)
     if ref.split is None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean
+from hydractl.errors import DataError, UsageError
+from hydractl.progress import did_you_mean, did_you_mean_path
 
 FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 SHARD_SUFFIX = ".tar"
@@ -186,6 +186,20 @@ class DataRef:
             if self.source.lower().endswith((*FILE_SUFFIXES, SHARD_SUFFIX))
             else SourceKind.FOLDER
         )
+
+    def check_there(self) -> None:
+        """Refuse a path at which there is nothing; what shards a pattern names is for who opens them to say.
+
+        Raises:
+            DataError: If nothing is there.
+        """
+        if self.kind not in {SourceKind.FOLDER, SourceKind.FILE} or Path(self.source).exists():
+            return
+        if self.source.lower().endswith(SHARD_SUFFIX):
+            return
+        what = "file" if self.kind is SourceKind.FILE else "folder or file"
+        near = did_you_mean(self.source, BUILT_IN) or did_you_mean_path(self.source)
+        raise DataError(f"{self.source}: no such {what}", hint=near or SOURCES_HINT)
 
     @property
     def text_columns(self) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from hydractl.data.reference import SOURCES_HINT, DataRef, SourceKind
+from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import DataError, HubError, reason_of
 from hydractl.hubclient import asking, without_bars
 from hydractl.jsonfile import NotJSONError, parse
-from hydractl.progress import Progress, did_you_mean, did_you_mean_path, quoted
+from hydractl.progress import Progress, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from hydractl.data.items import Content
@@ -184,8 +184,7 @@ def open_table(ref: DataRef, content: Content) -> Table:
         raise DataError(
             f"{path}: is a folder, not a file", hint=f"write `{path}/` to read it as a folder of {content}"
         )
-    if not path.exists():
-        raise DataError(f"{path}: no such file", hint=did_you_mean_path(ref.source) or SOURCES_HINT)
+    ref.check_there()
     if path.suffix.lower() == ".parquet":
         return ArrowTable(_read_parquet(path), ref, where=str(path))
     return RowTable(_read_csv(path) if path.suffix.lower() == ".csv" else _read_jsonl(path), path)

@@ -51,6 +51,21 @@ def test_a_usage_error_loads_no_model_library(environment):
     assert "loaded" not in probe(environment, ["prune", "base.st"], code=2, heavy=heavy)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["eval", "base.st", "--data", "nowhere/", "-o", "r.json"],
+        ["fuse", "m-0.st", "nowhere.st", "-o", "h.st"],
+        ["score", "base.st", "--data", "digits", "--ood", "nowhere.csv", "-o", "s.json"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_what_is_not_there_is_refused_without_model_libraries(environment, work, argv):
+    heavy = tuple(name for name in HEAVY if name != "pydantic")
+
+    assert probe(environment, argv, code=3, heavy=heavy) == ""
+
+
 def test_what_is_up_to_date_loads_no_model_library(environment, work):
     argv = ["fuse", "m-0.st", "m-1.st", "m-2.st", "-o", "hydra.st", "--if-changed"]
     heavy = tuple(name for name in HEAVY if name != "pydantic")

@@ -15,7 +15,7 @@ from hydractl.jsonfile import compact
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
 from hydractl.settings import KEY, Role, Setting, declared
-from hydractl.source import folder_files, locate
+from hydractl.source import folder_files, locate, of_hub
 
 if TYPE_CHECKING:
     from hydractl.data.items import Items
@@ -75,6 +75,17 @@ class Reference:
         if isinstance(self.ref, DataRef):
             return self.ref.kind in {*BUILT_IN_IMAGES, *BUILT_IN_TEXTS}
         return self.role is Role.MODEL and str(self.ref).startswith(ARCH)
+
+    def check_there(self) -> None:
+        """Refuse a path at which there is nothing; what the Hub has is for who loads it to say.
+
+        Raises:
+            InputError: If nothing is there.
+        """
+        if isinstance(self.ref, DataRef):
+            self.ref.check_there()
+        elif self.role is Role.MODEL and not (self.is_stream or self.is_made or of_hub(str(self.ref))):
+            locate(str(self.ref))
 
     def digests(self) -> frozenset[str]:
         """Return what its digest may be, as lineage has it; data may be read as images or as texts.
