@@ -67,6 +67,7 @@ def score(
     num_workers: str | int | None = ...,
     device: str | None = ...,
     dtype: str | None = ...,
+    estimate: bool | None = ...,
     force: bool | None = ...,
     wait: bool | None = ...,
     progress: Callable[[str], object] | Progress | None = ...,
@@ -124,6 +125,7 @@ def score(
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: bf16, fp16 or fp32; default: as stored.
+        estimate: circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; write nothing.
         force: Replace an existing output, and start anew where an unfinished run could be gone on with.
         wait: Wait while another command makes the same output, rather than exit 6.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, table
 from hydractl.progress import counted
-from hydractl.stages.score.config import ScoreConfig, ScoreReport
+from hydractl.stages.score.config import Estimate, ScoreConfig, ScoreReport
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,12 +27,18 @@ def score(config: ScoreConfig, terminal: Terminal) -> None:
 
     Examples:
       hydractl score base.st --data val/ --ood places/ -o scores.json
+      hydractl score base.st --data val/ --ood places/ --search lazy -o scores.json --estimate
       hydractl score base.st --method cahp --data train/ -o scores.json
       hydractl score base.st --method taylor --data train/ --limit 1024 --keep 8 -o scores.json
       hydractl score clip/ --data val/ --objective acc --remove 24 --template "A photo of a {label}." -o scores.json
       torchrun --nproc-per-node 2 -m hydractl score base.st --data val/ --ood places/ -o scores.json
       hydractl score base.st --method random --seed 1 -o - | hydractl prune base.st --scores - --keep 8 -o member.st
     """
+    if config.estimate:
+        from hydractl.stages.score.estimate import run_estimate
+
+        terminal.result(run_estimate(config, terminal.progress()), render_estimate)
+        return
     from hydractl.stages.score.run import run_score
 
     report = run_score(config, terminal.progress())
@@ -74,6 +80,18 @@ def render(report: ScoreReport, out: Console) -> None:
         line(out, f"{heads_in_all} in {groups}: one of each stays, and one at least in each layer")
     if report.default_budget:
         line(out, _default_budget(scores))
+
+
+def render_estimate(estimate: Estimate, out: Console) -> None:
+    """Show what a search would take."""
+    line(
+        out,
+        f"{counted(estimate.removals, 'removal')}: {counted(estimate.candidates, 'candidate')} valued on "
+        f"{counted(estimate.samples, 'sample')}, as long as {estimate.passes:.0f} passes over them",
+    )
+    rows = [(str(count), f"{seconds / 3600:.3g}") for count, seconds in estimate.by_devices.items()]
+    out.print(table([f"devices ({estimate.device})", "hours"], rows))
+    line(out, f"Memory of each: about {estimate.memory / 2**20:.0f} MiB. Nothing was written")
 
 
 def _thrift(scores: HeadScores) -> str:

@@ -12,7 +12,7 @@ from hydractl.manifest.heads import HeadId, Removal
 from hydractl.scoring.circuit.doubt import Doubt, promise
 from hydractl.scoring.circuit.outcomes import Outcomes, values_of
 from hydractl.scoring.circuit.search import Exact, best_of
-from hydractl.scoring.circuit.settings import DOUBT
+from hydractl.scoring.circuit.settings import DOUBT, CircuitSettings
 from hydractl.scoring.circuit.swaps import Known, Swaps
 from hydractl.scoring.job import Memory, ScoreJob
 
@@ -63,7 +63,7 @@ class Lazy(Exact):
     @property
     def swaps(self) -> int:
         """How many swaps are tried at the end."""
-        return self.budget // 2 if self.settings.swaps is None else self.settings.swaps
+        return trials_of(self.settings, self.budget)
 
     @property
     def _recheck(self) -> int:
@@ -196,3 +196,8 @@ class Lazy(Exact):
             "work": round(self.work / self.exact_work, 4) if self.exact_work else 0.0,
             **({"swapped": self.swapped} if self.swaps else {}),
         }
+
+
+def trials_of(settings: CircuitSettings, budget: int) -> int:
+    """Return how many swaps are tried after so many removals."""
+    return budget // 2 if settings.swaps is None else settings.swaps

@@ -15,7 +15,18 @@ from hydractl.places import WEIGHTS
 from hydractl.scoring.job import Method
 from hydractl.scoring.methods import METHODS, SETTINGS, settings_for
 from hydractl.scoring.settings import CIRCUIT, GATES, Settings
-from hydractl.settings import Composed, Role, by_default, bytes_of, check, declared, flag, required, setting
+from hydractl.settings import (
+    Composed,
+    Role,
+    Setting,
+    by_default,
+    bytes_of,
+    check,
+    declared,
+    flag,
+    required,
+    setting,
+)
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
@@ -96,6 +107,13 @@ class ScoreConfig:
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     device: str = by_default("auto", shared.DEVICE)
     dtype: str | None = by_default(None, shared.DTYPE)
+    estimate: bool = flag(
+        Setting(
+            "circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; "
+            "write nothing.",
+            role=Role.ASIDE,
+        )
+    )
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)
     if_changed: bool = flag(shared.IF_CHANGED)
@@ -124,6 +142,11 @@ class ScoreConfig:
         if self.max_memory is not None and not self.entry.bounded:
             raise UsageError(
                 f"`--max-memory` has no effect with `--method {self.method}`",
+                hint="leave it out; it is for `--method circuit`",
+            )
+        if self.estimate and not self.entry.bounded:
+            raise UsageError(
+                f"`--estimate` has no effect with `--method {self.method}`",
                 hint="leave it out; it is for `--method circuit`",
             )
         refuse_shared_input(self.model)
@@ -170,3 +193,33 @@ class ScoreReport:
     def paths(self) -> tuple[Path, ...]:
         """The files written."""
         return (self.path,) if self.trained is None else (self.path, self.trained)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a circuit search would take, as far as a few candidates tell.
+
+    Attributes:
+        removals: Heads that would go.
+        candidates: How many would be valued on all data.
+        passes: Forward passes of the whole model, on all data, that take as long.
+        samples: In-distribution and out-of-distribution ones, each time.
+        seconds: On one such device.
+        memory: In bytes, on each: weights, a share of the data and what is computed with.
+        by_devices: Seconds by number of devices; batches are dealt out whole.
+        device: Where it was measured.
+    """
+
+    removals: int
+    candidates: int
+    passes: float
+    samples: int
+    seconds: float
+    memory: int
+    by_devices: Mapping[int, float]
+    device: str
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files written: none."""
+        return ()

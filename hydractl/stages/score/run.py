@@ -35,7 +35,7 @@ from hydractl.stages.shared.reading import Again, digests, labels_of, open_reade
 from hydractl.stages.shared.unchanged import replaces
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """Who scores, from where on, and who hears of it."""
 
     team: Team
@@ -86,9 +86,9 @@ def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> Sco
         )
         check_training(config, opened, own)
     architecture = opened.header.architecture
-    scored = _scored(config, architecture)
+    scored = scored_towers(config, architecture)
     heads = total_heads(scored)
-    keep, removals = _amounts(config, scored, progress)
+    keep, removals = amounts(config, scored, progress)
     options = _options(config, keep=keep, removals=removals, total=heads)
     references = {"id": config.data if config.entry.needs_data else None, "ood": config.ood}
     sets = open_sets(opened, references, progress, workers=config.num_workers)
@@ -114,7 +114,7 @@ def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> Sco
         progress.step(f"Going on after {counted(len(journal.done), 'removal')} of an interrupted run")
     state = open_state(config, opened, document, progress)
     team.in_order(())  # all have read the state before one writes it
-    job = _job(config, opened, classes, sets, _Run(team, state, progress))
+    job = make_job(config, opened, classes, sets, Run(team, state, progress))
     job = replace(
         job, towers=tuple(scored), keep=keep, budget=removals, free=config.budget is None, log=journal
     )
@@ -163,7 +163,7 @@ def _ranking(config: ScoreConfig, job: ScoreJob, state: State, progress: Progres
         raise
 
 
-def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerHeads]:
+def scored_towers(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerHeads]:
     """Return the towers whose heads are scored."""
     for name in config.towers:
         if name not in architecture.towers:
@@ -174,7 +174,7 @@ def _scored(config: ScoreConfig, architecture: Architecture) -> dict[str, TowerH
     return {n: t for n, t in architecture.towers.items() if not config.towers or n in config.towers}
 
 
-def _amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
+def amounts(config: ScoreConfig, towers: Mapping[str, TowerHeads], progress: Progress) -> tuple[int, int]:
     """Return how many heads a layer keeps (methods by layer) and how many go in all (greedy methods)."""
     means, budget = config.settings.budget_means, config.budget or Budget(keep_fraction=COMMON_KEEP_FRACTION)
     removals, keep = quota_of(budget, towers).removals, budget.kept_a_layer(towers)
@@ -229,13 +229,14 @@ def _document(
     )
 
 
-def _job(
+def make_job(
     config: ScoreConfig,
     opened: OpenModel,
     classes: Classes | None,
     sets: Mapping[str, Items],
-    run: _Run,
+    run: Run,
 ) -> ScoreJob:
+    """Return what the method is given, but for its amounts and its log."""
     device = own_device(config.device)
     dtype = torch_dtype(config.dtype) if config.dtype else None
     model = load_model(opened, dtype=dtype).to(device)

@@ -319,6 +319,7 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ({"given": {"search": "lazy", "doubt": -1.0}}, UsageError, "`--doubt -1`: must be at least 0"),
         ({"given": {"search": "lazy", "recheck": 0}}, UsageError, "`--recheck 0`: must be at least 1"),
         ({"max_memory": 1000}, UsageError, "one batch and one head's removal need"),
+        ({"method": "random", "ood": None, "estimate": True}, UsageError, "`--estimate` has no effect with"),
         ({"method": "random", "ood": None, "max_memory": 1}, UsageError, "`--max-memory` has no effect with"),
         ({"method": "random"}, UsageError, "`--ood` is read only by"),
         (

@@ -1,0 +1,167 @@
+"""score --estimate: what would a circuit search take?"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hydractl.heads.budget import total_heads
+from hydractl.inputs import batch_of
+from hydractl.manifest.heads import HeadId
+from hydractl.parallel import Team, own_device
+from hydractl.progress import SILENT, Progress
+from hydractl.scoring.circuit.lazy import trials_of
+from hydractl.scoring.circuit.memory import Peak
+from hydractl.scoring.circuit.model import Circuit
+from hydractl.scoring.circuit.settings import RECHECK, CircuitSettings
+from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.stages.score.config import Estimate, ScoreConfig
+from hydractl.stages.score.run import Run, amounts, make_job, scored_towers
+from hydractl.stages.score.training import State
+from hydractl.stages.shared.reading import open_reader, open_sets
+
+DEVICES = (1, 2, 4, 8, 16)
+BATCHES, LAYERS, AT_ONCE = 2, 3, 4
+"""So many batches of each set, layers of each tower before its last, and heads of a layer are measured."""
+LAZY_SHARE = 0.35
+"""Of what an exact step values a lazy one does, as `benchmarks/results/search.md` has it; more where heads are few."""
+
+
+class Timed(NamedTuple):
+    """Seconds for all samples: of a pass, and of a candidate in each layer of each tower."""
+
+    whole: float
+    layers: dict[str, list[float]]
+
+
+def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
+    """Value a few candidates on a few batches, and say what the search would take; write nothing.
+
+    Raises:
+        InputError: If the model or the data cannot be used.
+    """
+    opened = open_reader(config.model, arch=config.arch, seed=config.seed, max_length=config.max_length)
+    scored = scored_towers(config, opened.header.architecture)
+    _, removals = amounts(config, scored, progress)
+    sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress)
+    classes = config.naming.classes(opened, data=sets["id"].class_names)
+    job = make_job(config, opened, classes, sets, Run(Team(), State(), progress))
+    job = replace(job, towers=tuple(scored), budget=removals)
+    counts = {role: len(found) for role, found in sets.items()}
+    counts["id"] = min(counts["id"], config.drawn or counts["id"])
+    batches = {role: math.ceil(count / config.batch_size) for role, count in counts.items()}
+    few = {
+        role: _spread(data, batches.get(role, 0))
+        for role, data in (("id", job.id_data), ("ood", job.ood_data))
+    }
+    measured = sum(_size(samples) for found in few.values() for samples in found)
+    progress.step(f"Measuring on {measured} of {sum(counts.values())} samples")
+    circuit = Circuit(replace(job, id_data=few["id"], ood_data=few["ood"]))
+    with torch.inference_mode():
+        heads = [head for head in circuit.candidates() if head.layer == 0]
+        memory = _highest(circuit.model.device, lambda: circuit.outcomes(heads))
+        seconds = _timed(circuit, sum(counts.values()) / measured)
+    candidates, total = _summed(job, seconds, total_heads(scored))
+    dealt = sum(batches.values())
+    held = (
+        sum(_bytes(samples) for found in few.values() for samples in found) * sum(counts.values()) // measured
+    )
+    weights = sum(p.nbytes for p in job.model.parameters())
+    return Estimate(
+        removals=removals,
+        candidates=candidates,
+        passes=total / seconds.whole,
+        samples=sum(counts.values()),
+        seconds=total,
+        memory=memory + held + weights,
+        by_devices={n: total * (math.ceil(dealt / n) / dealt) for n in DEVICES if n <= dealt},
+        device=str(own_device(config.device)),
+    )
+
+
+def _spread(data: Iterable[Samples], count: int) -> list[Samples]:
+    """Return some batches from all over a set: texts come by length."""
+    wanted = {(2 * i + 1) * count // (2 * BATCHES) for i in range(BATCHES)}
+    return [samples for i, samples in enumerate(data) if i in wanted]
+
+
+def _timed(circuit: Circuit, times: float) -> Timed:
+    """Return seconds for so many times the samples that a circuit has."""
+    whole = _seconds(circuit, circuit.whole)
+    found: dict[str, list[float]] = {}
+    for name in circuit.towers:
+        left = circuit.left[name]
+        last = len(left) - 1
+        some = sorted({round(i * max(0, last - 1) / (LAYERS - 1)) for i in range(LAYERS)} | {last})
+        costs = []
+        for layer in some:
+            heads = [HeadId(name, layer, head) for head in left[layer][:AT_ONCE]]
+            spent = _seconds(circuit, partial(circuit.outcomes, heads))
+            costs.append(max(0.0, spent - whole) / len(heads))
+        found[name] = [times * float(np.interp(layer, some, costs)) for layer in range(last + 1)]
+    return Timed(times * whole, found)
+
+
+def _seconds(circuit: Circuit, work: Callable[[], object]) -> float:
+    """Return the least of a few runs, after one that warms up."""
+    spent = []
+    for _ in range(3):
+        circuit.forget()
+        _wait(circuit.model.device)
+        begin = time.perf_counter()
+        work()
+        _wait(circuit.model.device)
+        spent.append(time.perf_counter() - begin)
+    return min(spent[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _summed(job: ScoreJob, seconds: Timed, heads: int) -> tuple[int, float]:
+    """Return how many candidates are valued, and the seconds of the whole search."""
+    every = sum(job.scored[name].num_heads * cost for name, costs in seconds.layers.items() for cost in costs)
+    settings = job.set_for(CircuitSettings)
+    lazy = settings.search == "lazy"
+    valued, spent = 0.0, seconds.whole
+    for step in range(job.budget):
+        left = 1 - step / heads
+        share = LAZY_SHARE if lazy and step % (settings.recheck or RECHECK) else 1.0
+        valued += share * left * heads
+        spent += share * left * every + (0 if lazy and share < 1 else seconds.whole)
+    if lazy:
+        trials = trials_of(settings, job.budget) + job.budget
+        valued, spent = valued + trials, spent + trials * seconds.whole / 2
+    return round(valued), spent
+
+
+def _highest(device: torch.device, work: Callable[[], object]) -> int:
+    """Return the most bytes that are in use at once for a piece of work."""
+    if device.type != "cuda":
+        peak = Peak()
+        with peak:
+            work()
+        return peak.highest
+    torch.cuda.reset_peak_memory_stats(device)
+    before: int = torch.cuda.memory_allocated(device)
+    work()
+    highest: int = torch.cuda.max_memory_allocated(device)
+    return highest - before
+
+
+def _size(samples: Samples) -> int:
+    return batch_of(samples.inputs)
+
+
+def _bytes(samples: Samples) -> int:
+    inputs = samples.inputs
+    return sum(int(x.nbytes) for x in (inputs.values() if isinstance(inputs, Mapping) else (inputs,)))

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from hydractl.cli.app import main
+from hydractl.heads.budget import Budget
+from hydractl.progress import Silent
+from hydractl.stages.score import estimate
+from hydractl.stages.score.config import ScoreConfig
+from hydractl.stages.score.run import run_score
+from support.builders import base
+from support.variants import variant
+
+DATA = {"data": "digits::classes=0-6,limit=200", "ood": "digits::classes=9,limit=100"}
+
+
+class Watched(Silent):
+    """A progress that notes the seconds of a search on the processor."""
+
+    seconds = 0.0
+
+    def track(self, items, *, label, total):
+        begin = time.process_time()
+        yield from items
+        self.seconds = time.process_time() - begin
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(base(variant("class-token")).save(tmp_path_factory.mktemp("model") / "base.st"))
+
+
+@pytest.mark.parametrize("given", [{}, {"search": "lazy"}], ids=["exact", "lazy"])
+def test_an_estimate_is_near_what_a_run_takes(model, tmp_path, monkeypatch, given):
+    # others on the machine make seconds of the clock longer
+    monkeypatch.setattr(estimate.time, "perf_counter", time.process_time)
+    config = ScoreConfig(
+        model=model, out=tmp_path / "s.json", budget=Budget(remove=6), batch_size=16, given=given, **DATA
+    )
+
+    found = estimate.run_estimate(config)
+
+    assert not list(tmp_path.iterdir())
+    watched = Watched()
+    report = run_score(config, watched)
+    assert watched.seconds / 2 < found.seconds < 2 * watched.seconds
+    valued = report.scores.results.get("evaluations", 12 + 11 + 10 + 9 + 8 + 7)
+    assert valued / 2 < found.candidates < 2 * valued
+    assert (found.removals, found.samples) == (6, 300)
+
+
+def test_an_estimate_is_one_document(model, tmp_path, capsys):
+    words = ["score", model, "--data", "digits::classes=0-6,limit=40", "--objective", "acc", "--remove", "3"]
+
+    main([*words, "--batch-size", "16", "-o", str(tmp_path / "s.json"), "--estimate", "--json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["candidates"] == 12 + 11 + 10
+    assert found["seconds"] == found["by_devices"]["1"] > found["by_devices"]["2"]
+    assert found["memory"] > 0 < found["passes"]
+    assert found["paths"] == []
+    assert not list(tmp_path.iterdir())
