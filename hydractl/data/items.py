@@ -261,11 +261,14 @@ class ImageSet(Items):
     @override
     def item_digest(self, index: int) -> bytes:
         try:
-            return self.store.item_digest(self.places[index])
+            found = self.store.item_digest(self.places[index])
         except DataError as error:
             if not self.lenient:
                 raise
             return hashlib.sha256(error.message.encode()).digest()
+        return (
+            hashlib.sha256(b"fast\0" + found).digest() if self.fast else found
+        )  # other pixels, other results
 
     @override
     def at(self, indices: Sequence[int]) -> Self:

@@ -131,6 +131,7 @@ def test_fast_decoding_reads_large_jpegs_at_a_size_that_suffices(tmp_path, pictu
     assert sizes == [(400, 300), (400, 300), (100, 75), (400, 300)]
     assert torch.equal(found[""].inputs[1], found["::decode=fast"].inputs[1])
     assert 0 < (found[""].inputs[0] - found["::decode=fast"].inputs[0]).abs().mean() < 2 / 255
+    assert len({open_data(f"{tmp_path}/{key}").fingerprint() for key in found}) == 2
     assert train_transform(how, ("rrc",)).least == 227  # a crop of 8 % has sides of 28 % of the image's
     with pytest.raises(UsageError, match="`decode=slow`: must be `fast`"):
         open_data(f"{tmp_path}/::decode=slow")
