@@ -50,7 +50,7 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
     opened = open_reader(config.model, arch=config.arch, seed=config.seed, max_length=config.max_length)
     scored = scored_towers(config, opened.header.architecture)
     _, removals = amounts(config, scored, progress)
-    sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress)
+    sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)
     classes = config.naming.classes(opened, data=sets["id"].class_names)
     job = make_job(config, opened, classes, sets, Run(Team(), State(), progress))
     job = replace(job, towers=tuple(scored), budget=removals)
