@@ -18,7 +18,10 @@ The claim, for each task: the default setting is at least 10 times faster than n
 less the exhaustive one's is at least -0.001 in the median and -0.005 at worst, and on held-out data the mean difference is not
 below 0 by more than its 95 % interval.
 
-    python benchmarks/search.py [--task digits text] [--seeds 20 ... 29] [--settings N] [--out FOLDER]
+With `--bf16` nothing is searched: the candidates of the first removal are valued in bfloat16 and in float32, the objective from
+either's logits in float64, and the rank correlation of both is printed.
+
+    python benchmarks/search.py [--task digits text] [--seeds 20 ... 29] [--settings N] [--out FOLDER] [--bf16]
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from scipy.stats import spearmanr
 from scipy.stats import t as student
 
 from hydractl.cli.commands.demo import digits as demo_digits
@@ -187,7 +191,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the trained models")
     parser.add_argument("--settings", type=int, default=len(SETTINGS), help="so many, the default one first")
     parser.add_argument("--out", type=Path, help="write search.md and search.json there")
+    parser.add_argument(
+        "--bf16", action="store_true", help="compare candidates in bfloat16 and float32 instead"
+    )
     options = parser.parse_args()
+    if options.bf16:
+        for name in options.task:
+            for seed in options.seeds:
+                print(
+                    name,
+                    seed,
+                    "rank correlation {:.4f}, {} of the best 8 in common".format(*ranks(name, seed)),
+                )
+        return 0
     found: dict[str, list[list[Run]]] = {}
     holds = True
     for name in options.task:
@@ -280,6 +296,19 @@ def held_out(task: Task, removals: Sequence[Removal]) -> float:
             circuit.change([r.id for r in removals])
             values.append(circuit.value())
     return statistics.mean(values)
+
+
+def ranks(name: str, seed: int) -> tuple[float, int]:
+    """Return Spearman's correlation of candidates' values in bfloat16 and float32, and how many of the best 8 are the same."""
+    task = open_task(name, seed)
+    values = []
+    for dtype in (torch.float32, torch.bfloat16):
+        job = task.job(task.val)
+        with torch.inference_mode():
+            found = Circuit(replace(job, model=job.model.to(dtype))).candidate_values()
+        values.append(list(found.values()))
+    best = [set(sorted(range(len(each)), key=lambda i: -each[i])[:8]) for each in values]
+    return float(spearmanr(*values).statistic), len(best[0] & best[1])
 
 
 def claims(runs: Sequence[Run]) -> dict[str, bool]:

@@ -61,5 +61,4 @@ def test_an_estimate_is_one_document(model, tmp_path, capsys):
     assert found["candidates"] == 12 + 11 + 10
     assert found["seconds"] == found["by_devices"]["1"] > found["by_devices"]["2"]
     assert found["memory"] > 0 < found["passes"]
-    assert found["paths"] == []
     assert not list(tmp_path.iterdir())
