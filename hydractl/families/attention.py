@@ -77,6 +77,13 @@ class Projection(NamedTuple):
         return found.transpose(1, 2)
 
 
+def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return (B, H, T', D) of x (B, H, T', K) and a weight (H, K, D): a product for each head, as one for each sample is small."""
+    found = torch.matmul(x.transpose(0, 1).flatten(1, 2), weight)
+    apart: torch.Tensor = found.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
+    return apart
+
+
 class HeadGroup(nn.Module):
     """The heads that one member keeps in one layer.
 
@@ -260,10 +267,9 @@ class HeadGroup(nn.Module):
         of_q, of_k, of_v = self._projections()
         q = self.q_norm(of_q.of(asked, self.heads))
         w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in (of_k.weight, of_v.weight))
-        # (B, H, T', D): what each query looks for in x itself; by heads, as a product for each sample is a small one
-        folded = torch.einsum("bhtk,hkd->bhtd", q, w_k)
+        folded = _by_heads(q, w_k)  # (B, H, T', D): what each query looks for in x itself
         mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), side.mask)
-        z = torch.einsum("bhtd,hkd->bthk", mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v)
+        z = _by_heads(mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v.transpose(1, 2)).transpose(1, 2)
         return z if of_v.bias is None else z + of_v.bias.unflatten(0, (self.heads, -1))
 
     def _attention(
