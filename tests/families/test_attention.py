@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from timm.layers import Attention as TimmAttention
 from torch import nn
 
-from hydractl.families.attention import Attention, HeadGroup, HeadParts
+from hydractl.families.attention import Attention
+from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.probe import largest_difference
 from hydractl.families.side import PositionBias, Side
 from hydractl.families.timm.modules import head_group

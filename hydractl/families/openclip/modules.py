@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import Attention, HeadGroup, HeadParts
+from hydractl.families.attention import Attention
 from hydractl.families.dismantling import Kept, part
+from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import Side
 from hydractl.families.timm import modules as timm
 from hydractl.families.tower import Block, Model, Run, Stream, Tower

@@ -10,8 +10,9 @@ from timm.models import beit, deit, eva, vision_transformer, vision_transformer_
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import Attention, HeadGroup, HeadParts
+from hydractl.families.attention import Attention
 from hydractl.families.dismantling import Kept, part
+from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import HeadBias, PositionBias, Side
 from hydractl.families.stacked import only_rows, shallow
 from hydractl.families.tower import Block, LayerScale, Model, Run, Stream, Tower

@@ -14,7 +14,7 @@ from torch import nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from typing_extensions import override
 
-from hydractl.families.attention import HeadGroup, HeadParts, Projection
+from hydractl.families.head_group import HeadGroup, HeadParts, Projection
 from hydractl.families.side import Side
 from hydractl.families.stacked import StackedLinear
 from hydractl.families.tower import Hosted, Stream, Tower
@@ -47,7 +47,7 @@ class DisentangledGroup(HeadGroup):
         if side.table is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
-        of_q, of_k, _ = self._projections()
+        of_q, of_k, _ = self.projections()
         index = self._positions(k.shape[-2], table.shape[1], queries, k.device)
         index = index.expand(*q.shape[:2], *index.shape)
         bias = torch.zeros((), dtype=q.dtype, device=q.device)

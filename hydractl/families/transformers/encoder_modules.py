@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import Attention, HeadGroup, HeadParts
+from hydractl.families.attention import Attention
 from hydractl.families.dismantling import Kept, part
+from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import PositionBias, Side
 from hydractl.families.tower import Block, LayerScale, Run, Stream, Tower
 from hydractl.families.transformers.encoder import Encoder, heads_of

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from hydractl.families.attention import HeadGroup, HeadParts
 from hydractl.families.dismantling import Kept
+from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import Side
 from hydractl.families.tower import Model, Stream
 from hydractl.families.transformers import deberta_modules as deberta

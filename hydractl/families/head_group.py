@@ -1,0 +1,329 @@
+"""The heads that a member keeps in a layer, and the parts of a library's attention that they are.
+
+Axes: M members, N = M B batch, T tokens, D width, H heads, K head width. A member's layer is a `HeadGroup`; any number
+of heads is allowed, zero included. `Attention` puts the groups of M members side by side on the head axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.families.side import NOTHING, HeadBias, Side
+from hydractl.families.stacked import only_rows, product, shallow
+
+Rotation = Literal["half", "pairs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadParts:
+    """A library attention's own parts, already cut to the heads that are kept.
+
+    Attributes:
+        kept: The heads' numbers before pruning, increasing.
+        head_dim: K.
+        scale: Of the scores.
+        qkv: The fused projection; or else all three of `q`, `k`, `v`.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        q_bias: A bias (H K) beside a fused projection that has none; keys then have no bias.
+        v_bias: The same for values.
+        proj: The output projection.
+        q_norm: Norm of a head's query, of width K.
+        k_norm: Norm of a head's key.
+        gate: Elementwise gate of the heads' outputs: a projection to H K, before the sigmoid.
+        bias: What is added to the heads' scaled scores.
+        dropout: Probability, of the attention weights in training.
+        proj_drop: What follows the output projection.
+        rotation: Which numbers a rotary embedding pairs: the halves of a head, or neighbours.
+    """
+
+    kept: tuple[int, ...]
+    head_dim: int
+    scale: float
+    proj: nn.Linear
+    qkv: nn.Linear | None = None
+    q: nn.Linear | None = None
+    k: nn.Linear | None = None
+    v: nn.Linear | None = None
+    q_bias: nn.Parameter | None = None
+    v_bias: nn.Parameter | None = None
+    q_norm: nn.Module = field(default_factory=nn.Identity)
+    k_norm: nn.Module = field(default_factory=nn.Identity)
+    gate: nn.Linear | None = None
+    bias: HeadBias | None = None
+    dropout: float = 0.0
+    proj_drop: nn.Module = field(default_factory=nn.Identity)
+    rotation: Rotation = "half"
+
+
+class Projection(NamedTuple):
+    """Weight (H K, D) and bias (H K) of queries, keys or values; or (M, H K, D) and (M, H K)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def of(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        """Return (N, H, T, K) of x (N, T, D)."""
+        found: torch.Tensor = product(x, self.weight, self.bias).unflatten(-1, (heads, -1))
+        return found.transpose(1, 2)
+
+
+def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return (B, H, T', D) of x (B, H, T', K) and a weight (H, K, D): a product for each head, as one for each sample is small."""
+    found = torch.matmul(x.transpose(0, 1).flatten(1, 2), weight)
+    apart: torch.Tensor = found.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
+    return apart
+
+
+class HeadGroup(nn.Module):
+    """The heads that one member keeps in one layer.
+
+    Covered: q, k and v fused or apart, biases or none, q/k norms of width K, rotary embeddings, padding masks, biases of
+    the scores a head, an elementwise output gate.
+
+    Or those of M members at once, padded to the most that any keeps with heads that have no weights and say nothing: see `at_once`.
+
+    Attributes:
+        along_heads: The linear layers whose output features are `(H K)`.
+        members: M.
+        numbers: Where M > 1, (M, H): each member's heads' numbers before pruning, any for a head that pads.
+    """
+
+    along_heads: ClassVar[tuple[str, ...]] = ("q", "k", "v", "gate")
+    members = 1
+
+    def __init__(self, parts: HeadParts) -> None:
+        super().__init__()
+        self.kept = parts.kept
+        self.numbers: nn.Parameter | None = None
+        self.head_dim = parts.head_dim
+        self.scale = parts.scale
+        self.dropout = parts.dropout
+        self.rotation: Rotation = parts.rotation
+        self.qkv, self.q, self.k, self.v = parts.qkv, parts.q, parts.k, parts.v
+        self.q_bias, self.v_bias = parts.q_bias, parts.v_bias
+        self.q_norm, self.k_norm = parts.q_norm, parts.k_norm
+        self.gate, self.bias = parts.gate, parts.bias
+        self.proj: nn.Linear = parts.proj
+        self.proj_drop = parts.proj_drop
+
+    @property
+    def heads(self) -> int:
+        """How many heads are kept, 0 or more."""
+        return len(self.kept)
+
+    def attend(self, x: torch.Tensor, queries: slice | None, side: Side = NOTHING) -> torch.Tensor:
+        """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
+        asked = x if queries is None else x[:, queries]
+        if self.heads == 0:
+            return x.new_empty(*asked.shape[:2], 0, self.head_dim)
+        if self._can_fold(asked, queries, side):
+            z = self._attend_folded(x, asked, side)
+        else:
+            q, k, v = self._project_in(x, asked)
+            z = self._attention(
+                *self.positioned(q, k, queries, side), v, self.scores_bias(q, k, queries, side)
+            )
+            z = z.transpose(1, 2)
+        if self.gate is not None:
+            z = z * self.gate(asked).sigmoid().unflatten(-1, (self.heads, self.head_dim))
+        return z
+
+    def weights(self, x: torch.Tensor, side: Side = NOTHING) -> torch.Tensor:
+        """Return every head's attention weights (B, H, T, T) of x (B, T, D), without dropout; a row sums to 1.
+
+        They are what attention answers where token t's value is the t-th unit vector, so a family's own way to score
+        is in them, whatever it is.
+        """
+        batch, tokens = x.shape[:2]
+        if self.heads == 0:
+            return x.new_empty(batch, 0, tokens, tokens)
+        q, k, _ = self._project_in(x, x)
+        units = torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1)
+        return F.scaled_dot_product_attention(
+            *self.positioned(q, k, None, side),
+            units,
+            attn_mask=self.scores_bias(q, k, None, side),
+            scale=self.scale,
+        )
+
+    def positioned(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries (B, H, T', K) and keys (B, H, T, K) normed and rotated."""
+        q, k = self.q_norm(q), self.k_norm(k)
+        if side.rope is None:
+            return q, k
+        rope = self.kept_of(side.rope, 2) if side.rope.shape[2] > 1 else side.rope
+        cos, sin = (per_member(x) for x in rope.to(q.dtype).unbind(1))
+        at = slice(None) if queries is None else queries
+        q, k = (x if len(rope) == 1 else x.unflatten(0, (len(rope), -1)) for x in (q, k))
+        q = q * cos[..., at, :] + _rotated(q, self.rotation) * sin[..., at, :]
+        k = k * cos + _rotated(k, self.rotation) * sin
+        return (q, k) if len(rope) == 1 else (q.flatten(0, 1), k.flatten(0, 1))
+
+    def kept_of(self, x: torch.Tensor, axis: int, *, times: int = 1) -> torch.Tensor:
+        """Return x (G, ..., H, ...), with the heads before pruning on an axis, of the heads that are kept.
+
+        Of several members it is (M `times`, ..., H, ...), member after member.
+        """
+        if self.numbers is not None:
+            index, heads = self.numbers.unsqueeze(1).expand(-1, times, -1), x.movedim(axis, 1)
+            own = (
+                heads[0][index]
+                if len(x) == 1
+                else heads[torch.arange(len(x), device=x.device)[:, None, None], index]
+            )
+            return own.flatten(0, 1).movedim(1, axis)
+        if len(self.kept) == x.shape[axis]:
+            return x
+        return x.movedim(axis, 0)[list(self.kept)].movedim(0, axis)
+
+    def scores_bias(
+        self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
+    ) -> torch.Tensor | None:
+        """Return what scaled_dot_product_attention takes as its mask: boolean, or added to the scaled scores."""
+        del k
+        at = slice(None) if queries is None else queries
+        mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
+        own = None if self.bias is None else self.bias()
+        each = self.numbers is not None and own is None  # then picked for each sample at once
+        times = q.shape[0] // self.members if each else 1
+        shared = None if side.bias is None else self.kept_of(side.bias, 1, times=times)
+        found = own if shared is None else shared if own is None else own + shared
+        if found is None:
+            return mask
+        bias = found.reshape(-1, *found.shape[-3:])[..., at, :].to(q.dtype)
+        if not each and len(bias) > 1:
+            bias = bias.unsqueeze(1).expand(-1, q.shape[0] // len(bias), -1, -1, -1).flatten(0, 1)
+        return bias if mask is None else bias.masked_fill(~mask, torch.finfo(q.dtype).min)
+
+    def _can_fold(self, asked: torch.Tensor, queries: slice | None, side: Side) -> bool:
+        """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own.
+
+        In training a key bias of its own would be left without a gradient, and weights that dropout thins out no longer
+        sum to 1, as the values' bias needs.
+        """
+        return (
+            queries is not None
+            and not (self.training and self.dropout)
+            and asked.shape[1] <= self.head_dim // 4
+            and isinstance(self.k_norm, nn.Identity)
+            and self.members == 1
+            and self.bias is None
+            and not (self.k is not None and torch.is_grad_enabled())
+            and side[1:] == NOTHING[1:]
+            and (side.mask is None or side.mask.shape[-2] == 1)
+        )
+
+    def projections(self) -> tuple[Projection, Projection, Projection]:
+        """Return those of queries, keys and values."""
+        if self.qkv is None:
+            q, k, v = (cast("nn.Linear", layer) for layer in (self.q, self.k, self.v))
+            return Projection(q.weight, q.bias), Projection(k.weight, k.bias), Projection(v.weight, v.bias)
+        parted = (3, self.heads * self.head_dim)
+        w_q, w_k, w_v = self.qkv.weight.unflatten(-2, parted).unbind(-3)
+        biases = cast("torch.Tensor | None", self.qkv.bias)
+        b_q, b_k, b_v = (
+            (self.q_bias, None, self.v_bias) if biases is None else biases.unflatten(-1, parted).unbind(-2)
+        )
+        return Projection(w_q, b_q), Projection(w_k, b_k), Projection(w_v, b_v)
+
+    def _project_in(
+        self, x: torch.Tensor, asked: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries of the tokens asked, and keys and values of all."""
+        if self.qkv is not None and self.q_bias is None and self.v_bias is None:
+            if asked is x:
+                q, k, v = self._parted(self.qkv(x)).unbind(2)
+                return q, k, v
+            width, weight = self.heads * self.head_dim, self.qkv.weight
+            bias = cast("torch.Tensor | None", self.qkv.bias)
+            both = product(x, weight[..., width:, :], bias if bias is None else bias[..., width:])
+            k, v = self._parted(both).unbind(2)
+            return self.projections()[0].of(asked, self.heads), k, v
+        of_q, of_k, of_v = self.projections()
+        return of_q.of(asked, self.heads), of_k.of(x, self.heads), of_v.of(x, self.heads)
+
+    def _parted(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (N, H, P, T, K) of P projections of each token, (N, T, P H K)."""
+        parted: torch.Tensor = x.unflatten(-1, (-1, self.heads, self.head_dim))
+        return parted.transpose(1, 3)
+
+    def _attend_folded(self, x: torch.Tensor, asked: torch.Tensor, side: Side) -> torch.Tensor:
+        """Attend from the tokens `asked` (B, T', D) to all of x (B, T, D) without computing keys or values.
+
+        q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k, of which the second term is the same for all tokens and drops out of the
+        softmax; and as attention weights sum to 1, Σ a (W_v x + b_v) = W_v (Σ a x) + b_v.
+        """
+        of_q, of_k, of_v = self.projections()
+        q = self.q_norm(of_q.of(asked, self.heads))
+        w_k, w_v = (w.unflatten(0, (self.heads, self.head_dim)) for w in (of_k.weight, of_v.weight))
+        folded = _by_heads(q, w_k)  # (B, H, T', D): what each query looks for in x itself
+        mixed = self._attention(folded.flatten(1, 2).unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), side.mask)
+        z = _by_heads(mixed.squeeze(1).unflatten(1, (self.heads, -1)), w_v.transpose(1, 2)).transpose(1, 2)
+        return z if of_v.bias is None else z + of_v.bias.unflatten(0, (self.heads, -1))
+
+    def _attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=self.scale)
+
+    def project(self, z: torch.Tensor) -> torch.Tensor:
+        """Return the layer's attention output (B, T', D) of z (B, T', H, K)."""
+        if self.heads or z.requires_grad:
+            mixed = self.proj(z.flatten(-2))
+        else:  # a matrix product over nothing, which runtimes of exported models refuse: nothing, and the bias
+            nothing = self.proj.weight.sum(1)
+            bias = cast("torch.Tensor | None", self.proj.bias)
+            mixed = (nothing if bias is None else nothing + bias).expand(*z.shape[:-2], -1)
+        out: torch.Tensor = self.proj_drop(mixed)
+        return out
+
+    def select(self, positions: Sequence[int]) -> HeadGroup:
+        """Return a copy with only the heads at these positions among the kept, weights sliced."""
+        rows = torch.tensor([h * self.head_dim + k for h in positions for k in range(self.head_dim)]).long()
+        rows = rows.to(self.proj.weight.device)
+        width = self.heads * self.head_dim
+        other = shallow(self)
+        other.kept = tuple(self.kept[h] for h in positions)
+        if self.qkv is not None:
+            other.qkv = only_rows(self.qkv, torch.cat([rows, rows + width, rows + 2 * width]))
+        for name in self.along_heads:
+            if (layer := getattr(self, name)) is not None:
+                setattr(other, name, only_rows(layer, rows))
+        for name in ("q_bias", "v_bias"):
+            if (bias := getattr(self, name)) is not None:
+                setattr(other, name, nn.Parameter(bias.detach()[rows]))
+        other.bias = None if self.bias is None else self.bias.select(positions)
+        other.proj = shallow(self.proj)
+        other.proj.in_features = len(rows)
+        other.proj.weight = nn.Parameter(self.proj.weight.detach()[:, rows])
+        return other
+
+    def head_term(self, z: torch.Tensor, head: int) -> torch.Tensor:
+        """Return head `head`'s own term of `project`, (B, T', D): the sum over heads, plus the bias, is `project`."""
+        columns = slice(head * self.head_dim, (head + 1) * self.head_dim)
+        return F.linear(z[..., head, :], self.proj.weight[:, columns])
+
+
+def per_member(x: torch.Tensor) -> torch.Tensor:
+    """Return x (G, H, ...) as it meets tensors (N, H, ...) of one member, or (M, B, H, ...) of several."""
+    return x.squeeze(0) if len(x) == 1 else x.unsqueeze(1)
+
+
+def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Return x (..., K) turned by a quarter in each plane of the rotary embedding."""
+    if rotation == "half":
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((-second, first), dim=-1)
+    first, second = x[..., ::2], x[..., 1::2]
+    return torch.stack((-second, first), dim=-1).flatten(-2)
