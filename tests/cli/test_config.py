@@ -31,6 +31,7 @@ def config(monkeypatch, call):
     stages = {prune: "run_prune", fuse: "run_fuse", inspect: "run_inspect", inspect_compare: "run_compare"}
     for module, name in stages.items():
         monkeypatch.setattr(module, name, catch)
+    monkeypatch.setattr("hydractl.cli.command._check_inputs", lambda _: None)
 
     def run(line: str) -> object:
         with pytest.raises(Caught) as caught:

@@ -79,6 +79,7 @@ def test_what_the_options_mean(argv, expected, monkeypatch):
         raise StopError
 
     monkeypatch.setattr("hydractl.stages.evaluate.run.run_eval", record)
+    monkeypatch.setattr("hydractl.cli.command._check_inputs", lambda _: None)
     with pytest.raises(StopError):
         main(["eval", *argv])
 
@@ -173,7 +174,7 @@ def test_an_interrupted_run_leaves_nothing(model, tmp_path, monkeypatch, capsys)
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hydractl.stages.evaluate.run.predict", interrupted)
+    monkeypatch.setattr("hydractl.stages.evaluate.run._predict_row", interrupted)
 
     assert main(["eval", model, "--data", DATA, *QUICK, "-o", str(tmp_path / "r.json")]) == 130
 

@@ -32,6 +32,7 @@ def asked(monkeypatch):
     """Replace the stage and keep what it was asked."""
     found = []
     monkeypatch.setattr(stage, "run_finetune", lambda config, _progress: found.append(config) or report())
+    monkeypatch.setattr("hydractl.cli.command._check_inputs", lambda _: None)
     return found
 
 

@@ -115,6 +115,7 @@ def test_stacked_under_autocast_is_in_turn_under_autocast(files, name):
     assert largest_difference(found, expected) <= 0.05 * float(expected.abs().max())
 
 
+@pytest.mark.newer
 @EITHER
 @torch.no_grad()
 def test_stacked_is_one_graph_for_all_batch_sizes(files, name):
@@ -128,6 +129,7 @@ def test_stacked_is_one_graph_for_all_batch_sizes(files, name):
     assert count.frame_count == 1
 
 
+@pytest.mark.newer
 @EITHER
 @torch.no_grad()
 def test_stacked_can_be_exported(files, name):
