@@ -153,11 +153,14 @@ def quantized(document: Any) -> Any:  # noqa: ANN401 - as above
     """Return an ONNX document whose matrix products by weights are of whole numbers of 8 bits.
 
     Weights have a scale a column, and 7 of the 8 bits: processors without instructions of their own for it add up two products
-    in 16 bits, which 8 overflow. What they are multiplied with is scaled as it comes.
+    in 16 bits, which 8 overflow. What they are multiplied with is scaled as it comes. Weights that are stacks of matrices, as of heads
+    of which few tokens ask, stay as they are: onnxruntime has no such scales for them.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - an extra
 
     loaded, _ = onnx_libraries()
+    axes = {tensor.name: len(tensor.dims) for tensor in document.graph.initializer}
+    products = [node for node in document.graph.node if node.op_type == "MatMul"]
     del document.graph.value_info[
         :
     ]  # shapes that torch inferred, and that no longer fit once products are taken apart
@@ -167,6 +170,7 @@ def quantized(document: Any) -> Any:  # noqa: ANN401 - as above
             document,
             path,
             op_types_to_quantize=["MatMul", "Gemm"],
+            nodes_to_exclude=[node.name for node in products if axes.get(node.input[1], 2) > 2],
             per_channel=True,
             reduce_range=True,
             weight_type=QuantType.QInt8,
