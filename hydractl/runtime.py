@@ -7,7 +7,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,8 @@ _ONE_AT_A_TIME = threading.Lock()
 
 def versions(*libraries: str) -> dict[str, str]:
     """Return the installed version of each named distribution."""
+    from importlib import metadata  # noqa: PLC0415 - takes longer to load than all that `--help` needs beside it
+
     return {name: metadata.version(name) for name in sorted(libraries)}
 
 

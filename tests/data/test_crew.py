@@ -155,7 +155,8 @@ WORKING = """
 import sys
 from hydractl.data import crew
 from hydractl.data.crew import Crew
-import time, os
+import time, os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored
 crew._LOADED[:] = []
 own = Crew(2)
 print(*{f.result() for f in [own.submit(os.getpid) for _ in range(8)]}, flush=True)

@@ -327,7 +327,9 @@ def test_a_step_runs_the_vision_tower_once_a_batch_and_the_text_tower_once(work,
             force=True,
         )
 
-        passes = seen.count(False) // batches  # the whole model, and twice where heads are exchanged at the end
+        passes = (
+            seen.count(False) // batches
+        )  # the whole model, and twice where heads are exchanged at the end
         assert seen.count(False) == passes * batches <= 3 * batches
         assert seen.count(True) in {2, passes}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,6 +126,8 @@ def _other_input(config: Stage, recorded: Sequence[str]) -> str | None:
 
 
 def _installed(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError  # noqa: PLC0415 - `--help` does without
+
     try:
         return versions(name)[name]
     except PackageNotFoundError:
