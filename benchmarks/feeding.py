@@ -3,7 +3,8 @@
 Both read the same JPEG files of 500 x 375, which are made here, on `--workers` cores: timm in as many worker processes; we as
 `--num-workers auto` does for many images, in threads up to two cores and else in as many processes, and beside it, without a
 claim, in processes whatever the number. Processes are there when the clock starts, and stay for all repetitions. Training crops at
-random, mirrors, and applies two operations of RandAugment at magnitude 12; evaluation resizes and crops as ImageNet's models do.
+random, mirrors, and applies two operations of RandAugment at magnitude 12; evaluation resizes and crops as ImageNet's models do,
+to the bit as timm, and then with `::decode=fast` but for rounding.
 Both give batches (64, 3, 224, 224), float32, normalised. Each repetition feeds all images once from either side, in turn, so that
 a busy machine is busy for both; ratios are medians over the repetitions.
 
@@ -46,13 +47,23 @@ AUGMENT = ("rrc", "flip", "randaugment")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How many images a second, of timm's, are fed at least."""
+    """How many images a second, of timm's, are fed at least; `keys` are those of the data's reference."""
 
     fed: str
     bound: float
+    keys: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether images are changed at random."""
+        return self.fed == "training"
 
 
-CLAIMS = (Claim("training", 1.0), Claim("evaluation", 1.25))
+CLAIMS = (
+    Claim("training", 1.0),
+    Claim("evaluation", 1.25),
+    Claim("evaluation with decode=fast", 1.25, "::decode=fast"),
+)
 GROWTH = 1.5
 """How much faster two cores are claimed to feed than one."""
 ALL = sorted(os.sched_getaffinity(0))
@@ -77,7 +88,7 @@ def main() -> int:
                 on_cores(workers)
                 auto = paying(MANY)
                 for own in sorted({auto, workers}):
-                    ours, theirs = measured(name, claim.fed, own, workers, options.repeats)
+                    ours, theirs = measured(name, claim, own, workers, options.repeats)
                     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
                     rate, other = map(statistics.median, (ours, theirs))
                     line = (
@@ -113,9 +124,11 @@ def judged(holds: bool) -> str:
     return "holds" if holds else "FAILS"
 
 
-def measured(folder: str, fed: str, own: int, workers: int, repeats: int) -> tuple[list[float], list[float]]:
+def measured(
+    folder: str, claim: Claim, own: int, workers: int, repeats: int
+) -> tuple[list[float], list[float]]:
     """Return the images a second of ours with `own` processes and timm's, a number a repetition; each has fed once before."""
-    sides = ours(folder, fed, own), theirs(folder, fed, workers)
+    sides = ours(folder, claim, own), theirs(folder, claim, workers)
     rates: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats + 1):
         for side, found in zip(sides, rates, strict=True):
@@ -133,9 +146,9 @@ def rate_of(fed: Iterable[torch.Tensor]) -> float:
     return count / (time.perf_counter() - begun)
 
 
-def ours(folder: str, fed: str, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
+def ours(folder: str, claim: Claim, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
     """Return what feeds an epoch as `finetune` or `eval` does."""
-    images = of_kind(crewed(open_items(f"{folder}/", HOW, labelled=False), workers), ImageSet)
+    images = of_kind(crewed(open_items(f"{folder}/{claim.keys}", HOW, labelled=False), workers), ImageSet)
     if images.crew is not None:  # what forks them knows the cores of the first
         told = [images.crew.submit(os.sched_setaffinity, 0, os.sched_getaffinity(0)) for _ in range(50)]
         for future in told:
@@ -143,22 +156,20 @@ def ours(folder: str, fed: str, workers: int) -> Callable[[int], Iterable[torch.
     training = train_transform(HOW, AUGMENT)
 
     def epoch(number: int) -> Iterable[torch.Tensor]:
-        trains = fed == "training"
-        transform = training.at(seed=0, epoch=number) if trains else eval_transform(HOW)
-        order = epoch_order(len(images), seed=0, epoch=number) if trains else None
+        transform = training.at(seed=0, epoch=number) if claim.trains else eval_transform(HOW)
+        order = epoch_order(len(images), seed=0, epoch=number) if claim.trains else None
         return (batch.inputs for batch in batches(images, transform, batch_size=BATCH, indices=order))
 
     return epoch
 
 
-def theirs(folder: str, fed: str, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
+def theirs(folder: str, claim: Claim, workers: int) -> Callable[[int], Iterable[torch.Tensor]]:
     """Return what timm feeds an epoch with; its prefetcher normalises whole batches."""
-    trains = fed == "training"
     loader = create_loader(
         create_dataset("", root=folder),
         HOW.input_size,
         BATCH,
-        is_training=trains,
+        is_training=claim.trains,
         interpolation=HOW.interpolation,
         mean=HOW.mean,
         std=HOW.std,
@@ -168,7 +179,7 @@ def theirs(folder: str, fed: str, workers: int) -> Callable[[int], Iterable[torc
         device=torch.device("cpu"),
         **(
             {"scale": (0.08, 1.0), "hflip": 0.5, "color_jitter": None, "auto_augment": "rand-m12-n2"}
-            if trains
+            if claim.trains
             else {}
         ),
     )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hydractl.data.crew import cores
 from hydractl.data.items import at_least
-from hydractl.data.preprocess import EvalTransform, TrainTransform, sample_seed
+from hydractl.data.preprocess import EvalTransform, Normalised, TrainTransform, pixels, sample_seed
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
@@ -153,11 +153,12 @@ class _Batches:
         cut = (part for batch in _cut(self.order, self.batch_size) for part in _cut(batch, size))
         batch = -(-self.batch_size // size)
         window = max(_AHEAD * batch, 2 * workers) if self.ahead else max(batch, workers)
-        parts = _parts(self.dataset, self.transform, cut, window, ahead=self.ahead)
+        transform, finish = _parted(self.transform) if crew else (self.transform, None)
+        parts = _parts(self.dataset, transform, cut, window, ahead=self.ahead)
         for chosen in _cut(self.order, self.batch_size):
             found = list(islice(parts, -(-len(chosen) // size)))
             yield Batch(
-                inputs=_joined(found, len(chosen)),
+                inputs=_joined(found, len(chosen), finish),
                 labels=None if labels is None else torch.tensor([labels[i] for i in chosen]),
                 indices=torch.tensor(chosen),
                 bad={index: why for part in found for index, why in part.bad.items()},
@@ -201,6 +202,8 @@ def _read(
         DataError: If one is missing or corrupt, or the transform refuses it, and the set is not lenient; the message names it.
     """
     inputs, bad = list[Tensor](), dict[int, str]()
+    if dataset.fast and isinstance(transform, EvalTransform):
+        transform = transform.quickly()
     for index, number in zip(indices, numbers, strict=True):
         where = ""
         try:
@@ -284,8 +287,20 @@ def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
         yield order[start : start + size]
 
 
-def _joined(parts: Sequence[Part], count: int) -> Tensor:
+def _parted(transform: Transform) -> tuple[Transform, Normalised | None]:
+    """Return a transform to whole numbers, of which a quarter of the bytes is handed over, and what makes inputs of them."""
+    if isinstance(transform, EvalTransform | TrainTransform) and isinstance(transform.finish, Normalised):
+        return replace(transform, finish=pixels), transform.finish
+    return transform, None
+
+
+def _joined(parts: Sequence[Part], count: int, finish: Normalised | None) -> Tensor:
     """Return the inputs of parts as one tensor, in memory that a GPU reads from at once if one is in use."""
     first = parts[0].inputs
-    whole = torch.empty((count, *first.shape[1:]), dtype=first.dtype, pin_memory=torch.cuda.is_initialized())
-    return torch.cat([part.inputs for part in parts], out=whole)
+    dtype = first.dtype if finish is None else torch.float32
+    whole = torch.empty((count, *first.shape[1:]), dtype=dtype, pin_memory=torch.cuda.is_initialized())
+    if finish is None:
+        return torch.cat([part.inputs for part in parts], out=whole)
+    for part, out in zip(parts, whole.split([len(part.inputs) for part in parts]), strict=True):
+        finish.into(part.inputs, out)
+    return whole

@@ -36,6 +36,31 @@ def test_evaluation_is_timms(picture, crop_mode, interpolation, input_size):
     assert torch.equal(eval_transform(ours)(image), timms(image))
 
 
+@pytest.mark.parametrize("offset", ["nearest", "before"])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("size", [(61, 40), (40, 61), (33, 33), (21, 90), (300, 201)])
+def test_the_quick_way_differs_by_rounding(picture, size, interpolation, offset):
+    how = changed(RGB, input_size=(3, 29, 29), crop_pct=0.8, interpolation=interpolation, crop_offset=offset)
+    transform = eval_transform(how)
+    smooth = picture(0, size=(16, 12)).resize(
+        size
+    )  # noise is cut off at 0 and 255 between the two passes of a resize
+    pixels = [
+        255 * one(smooth) * torch.tensor(how.std)[:, None, None] for one in (transform, transform.quickly())
+    ]
+
+    assert transform.quick != transform.steps
+    assert (pixels[0] - pixels[1]).abs().max() < 2.5
+    assert (pixels[0] - pixels[1]).abs().mean() < 0.3
+
+
+@pytest.mark.parametrize("how", [{"crop_mode": "squash"}, {"crop_mode": "border"}])
+def test_what_is_not_cut_out_of_the_middle_has_no_quick_way(how):
+    transform = eval_transform(changed(RGB, **how))
+
+    assert transform.quick == transform.steps
+
+
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "1"])
 def test_any_mode_becomes_the_models(picture, mode):
     image = picture(0, size=(50, 37), mode=mode)
@@ -133,7 +158,7 @@ def test_what_is_drawn_is_what_the_global_generator_gives(picture, augment):
             prepared = step(prepared)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(sample_seed(1, 2, index))
-            for step in (*transform.random, *transform.finish):
+            for step in (*transform.random, transform.finish):
                 prepared = step(prepared)
 
         assert torch.equal(transform(image, index), prepared)
