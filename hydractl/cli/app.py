@@ -2,69 +2,52 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, cast
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 import typer.core
 import typer.main
+from typing_extensions import override
 
-from hydractl.cli.commands import (
-    doctor,
-    eval,
-    export,
-    finetune,
-    fuse,
-    import_,
-    lineage,
-    predict,
-    prune,
-    push,
-    schema,
-    score,
-)
-from hydractl.cli.commands.demo import command as demo
-from hydractl.cli.commands.inspect import command as inspect
-from hydractl.cli.commands.run import command as run
 from hydractl.cli.helptext import escaped, literal_help
-from hydractl.cli.shells import command as shells
+from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
 from hydractl.progress import did_you_mean
 from hydractl.version import __version__
+
+C = TypeVar("C", typer.core.TyperCommand, typer.core.TyperGroup)
 
 # 128 and the number of the signal, as a shell reports a program that it ended
 INTERRUPTED, BROKEN_PIPE = 130, 141
 BROKEN_DISK = {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT}
 """What may come of reading or writing an open file, and then without its name."""
 
-app = typer.Typer(
-    name="hydractl",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-COMMANDS: dict[str, Callable[..., None]] = {
-    "score": score.score,
-    "prune": prune.prune,
-    "finetune": finetune.finetune,
-    "fuse": fuse.fuse,
-    "eval": eval.evaluate,
-    "predict": predict.predict,
-    "export": export.export,
-    "inspect": inspect.inspect,
-    "lineage": lineage.lineage,
-    "import": import_.import_weights,
-    "push": push.push,
-    "schema": schema.schema,
-    "doctor": doctor.doctor,
-    "completion": shells.completion,
-    "run": run.run,
-    "demo": demo.demo,
+COMMANDS = {
+    "score": "commands.score:score",
+    "prune": "commands.prune:prune",
+    "finetune": "commands.finetune:finetune",
+    "fuse": "commands.fuse:fuse",
+    "eval": "commands.eval:evaluate",
+    "predict": "commands.predict:predict",
+    "export": "commands.export:export",
+    "inspect": "commands.inspect.command:inspect",
+    "lineage": "commands.lineage:lineage",
+    "import": "commands.import_:import_weights",
+    "push": "commands.push:push",
+    "schema": "commands.schema:schema",
+    "doctor": "commands.doctor:doctor",
+    "completion": "shells.command:completion",
+    "run": "commands.run.command:run",
+    "demo": "commands.demo.command:demo",
 }
+"""Where each command's function is."""
 
 
 LETTERS = 60
@@ -103,8 +86,58 @@ class Strict(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
 
-for _name, _command in COMMANDS.items():
-    app.command(_name, cls=Strict)(_command)
+class Commands(UserDict[str, Any]):
+    """All commands, each loaded when it is asked for: one does not wait for what the others import.
+
+    Args:
+        others: What else there is, or takes the place of one.
+    """
+
+    def __init__(self, others: Mapping[str, Any]) -> None:
+        super().__init__(dict.fromkeys(COMMANDS) | {name: _finished(one) for name, one in others.items()})
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        if self.data[name] is None:
+            alone = typer.Typer(add_completion=False)
+            alone.command(name, cls=Strict)(function_of(name))
+            self.data[name] = _finished(cast("typer.core.TyperCommand", typer.main.get_command(alone)))
+        return self.data[name]
+
+
+class Tree(typer.core.TyperGroup):
+    """A program whose help loads none of its commands."""
+
+    @override
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # as below
+        shown = copy.copy(self)
+        shown.commands = {
+            name: _finished(typer.core.TyperCommand(name, help=SUMMARIES[name]))
+            if name in SUMMARIES
+            else self.commands[name]
+            for name in self.commands
+        }
+        typer.core.TyperGroup.format_help(shown, ctx, formatter)
+
+
+app = typer.Typer(
+    name="hydractl",
+    cls=Tree,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def function_of(name: str) -> Callable[..., None]:
+    """Return a command's function.
+
+    Raises:
+        KeyError: If there is no such command.
+    """
+    module, _, function = COMMANDS[name].partition(":")
+    return cast("Callable[..., None]", getattr(import_module(f"hydractl.cli.{module}"), function))
 
 
 def _version(value: bool) -> None:
@@ -134,25 +167,28 @@ def root(
 
 
 def command_tree() -> typer.core.TyperGroup:
-    """Return the finished tree: help is literal text, examples keep their lines, and what needs arguments has help without any.
-
-    Typer joins the lines of a docstring's paragraphs, except after a backspace, and on a terminal it reads `[...]`
-    in them as rich markup.
-    """
+    """Return the program with its commands."""
     tree = cast("typer.core.TyperGroup", typer.main.get_command(app))
-    for command in (tree, *tree.commands.values()):
-        command.help = literal_help(command.help or "", rich=typer.core.HAS_RICH)
-        command.no_args_is_help = command is tree or any(p.required for p in command.params)
-        for parameter in command.params:
-            if (
-                isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument)
-                and typer.core.HAS_RICH
-            ):
-                parameter.help = escaped(parameter.help or "")
+    tree.commands = Commands(tree.commands)
+    _finished(tree).no_args_is_help = True
     help_option = tree.get_help_option(typer.Context(tree, **tree.context_settings))
     if help_option is not None:
         help_option.default = False  # typer loads pydantic to learn what an absent `--help` means
     return tree
+
+
+def _finished(command: C) -> C:
+    """Make help literal text whose examples keep their lines, and let what needs arguments have it without any.
+
+    Typer joins the lines of a docstring's paragraphs, except after a backspace, and on a terminal it reads `[...]`
+    in them as rich markup.
+    """
+    command.help = literal_help(command.help or "", rich=typer.core.HAS_RICH)
+    command.no_args_is_help = any(p.required for p in command.params)
+    for parameter in command.params:
+        if isinstance(parameter, typer.core.TyperOption | typer.core.TyperArgument) and typer.core.HAS_RICH:
+            parameter.help = escaped(parameter.help or "")
+    return command
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,7 +1,7 @@
-"""What this source tree keeps of the command tree: the completion scripts, for those who package them, and the page of options.
+"""What this source tree keeps of the command tree: completion scripts, for those who package them, the page of options, summaries.
 
-`python -m hydractl.cli.completion` writes them to `completions/` and `docs/reference.md`; with `--check` it says which are out
-of date.
+`python -m hydractl.cli.completion` writes them to `completions/`, `docs/reference.md` and `hydractl/cli/summaries.py`; with
+`--check` it says which are out of date.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
+
+import typer.core
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.reference import page
+from hydractl.cli.reference import page, paragraphs
 from hydractl.cli.shells.described import describe
 from hydractl.cli.shells.scripts import SCRIPTS
 
@@ -21,13 +24,26 @@ FILES = {
     "fish": "completions/hydractl.fish",
 }
 PAGE = "docs/reference.md"
+SUMMARIES = "hydractl/cli/summaries.py"
 
 
 def files() -> dict[str, str]:
     """Return each file's path and text."""
     tree = command_tree()
     commands = describe(tree)
-    return {PAGE: page(tree), **{FILES[shell]: script(commands) for shell, script in SCRIPTS.items()}}
+    return {
+        SUMMARIES: summaries(tree),
+        PAGE: page(tree),
+        **{FILES[shell]: script(commands) for shell, script in SCRIPTS.items()},
+    }
+
+
+def summaries(tree: typer.core.TyperGroup) -> str:
+    """Return the module that tells what commands do, for whom no command needs to load."""
+    commands = cast("dict[str, typer.core.TyperCommand]", tree.commands)
+    lines = [f'    "{name}": "{paragraphs(command)[0]}",' for name, command in commands.items()]
+    head = '"""What each command does, in one line; `python -m hydractl.cli.completion` writes this."""'
+    return "\n".join([head, "", "SUMMARIES = {", *lines, "}", ""])
 
 
 def main(arguments: Iterable[str]) -> int:
@@ -40,7 +56,7 @@ def main(arguments: Iterable[str]) -> int:
             continue
         stale.append(name)
         if not check:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if check and stale:
         again = "run `python -m hydractl.cli.completion`"

@@ -23,7 +23,7 @@ def page(tree: typer.core.TyperGroup) -> str:
     """Return the page as Markdown: the program, a list of its commands, then a section of each."""
     commands = cast("dict[str, typer.core.TyperCommand]", tree.commands)
     first = [
-        f"- [`{name}`](#hydractl-{name}): {_paragraphs(command)[0]}" for name, command in commands.items()
+        f"- [`{name}`](#hydractl-{name}): {paragraphs(command)[0]}" for name, command in commands.items()
     ]
     parts = [HEAD, *_prose(tree), "\n".join(first) + "\n"]
     for name, command in commands.items():
@@ -31,13 +31,14 @@ def page(tree: typer.core.TyperGroup) -> str:
     return "\n".join(parts)
 
 
-def _paragraphs(command: typer.core.TyperCommand | typer.core.TyperGroup) -> list[str]:
+def paragraphs(command: typer.core.TyperCommand | typer.core.TyperGroup) -> list[str]:
+    """Return what a command's help says, without the layout of the terminal."""
     return unescaped(command.help or "").split("\n\n")
 
 
 def _prose(command: typer.core.TyperCommand | typer.core.TyperGroup) -> Iterator[str]:
     """Yield what a command says of itself: paragraphs, and blocks such as its examples as they stand."""
-    for paragraph in _paragraphs(command):
+    for paragraph in paragraphs(command):
         title, *lines = paragraph.strip().split("\n")
         block = "\n".join(line.removeprefix("  ") for line in lines)
         kind = "sh" if title == "Examples:" else "text"

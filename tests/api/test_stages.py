@@ -14,7 +14,7 @@ import hydractl
 from hydractl.api import stub
 from hydractl.api.stage import type_of
 from hydractl.api.stages import STAGES
-from hydractl.cli.app import COMMANDS
+from hydractl.cli.app import function_of
 from hydractl.errors import CheckFailed, OutputExists, UsageError
 from support.builders import base
 from support.heard import Heard
@@ -52,7 +52,7 @@ def test_the_page_on_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
 
 def test_a_function_takes_every_option_of_its_command_and_no_other():
     for stage in STAGES:
-        command = inspect.signature(COMMANDS[stage.command]).parameters
+        command = inspect.signature(function_of(stage.command)).parameters
         function = inspect.signature(getattr(hydractl, stage.name))
         assert {*function.parameters} == ({*command} - {"json", "quiet", "if_changed", "provenance"}) | {
             "progress"

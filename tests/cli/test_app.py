@@ -9,7 +9,9 @@ from typer.core import TyperOption
 from hydractl import __version__, errors
 from hydractl.cli import app as module
 from hydractl.cli import output
-from hydractl.cli.app import COMMANDS, app, command_tree, main
+from hydractl.cli.app import COMMANDS, command_tree, main
+from hydractl.cli.reference import paragraphs
+from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import UsageError
 
 ERRORS = [
@@ -220,4 +222,7 @@ def test_a_command_that_needs_something_has_its_help_when_named_alone(capsys, mo
 
 
 def test_the_table_is_the_tree():
-    assert list(COMMANDS) == [info.name for info in app.registered_commands]
+    tree = command_tree()
+
+    assert list(COMMANDS) == list(tree.commands)
+    assert {name: paragraphs(command)[0] for name, command in tree.commands.items()} == SUMMARIES

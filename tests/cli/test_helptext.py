@@ -6,13 +6,13 @@ import re
 import pytest
 import typer.core
 
-from hydractl.cli.app import COMMANDS, main
+from hydractl.cli.app import COMMANDS, function_of, main
 from hydractl.cli.helptext import literal_help, unescaped
 
 
 def examples(name: str) -> list[str]:
     """Return a command's example lines as its docstring has them, indentation left out."""
-    block = next(p for p in inspect.getdoc(COMMANDS[name]).split("\n\n") if p.startswith("Examples:"))
+    block = next(p for p in inspect.getdoc(function_of(name)).split("\n\n") if p.startswith("Examples:"))
     return [line.strip() for line in block.splitlines()[1:]]
 
 
