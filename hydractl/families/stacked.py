@@ -58,7 +58,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """Return a linear layer's (N, ..., O) of x (N, ..., D): of weight (O, D), or of each member's, (M, O, D)."""
     if weight.ndim < 3:
         return F.linear(x, weight, bias)
-    rows = x.reshape(len(weight), -1, x.shape[-1])
+    rows = _rows(x, len(weight))
     found = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
     return found.view(*x.shape[:-1], -1)
 

@@ -292,7 +292,7 @@ class Towers(nn.Module):
     def answered(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return each member's logits (M, B, C) of towers' outputs (G, B, F)."""
         answers = [cast("Answer", answer) for answer in self.answers]
-        if all_same(answers):
+        if len(answers) == 1 or all_same(answers):
             logits: torch.Tensor = answers[0](outputs)
             return logits if len(logits) == len(answers) else logits.repeat(len(answers), 1, 1)
         each = [{name: share(x, m) for name, x in outputs.items()} for m in range(len(answers))]

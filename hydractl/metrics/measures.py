@@ -16,7 +16,6 @@ from hydractl.manifest.report import Value
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import (
-    SAMPLES_AT_ONCE,
     Kept,
     Responses,
     answers,
@@ -90,7 +89,7 @@ def means(
 
 def scored(said: Kept, score: Score) -> Tensor:
     """Return a score of every sample, (N,), float64."""
-    return torch.cat([_score(part, score) for part in said.split(at_once(said, most=SAMPLES_AT_ONCE))])
+    return torch.cat([_score(part, score) for part in said.split(at_once(said))])
 
 
 def _score(part: Responses, score: Score) -> Tensor:
@@ -116,13 +115,12 @@ def _summary(
     said: Kept, scores: Sequence[Score], diverse: Sequence[Metric], labels: Tensor | None = None
 ) -> _Summary:
     _, count, _ = said.shape
-    size = at_once(said, most=SAMPLES_AT_ONCE)
     # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
     right: dict[str, Tensor] = {}
     ranks: dict[str, Tensor] = {}
     found = dict.fromkeys((m.name for m in diverse), 0.0)
     begin = 0
-    for part in said.split(size):
+    for part in said.split(at_once(said)):
         end = begin + part.shape[1]
         log_probs = part.log_probs.double()
         if labels is not None:

@@ -110,10 +110,10 @@ def whole(said: Kept) -> Responses:
     return Responses(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
 
 
-def at_once(said: Kept, *, most: int = SAMPLES_AT_ONCE) -> int:
+def at_once(said: Kept) -> int:
     """Return how many samples are looked at together, so that memory hangs neither on members nor on classes."""
     members, _, classes = said.shape
-    return max(1, min(most, NUMBERS_AT_ONCE // (members * classes)))
+    return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // (members * classes)))
 
 
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:

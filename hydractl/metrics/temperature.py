@@ -119,11 +119,11 @@ def scaled_nll(said: Kept | Tensor, labels: Tensor, temperature: float, *, doubt
     total = 0.0
     for part, own in _parts(said, labels):
         logits = part.double() / temperature
-        said = (at_labels(logits, own.long()) - logits.logsumexp(2)).logsumexp(0)
-        total -= float(said.sum())
+        right = (at_labels(logits, own.long()) - logits.logsumexp(2)).logsumexp(0)
+        total -= float(right.sum())
         if doubt:
             everything = logits.log_softmax(2).logsumexp(0).sum(1)
-            total += doubt * float((said - (everything - said) / (classes - 1)).sum())
+            total += doubt * float((right - (everything - right) / (classes - 1)).sum())
     return total / count + math.log(members)
 
 
