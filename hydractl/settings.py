@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
 from math import inf, isfinite
@@ -20,6 +21,9 @@ from hydractl.progress import did_you_mean
 
 C = TypeVar("C")
 P = ParamSpec("P")
+_MADE_OF: ContextVar[tuple[object, tuple[tuple[Declared, object], ...]] | None] = ContextVar(
+    "made_of", default=None
+)
 KEY = "setting"
 """Where a field's metadata hold its declaration."""
 
@@ -249,7 +253,15 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
         elif isinstance(told, Composed):
             names = (*(o.name for o in told.options), *told.also)
             values[f.name] = told.make({name: given[name] for name in names if name in given})
-    return config(**values)
+    made = config(**values)
+    _MADE_OF.set((made, tuple((o, typed[o.name]) for o in options_of(config) if typed[o.name] is not None)))
+    return made
+
+
+def made_of(config: object) -> tuple[tuple[Declared, object], ...] | None:
+    """Return the options that `configured` made a configuration of, and what was typed; None if it was not the last one made."""
+    latest, options = _MADE_OF.get() or (None, None)
+    return options if latest is config else None
 
 
 def spelled(name: str) -> str:

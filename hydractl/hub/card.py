@@ -6,7 +6,8 @@ Texts of files are shown as code, where they mark nothing up.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -307,7 +308,7 @@ def _making(facts: Facts) -> str:
     steps = list(_steps(facts.header.made_by))
     if not steps:
         return ""
-    lines = ["## How it was made", ""]
+    lines = ["## How it was made", "", *_commands(facts, steps)]
     for number, step in enumerate(steps, start=1):
         inputs = ", ".join(_code(source.name) for source in step.inputs)
         settings = dict(step.options) | ({} if step.seed is None else {"seed": step.seed})
@@ -318,6 +319,31 @@ def _making(facts: Facts) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in steps[-1].versions.items())
     lines += ["", f"Versions: {versions}. `hydractl inspect {facts.reference}` shows digests of all inputs."]
     return "\n".join(lines)
+
+
+def _commands(facts: Facts, steps: Sequence[Step]) -> Iterator[str]:
+    """Yield the lines of a block of commands to paste, none where a step does not say what was typed."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for step in steps:
+        if step.typed is None:
+            return
+        line = ("hydractl", step.command, *map(_plain, step.typed))
+        read = (one for other in steps for one in other.inputs if one.made_by == step)
+        names.setdefault(line, []).extend(one.name for one in read)
+    outs = {
+        line: sorted({re.sub(r"\d+", "{i}", _plain(name)) for name in found}) for line, found in names.items()
+    }
+    yield "```sh"
+    for line, found in outs.items():
+        several = len(set(names[line])) > 1
+        out = found[0] if several else _plain((names[line] or [f"{facts.header.kind.value}.st"])[0])
+        yield shlex.join((*line, "-o", out))
+    yield from (
+        "```",
+        "",
+        "Paths are left out: files are named as they were. All settings, with defaults:",
+        "",
+    )
 
 
 def _written(value: Option) -> str:
@@ -371,5 +397,9 @@ def _limits(facts: Facts) -> str:
 
 def _code(text: str) -> str:
     """Return somebody else's text as code, in which nothing is markup, nor ends a cell of a table."""
-    plain = re.sub(r"\s+", " ", shortened(harmless(text), _LENGTH)).replace("`", "'").replace("|", "¦")
-    return f"`{plain}`"
+    return f"`{_plain(shortened(text, _LENGTH)).replace('|', '¦')}`"
+
+
+def _plain(text: str) -> str:
+    """Return somebody else's text as one line that ends no code."""
+    return re.sub(r"\s+", " ", harmless(text)).replace("`", "'")

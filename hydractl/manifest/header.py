@@ -162,7 +162,8 @@ class InputFile(Strict):
 class Step(Strict):
     """One stage that led here. No clock, no host, no path: equal work gives equal steps.
 
-    `asked` is the digest of everything that was typed and shapes the output, as it was typed.
+    `asked` is the digest of everything that was typed and shapes the output, as it was typed; `typed` are the words themselves, but
+    for names of outputs and folders.
     """
 
     command: str
@@ -172,6 +173,7 @@ class Step(Strict):
     results: dict[str, Option] = Field(default={})
     versions: dict[str, str] = Field(default={})
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
+    typed: tuple[str, ...] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class FusePlan(Strict):

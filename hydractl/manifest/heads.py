@@ -135,7 +135,7 @@ class HeadScores(Document):
     """How much each head matters, `hydractl.scores/1`.
 
     A method that groups heads has `clusters`: each one's heads, the one that stands for it first. `results` are what else
-    it found out. `asked` and `versions` are as in a checkpoint's step.
+    it found out. `asked`, `typed` and `versions` are as in a checkpoint's step.
     """
 
     kind_of_file: ClassVar[str] = "scores"
@@ -157,6 +157,7 @@ class HeadScores(Document):
     tool: str
     versions: dict[str, str] = Field(default={}, exclude_if=lambda value: not value)
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
+    typed: tuple[str, ...] | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def tables(self) -> dict[str, tuple[tuple[float, ...], ...]]:

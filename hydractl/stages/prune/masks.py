@@ -20,7 +20,7 @@ from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.draw import STRATEGIES, Drawn, Material
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.choosing import Quota, own_quota, quota_of
-from hydractl.stages.shared.lineage import TOOL, document_input
+from hydractl.stages.shared.lineage import TOOL, document_input, scored_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def choose_masks(config: PruneConfig, opened: OpenModel, team: Team, progress: P
         found = [own_quota(config.scores[0], scores[0], shape).said or ""]
     whole = {n: m for n, m in full_mask(opened.header.architecture.towers).items() if n not in shape}
     files = tuple(
-        document_input(p, s.digest() if is_stream(p) else None)
+        document_input(p, s.digest() if is_stream(p) else None, made_by=scored_by(s, opened))
         for p, s in zip(config.scores, scores, strict=True)
     )
     return Chosen(

@@ -26,7 +26,7 @@ from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
 from hydractl.stages.score.journal import open_journal
 from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
-from hydractl.stages.shared.asked import asked_of
+from hydractl.stages.shared.asked import asked_of, typed_by
 from hydractl.stages.shared.choosing import quota_of
 from hydractl.stages.shared.classes import Classes, ask
 from hydractl.stages.shared.lineage import TOOL, made_with
@@ -132,6 +132,7 @@ def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> Sco
             "results": dict(ranking.results),
             "versions": made_with(opened.family),
             "asked": asked_of(config),
+            "typed": typed_by(config),
         }
     )
     inputs = tuple(InputFile(name=sets[role].name, sha256=found.sha256) for role, found in data.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from enum import Enum
@@ -14,7 +15,7 @@ from hydractl.errors import HydraError
 from hydractl.jsonfile import compact
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Role, Setting, declared
+from hydractl.settings import KEY, Role, Setting, declared, made_of, spelled
 from hydractl.source import folder_files, locate, of_hub
 
 if TYPE_CHECKING:
@@ -121,6 +122,35 @@ class Reference:
 def asked_of(config: Commanded) -> str:
     """Return the digest of the settings that shape an output, as they were given; what is a default does not count."""
     return digest_text(compact({"command": config.COMMAND, "settings": _said(config)}, sort_keys=True))
+
+
+def typed_by(config: Commanded) -> tuple[str, ...] | None:
+    """Return the arguments of a command line that asks for it, None where a configuration was made otherwise.
+
+    Without names of outputs, what only decides how fast, and the folders that things lie in.
+    """
+    if (given := made_of(config)) is None:
+        return None
+    arguments, options = list[str](), list[str]()
+    for option, value in given:
+        told = option.setting
+        if told.role in {Role.OUTPUT, Role.ASIDE} or value == option.default:
+            continue
+        name, _, opposite = (told.spelled or (spelled(option.name),))[0].partition("/")
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, bool):
+                options.append(name if item else opposite)
+            elif told.positional:
+                arguments.append(_without_folders(str(item)))
+            else:
+                options += [name, _without_folders(str(item))]
+    return (*arguments, *options)
+
+
+def _without_folders(text: str) -> str:
+    """Return a text in which what lies on this machine has no more of its path than the last part."""
+    parts = re.split(r"([=,+:]+)", text)
+    return "".join(Path(part).name if "/" in part and os.path.exists(part) else part for part in parts)  # noqa: PTH110 - `Path.exists` raises where a path is too long
 
 
 def references(config: object) -> Iterator[Reference]:

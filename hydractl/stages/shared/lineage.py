@@ -9,10 +9,11 @@ from hydractl.families.base import Family
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile, Step
+from hydractl.manifest.heads import HeadScores
 from hydractl.progress import Progress
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, versions
-from hydractl.stages.shared.asked import Commanded, Stage, asked_of, references
+from hydractl.stages.shared.asked import Commanded, Stage, asked_of, references, typed_by
 from hydractl.stages.shared.made import is_recorded
 from hydractl.version import __version__
 
@@ -37,6 +38,7 @@ def make_step(
         results=dict(results or {}),
         versions=made_with(family),
         asked=asked_of(config),
+        typed=typed_by(config),
     )
 
 
@@ -82,6 +84,26 @@ def warn_temperature(opened: OpenModel, progress: Progress) -> None:
         )
 
 
-def document_input(path: Path, digest: str | None = None) -> InputFile:
+def document_input(path: Path, digest: str | None = None, *, made_by: Step | None = None) -> InputFile:
     """Return the lineage entry of a JSON file; `digest` where the file was a stream and is gone."""
-    return InputFile(name="-" if is_stream(path) else path.name, sha256=digest or digest_file(path))
+    name = "-" if is_stream(path) else path.name
+    return InputFile(name=name, sha256=digest or digest_file(path), made_by=made_by)
+
+
+def scored_by(scores: HeadScores, opened: OpenModel) -> Step | None:
+    """Return the step that wrote scores, as they say themselves; with the model's own lineage where they are of that one."""
+    own = opened.as_input()
+    if scores.model.sha256 != own.sha256:
+        own = InputFile(name=scores.model.reference, sha256=scores.model.sha256)
+    elif own.made_by is not None and own.made_by.command == "score":  # which trained the model too
+        return own.made_by
+    data = [InputFile(name=one.reference, sha256=one.sha256) for one in scores.data.values()]
+    return Step(
+        command="score",
+        options={"method": scores.method, **scores.options},
+        inputs=(own, *data),
+        results=scores.results,
+        versions=scores.versions,
+        asked=scores.asked,
+        typed=scores.typed,
+    )
