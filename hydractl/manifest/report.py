@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,12 +24,22 @@ class Value(Strict):
     count: int | None = None
 
 
+class Difference(Strict):
+    """By how much the first row's numbers are more than another row's, on the ID set and on each OOD set.
+
+    Both are measured on the same resamples, so that the intervals are those of paired differences.
+    """
+
+    values: dict[str, Value]
+    ood: dict[str, dict[str, Value]] = Field(default={})
+
+
 class Row(Strict):
     """What was measured of one model or ensemble.
 
     `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`;
-    `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for. What ranks samples is the report's first OOD score; by another
-    one a metric is called `metric@score`.
+    `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
+    another one a metric is called `metric@score`.
     """
 
     name: str
@@ -39,6 +50,14 @@ class Row(Strict):
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
     means: dict[str, dict[str, float]] = Field(default={})
+    difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
+def _names(row: Row) -> Iterator[str]:
+    """Yield the name of every number of a row, some of them again and again."""
+    compared = () if row.difference is None else (row.difference.values, *row.difference.ood.values())
+    for values in (row.values, *row.ood.values(), *compared):
+        yield from values
 
 
 class Check(Strict):
@@ -86,7 +105,9 @@ class Report(Document):
                 )
             if not row.means.keys() <= {"near", "far", "all"}:
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
-            for name in (*row.values, *(m for values in row.ood.values() for m in values)):
+            if row.difference is not None and row.difference.ood.keys() != {*sets}:
+                raise ValueError(f"rows[{i}].difference.ood: must name the data sets that near and far name")
+            for name in _names(row):
                 metric, _, score = name.partition("@")
                 if metric not in self.definitions:
                     raise ValueError(f"rows[{i}]: `{metric}` has no definition")

@@ -39,14 +39,18 @@ def ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
     Raises:
         ValueError: If the shapes differ, there is no sample or no bin, or a confidence is out of its range.
     """
+    _check(confidence, hits, bins)
+    gap = confidence.double().new_zeros(*confidence.shape[:-1], bins + 1)
+    gap.scatter_add_(-1, of_equal_width(confidence, bins=bins), hits.double() - confidence.double())
+    return gap.abs().sum(-1) / confidence.shape[-1]
+
+
+def of_equal_width(confidence: Tensor, *, bins: int = BINS) -> Tensor:
+    """Return the bins (..., N), int64, that `ece` puts samples in; 1 has the last, of number `bins`."""
     import torch  # noqa: PLC0415 - the table of metrics loads without it
 
-    _check(confidence, hits, bins)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
-    index = torch.bucketize(confidence.float().contiguous(), edges, right=True) - 1
-    gap = confidence.double().new_zeros(*confidence.shape[:-1], bins + 1)
-    gap.scatter_add_(-1, index, hits.double() - confidence.double())
-    return gap.abs().sum(-1) / confidence.shape[-1]
+    return torch.bucketize(confidence.float().contiguous(), edges, right=True) - 1
 
 
 def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tensor:
@@ -64,6 +68,15 @@ def adaptive_ece(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Tenso
     for index, part in enumerate(gaps.tensor_split(bins, -1)):
         total[..., index] = part.sum(-1).abs()
     return total.sum(-1) / confidence.shape[-1]
+
+
+def of_equal_count(confidence: Tensor, *, bins: int = BINS) -> Tensor:
+    """Return the bins (N,), int64, that `adaptive_ece` puts samples (N,) in."""
+    order = confidence.argsort(stable=True)
+    found = order.new_empty(len(order))
+    for index, part in enumerate(order.tensor_split(bins)):
+        found[part] = index
+    return found
 
 
 def _check(confidence: Tensor, hits: Tensor, bins: int) -> None:
@@ -118,6 +131,7 @@ LABELLED = (
         higher_is_better=False,
         reads=("confidence", "hits"),
         compute=ece,
+        bins=of_equal_width,
     ),
     _labelled(
         name="adaptive_ece",
@@ -128,5 +142,6 @@ LABELLED = (
         higher_is_better=False,
         reads=("confidence", "hits"),
         compute=adaptive_ece,
+        bins=of_equal_count,
     ),
 )

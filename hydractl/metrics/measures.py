@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hydractl.manifest.report import Value
+from hydractl.manifest.report import Difference, Value
 from hydractl.metrics.metric import Metric, Needs
-from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.resampling import Measured, Resampling
 from hydractl.metrics.samples import (
     Kept,
     Responses,
@@ -29,10 +29,35 @@ from hydractl.metrics.table import METRICS, needing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """A row's numbers, apart from its costs and means; fields as in `manifest.Row`."""
+    """A row's numbers, apart from its costs and means, on the ID set and on each OOD set."""
 
-    values: dict[str, Value]
-    ood: dict[str, dict[str, Value]]
+    found: dict[str, Measured]
+    found_ood: dict[str, dict[str, Measured]]
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """As in `manifest.Row`."""
+        return _told(self.found)
+
+    @property
+    def ood(self) -> dict[str, dict[str, Value]]:
+        """As in `manifest.Row`."""
+        return {name: _told(found) for name, found in self.found_ood.items()}
+
+    def less(self, other: Numbers) -> Difference | None:
+        """Return by how much the numbers are more than another row's on the same samples; None without intervals."""
+        values = _less(self.found, other.found)
+        ood = {name: _less(found, other.found_ood[name]) for name, found in self.found_ood.items()}
+        return Difference(values=values, ood=ood) if values or any(ood.values()) else None
+
+
+def _told(found: Mapping[str, Measured]) -> dict[str, Value]:
+    return {name: each.told() for name, each in found.items()}
+
+
+def _less(found: Mapping[str, Measured], other: Mapping[str, Measured]) -> dict[str, Value]:
+    each = {name: own.less(other[name]) for name, own in found.items() if name in other}
+    return {name: difference.told() for name, difference in each.items() if difference is not None}
 
 
 def measure(
@@ -62,7 +87,7 @@ def measure(
     )
     ranks = [SCORES[score] for score in scores] if ranking and foreign else []
     own = _summary(tested, ranks, diverse, labels)
-    ood: dict[str, dict[str, Value]] = {}
+    ood: dict[str, dict[str, Measured]] = {}
     for name, said in foreign.items():
         other = _summary(said, ranks, diverse)
         ood[name] = {}
@@ -71,7 +96,7 @@ def measure(
             ranked = resampling.values(ranking, *({side: found} for side, found in by_score.items()))
             ood[name] |= {number_name(metric, score, scores): value for metric, value in ranked.items()}
         ood[name] |= other.diversity
-    return Numbers(values=resampling.values(labelled, own.answers) | own.diversity, ood=ood)
+    return Numbers(found=resampling.values(labelled, own.answers) | own.diversity, found_ood=ood)
 
 
 def means(
@@ -108,7 +133,7 @@ class _Summary:
 
     answers: dict[str, Tensor]
     scores: dict[str, Tensor]
-    diversity: dict[str, Value]
+    diversity: dict[str, Measured]
 
 
 def _summary(
@@ -137,5 +162,5 @@ def _summary(
     return _Summary(
         answers=right,
         scores=ranks,
-        diversity={name: Value(value=value, count=count) for name, value in found.items()},
+        diversity={name: Measured(value=value, count=count) for name, value in found.items()},
     )

@@ -50,6 +50,7 @@ class Metric:
         compute: Maps what it reads, each (..., N), to values (...), so that resamples or candidates are rows of a batch.
             Metrics of members map probabilities (M, N, C) to a number. None: measured elsewhere.
         interval: Whether reports say how far it may be off; metrics of members never do.
+        bins: Of a calibration error, maps confidences (N,) to the samples' bins (N,), int64, counted from 0.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Metric:
     reads: tuple[str, ...] = ()
     compute: Callable[..., Tensor | float] | None = None
     interval: bool = False
+    bins: Callable[[Tensor], Tensor] | None = None
 
     def of(self, sample: Mapping[str, Tensor]) -> Tensor | float:
         """Return the values (...) of what was prepared under the names that the metric reads.

@@ -1,7 +1,23 @@
-"""How sure is a measured number? Percentile bootstrap intervals, on the same resamples for every metric and every row."""
+"""How sure is a measured number, and a difference of two? Bootstrap intervals, on the same resamples for every metric and row.
+
+Most are percentile intervals (Efron 1979). Calibration errors have others: they add up absolute values, so a resample is larger
+than the sample as the sample is larger than the truth, and where a model is calibrated no percentile interval holds either. Of
+such an error theta = sum |g_b|, with gaps g_b of its bins as found and Z_b by which a resample's differ from them,
+
+- theta is at most what was found - sum sign(g_b) Z_b: an absolute value is convex, so errors of its argument never lower it by
+  more than that;
+- theta is at least what was found - (sum sign(g_b) Z_b over the bins whose gap is clear, + sum |Z_b| over the others): the
+  derivative of the sum in the direction of Z, as Fang and Santos (2019, Inference on Directionally Differentiable Functions)
+  estimate it. A gap is clear beyond sqrt(ln N) of its standard deviations (Andrews and Soares 2010).
+
+Quantiles of both bounds over the resamples make the interval. It holds the number as found, reaches 0 where nothing speaks
+against calibration, and is too wide rather than too narrow where some gaps are neither clear nor zero. Bins are those of the
+sample.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +29,44 @@ from hydractl.metrics.metric import Metric
 
 BOUNDS = (0.025, 0.975)
 DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A number, and where each resample says that the true one lies.
+
+    Attributes:
+        value: The number.
+        count: How many samples it rests on.
+        low: Bounds below, (R,); None where there is no interval.
+        high: Bounds above, (R,). Of a percentile interval both are what the number is on the resample.
+    """
+
+    value: float
+    count: int | None
+    low: Tensor | None = None
+    high: Tensor | None = None
+
+    def told(self) -> Value:
+        """Return the number with its 95 % interval, quantiles interpolated linearly, which holds the number."""
+        if self.low is None or self.high is None:
+            return Value(value=self.value, count=self.count)
+        low, high = (
+            float(torch.quantile(each.double(), bound))
+            for each, bound in zip((self.low, self.high), BOUNDS, strict=True)
+        )
+        return Value(value=self.value, low=min(low, self.value), high=max(high, self.value), count=self.count)
+
+    def less(self, other: Measured) -> Measured | None:
+        """Return by how much it is more than another number on the same resamples; None where one has no interval."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return None
+        return Measured(
+            value=self.value - other.value,
+            count=self.count,
+            low=self.low - other.high,
+            high=self.high - other.low,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +95,7 @@ class Resampling:
             ]
             yield tuple(torch.stack(drawn) for drawn in zip(*rows, strict=True))
 
-    def values(self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor]) -> dict[str, Value]:
+    def values(self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor]) -> dict[str, Measured]:
         """Return metrics of samples, with the intervals of those that have one.
 
         Args:
@@ -52,6 +106,7 @@ class Resampling:
         sample = {name: vector for samples in sets for name, vector in samples.items()}
         found = {m.name: float(m.of(sample)) for m in metrics}
         spread: dict[str, list[Tensor]] = {m.name: [] for m in metrics if m.interval and self.resamples}
+        bins = {m.name: m.bins(sample[m.reads[0]]) for m in metrics if m.bins and m.name in spread}
         read = {name for m in metrics if m.interval for name in m.reads}
         for indices in self.draws(*counts) if spread else ():
             drawn = {
@@ -61,16 +116,25 @@ class Resampling:
                 if name in read
             }
             for metric in metrics:
-                if metric.name in spread:
+                if metric.name in bins:
+                    own = bins[metric.name]
+                    spread[metric.name].append(_gaps(metric, drawn, own[indices[0]], int(own.max()) + 1))
+                elif metric.name in spread:
                     spread[metric.name].append(torch.as_tensor(metric.of(drawn)))
+        every = {name: torch.cat(each) for name, each in spread.items()}
+        gaps = {
+            m.name: _gaps(m, sample, bins[m.name], every[m.name].shape[-1]) for m in metrics if m.name in bins
+        }
         return {
-            name: measured(value, torch.cat(spread[name]) if name in spread else None, count=sum(counts))
+            name: calibration_error(value, gaps[name], every[name], count=sum(counts))
+            if name in gaps
+            else measured(value, every.get(name), count=sum(counts))
             for name, value in found.items()
         }
 
 
-def measured(value: float, resampled: Tensor | None, *, count: int) -> Value:
-    """Return a number with its 95 % percentile interval (Efron 1979), interpolated linearly between resamples.
+def measured(value: float, resampled: Tensor | None, *, count: int) -> Measured:
+    """Return a number with a percentile interval.
 
     Args:
         value: The number.
@@ -80,12 +144,37 @@ def measured(value: float, resampled: Tensor | None, *, count: int) -> Value:
     Raises:
         ValueError: If it is not finite on a resample.
     """
-    if resampled is None:
-        return Value(value=value, count=count)
-    if not resampled.isfinite().all():
+    if resampled is not None and not resampled.isfinite().all():
         first = int((~resampled.isfinite()).int().argmax())
         raise ValueError(
             f"the statistic of resample {first} is {float(resampled[first])}, so it has no interval"
         )
-    low, high = torch.quantile(resampled.double(), torch.tensor(BOUNDS, dtype=torch.float64)).tolist()
-    return Value(value=value, low=low, high=high, count=count)
+    return Measured(value=value, count=count, low=resampled, high=resampled)
+
+
+def calibration_error(value: float, gaps: Tensor, resampled: Tensor, *, count: int) -> Measured:
+    """Return a calibration error with the interval that is told of above, within 0 and 1.
+
+    Args:
+        value: The sum of `gaps` without their signs.
+        gaps: Of each of B bins the mean over all samples of hit less confidence, (B,), 0 for a sample of another bin.
+        resampled: The same of each resample, (R, B).
+        count: How many samples it rests on.
+    """
+    moved = resampled - gaps
+    along = moved * gaps.sign()
+    clear = gaps.abs() > math.sqrt(math.log(count)) * moved.std(0, correction=0)
+    below = torch.where(clear, along, moved.abs()).sum(-1)
+    return Measured(
+        value=value,
+        count=count,
+        low=(value - below).clamp(0, 1),
+        high=(value - along.sum(-1)).clamp(0, 1),
+    )
+
+
+def _gaps(metric: Metric, sample: Mapping[str, Tensor], bins: Tensor, count: int) -> Tensor:
+    """Return the gaps (..., B) of a calibration error, of samples (..., N) and their bins."""
+    confidence, hits = (sample[name] for name in metric.reads)
+    gaps = confidence.double().new_zeros(*bins.shape[:-1], count)
+    return gaps.scatter_add_(-1, bins, hits.double() - confidence.double()) / bins.shape[-1]

@@ -149,9 +149,15 @@ def render(document: Report, out: Console) -> None:
         out.print(_table(document, by_score, [str(m.column) for _, m in by_score], title=title))
     for row in document.rows if "threshold_for" in document.options else ():
         line(out, _threshold(row, document))
+    labelled = _columns(document, None, Needs.LABELS)
+    if compared := _differences(document, labelled):
+        heads = ["", *(str(m.column) for _, m in labelled)]
+        out.print(table(heads, compared, title="Differences, on the same resamples"))
     for name, columns in foreign.items():
         title = f"{name} ({kinds[name]} OOD: {_samples(document.data[name], ', ')})"
-        out.print(_table(document, columns, [str(m.column) for _, m in columns], title=title))
+        heads = ["model", *(str(m.column) for _, m in columns)]
+        cells = _cells(document, columns, heads[1:]) + _differences(document, columns)
+        out.print(table(heads, cells, title=title))
     if members:
         heads = ["members", *(f"{m.column} {'ID' if scope is None else 'OOD'}" for scope, m in members)]
         out.print(_table(document, members, heads, title="Diversity of the members"))
@@ -230,6 +236,24 @@ def _cells(document: Report, columns: Sequence[Column], heads: Sequence[str]) ->
         ]
         for row in document.rows
     ]
+
+
+def _differences(document: Report, columns: Sequence[Column]) -> list[list[str]]:
+    """Return by how much the first row is more than each other one that was measured on the same resamples, as texts."""
+    first, *others = document.rows
+    return [
+        [f"{first.name} less {row.name}", *(_difference(row, scope, m) for scope, m in columns)]
+        for row in others
+        if row.difference is not None
+    ]
+
+
+def _difference(row: Row, scope: str | None, metric: Metric) -> str:
+    """Return a difference and its interval, each with its sign; nothing where there is none."""
+    if row.difference is None:
+        return ""
+    found = (row.difference.values if scope is None else row.difference.ood[scope]).get(metric.name)
+    return "" if found is None else f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
 def _cell(metric: Metric, *found: float | None) -> str:

@@ -19,8 +19,8 @@ from hydractl.fusion.building import load_any
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header
-from hydractl.manifest.report import Report, Row, Value
-from hydractl.metrics.measures import means, measure
+from hydractl.manifest.report import Report, Row
+from hydractl.metrics.measures import Numbers, means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import Joined, Kept
@@ -176,6 +176,7 @@ def _measure_rows(
     leads = machine.keeping.team.leads
     timed = leads and bool(needing(config.chosen, Needs.TIME))
     rows: list[Row] = []
+    numbers: list[Numbers] = []
     loaded: list[Loaded] = []
     saved = SavedPredictions(labels={ID_NAME: data.labels})
     for named, models in zip(config.rows, opened, strict=True):
@@ -194,7 +195,10 @@ def _measure_rows(
             continue
         _warn_of_chance(named.name, found[ID_NAME].shape[0], config.scores, progress)
         others = scaling.values(_stored(models)) | count_sizes(row, config.chosen)
-        rows.append(_row(config, named, models, found, data.labels, others))
+        numbers.append(_numbers(config, found, data.labels))
+        measured = _row(config, named, models, found[ID_NAME], data.labels, numbers[-1])
+        compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
+        rows.append(measured.model_copy(update={"values": measured.values | others, "difference": compared}))
         if config.save_predictions is not None:
             saved.add(named.name, found, raw=any(SCORES[score].raw for score in config.scores))
         if timed:
@@ -245,15 +249,8 @@ def _predict_row(
     return Joined(own) if own else None
 
 
-def _row(
-    config: EvalConfig,
-    named: NamedModels,
-    models: Sequence[OpenModel],
-    found: dict[str, Kept],
-    labels: Tensor,
-    others: dict[str, Value],
-) -> Row:
-    measured = measure(
+def _numbers(config: EvalConfig, found: dict[str, Kept], labels: Tensor) -> Numbers:
+    return measure(
         found[ID_NAME],
         labels,
         {d.name: found[d.name] for d in config.ood},
@@ -261,15 +258,25 @@ def _row(
         scores=config.scores,
         resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
     )
+
+
+def _row(
+    config: EvalConfig,
+    named: NamedModels,
+    models: Sequence[OpenModel],
+    said: Kept,
+    labels: Tensor,
+    numbers: Numbers,
+) -> Row:
     return Row(
         name=named.name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
         stored_temperatures=stored if {*(stored := _stored(models))} != {1.0} else (),
-        members=found[ID_NAME].shape[0],
-        values=measured.values | others,
-        ood=measured.ood,
-        threshold=threshold_of(config, found[ID_NAME], labels),
-        means=means(measured.ood, config.groups),
+        members=said.shape[0],
+        values=numbers.values,
+        ood=(ood := numbers.ood),
+        threshold=threshold_of(config, said, labels),
+        means=means(ood, config.groups),
     )
 
 
