@@ -38,7 +38,8 @@ class Row(Strict):
     """What was measured of one model or ensemble.
 
     `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`;
-    `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
+    `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `tuned_on_ood` says that heads
+    were chosen by how well OOD data are told; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
     another one a metric is called `metric@score`.
     """
 
@@ -50,6 +51,7 @@ class Row(Strict):
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
     means: dict[str, dict[str, float]] = Field(default={})
+    tuned_on_ood: bool = Field(default=False, exclude_if=lambda value: not value)
     difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
@@ -69,7 +71,10 @@ class Check(Strict):
 
 
 class Report(Document):
-    """Every number that `eval` prints, `hydractl.report/1`; `asked` is as in a checkpoint's step."""
+    """Every number that `eval` prints, `hydractl.report/1`.
+
+    `warnings` say why some may be less than they seem; `asked` is as in a checkpoint's step.
+    """
 
     kind_of_file: ClassVar[str] = "report"
 
@@ -84,6 +89,7 @@ class Report(Document):
     definitions: dict[str, str]
     options: dict[str, Option]
     checks: tuple[Check, ...] = ()
+    warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     versions: dict[str, str]
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 

@@ -71,7 +71,9 @@ def test_every_interval_holds_its_number(seed, count, resamples):
         "error": sample["confidence"].square(),
     }
     labelled = [m for m in METRICS.values() if set(m.reads) & sample.keys()]
-    others = Resampling(resamples=resamples, seed=seed).values(labelled, drawn(generator, count=count) | sample)
+    others = Resampling(resamples=resamples, seed=seed).values(
+        labelled, drawn(generator, count=count) | sample
+    )
 
     for name, value in Resampling(resamples=resamples).values(labelled, sample).items():
         for found in (value.told(), value.less(others[name]).told()):

@@ -136,13 +136,8 @@ def render(document: Report, out: Console) -> None:
     if all(row.members == 1 for row in document.rows):
         members = []
     out.print(_table(document, main, heads))
-    tested = document.data.get("id")
-    if tested is not None:
-        line(out, f"{_samples(tested, ': ')}{_notes(main, [*foreign.values(), members])}")
-    if foreign and len(document.ood_scores) == 1 and document.ood_scores != (MSP,):
-        line(out, f"OOD samples are told by {document.ood_scores[0]}")
-    if any(TEMPERATURE in row.values or row.stored_temperatures for row in document.rows):
-        line(out, _scaling(document))
+    for said in _remarks(document, main, [*foreign.values(), members]):
+        line(out, said)
     for _, metric in ranked if len(document.ood_scores) > 1 else ():
         by_score = _means(document, METRICS[metric.name])
         title = f"{METRICS[metric.name].column} by OOD score, means over data sets"
@@ -161,6 +156,23 @@ def render(document: Report, out: Console) -> None:
     if members:
         heads = ["members", *(f"{m.column} {'ID' if scope is None else 'OOD'}" for scope, m in members)]
         out.print(_table(document, members, heads, title="Diversity of the members"))
+
+
+def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence[Column]]) -> Iterator[str]:
+    """Yield what must be known of the first table, in a line each."""
+    tested = document.data.get("id")
+    if tested is not None:
+        yield f"{_samples(tested, ': ')}{_notes(main, others)}"
+    if len(others) > 1 and len(document.ood_scores) == 1 and document.ood_scores != (MSP,):
+        yield f"OOD samples are told by {document.ood_scores[0]}"
+    if tuned := [row.name for row in document.rows if _is_marked(row)]:
+        yield f"*: heads of {_listed(tuned)} were chosen by how well they tell OOD data, an advantage over other rows"
+    if any(TEMPERATURE in row.values or row.stored_temperatures for row in document.rows):
+        yield _scaling(document)
+
+
+def _is_marked(row: Row) -> bool:
+    return row.tuned_on_ood and bool(row.ood)
 
 
 def _headline(document: Report) -> tuple[list[Column], list[str]]:
@@ -230,7 +242,7 @@ def _cells(document: Report, columns: Sequence[Column], heads: Sequence[str]) ->
     """Return all rows as texts."""
     return [
         [
-            row.name,
+            f"{row.name} *" if _is_marked(row) else row.name,
             *([str(row.members)] if len(heads) > len(columns) else []),
             *(_cell(m, *_found(row, scope, m)) for scope, m in columns),
         ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from hydractl.metrics.table import TEMPERATURE
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.doubts import DIGEST, of_data
 from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.predictions import PreparedData
@@ -35,6 +37,7 @@ class EvalData:
         heldout: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
         classes: What zero-shot models tell apart.
         fingerprints: Of every set, the held-out one under `temperature`.
+        doubts: What is to be known of them before numbers on them are believed, in a line each.
     """
 
     inputs: dict[str, PreparedData]
@@ -42,6 +45,7 @@ class EvalData:
     heldout: tuple[PreparedData, Tensor] | None
     classes: Classes | None
     fingerprints: dict[str, Fingerprint]
+    doubts: tuple[str, ...]
 
     @classmethod
     def open(
@@ -78,26 +82,37 @@ class EvalData:
             )
             for name, found in sets.items()
         }
+        contents = {name: bytearray() for name in sets}
         fingerprints = {
             name: Fingerprint(
-                reference=found.name, sha256=found.fingerprint(digests(found, team)), count=len(found)
+                reference=found.name,
+                sha256=found.fingerprint(_noted(digests(found, team), contents[name])),
+                count=len(found),
             )
             for name, found in sets.items()
         }
         held = None
         if fitted_on is not None:
             held = inputs.pop(TEMPERATURE), fitted_on
-            if fingerprints[TEMPERATURE].sha256 == fingerprints[ID_NAME].sha256:
-                progress.warn(
-                    "`--temperature` and `--data` hold the same samples: calibration will look better than it is"
-                )
-        for name in inputs if config.bootstrap else ():
-            if fingerprints[name].count == 1:
-                progress.warn(
-                    f"{fingerprints[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it "
-                    "have no width, or too little"
-                )
-        return cls(inputs=inputs, labels=labels, heldout=held, classes=classes, fingerprints=fingerprints)
+        read = {name: np.frombuffer(own, DIGEST) for name, own in contents.items()}
+        doubts = tuple(of_data(config, fingerprints, read))
+        for doubt in doubts:
+            progress.warn(doubt)
+        return cls(
+            inputs=inputs,
+            labels=labels,
+            heldout=held,
+            classes=classes,
+            fingerprints=fingerprints,
+            doubts=doubts,
+        )
+
+
+def _noted(digests: Iterable[bytes], content: bytearray) -> Iterator[bytes]:
+    """Yield digests, and put down what `DIGEST` holds of each."""
+    for digest in digests:
+        content += digest[: DIGEST.itemsize]
+        yield digest
 
 
 def _labels(

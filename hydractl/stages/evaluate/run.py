@@ -33,6 +33,7 @@ from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
@@ -193,12 +194,13 @@ def _measure_rows(
         if not leads:
             del row  # before the next one is loaded
             continue
-        _warn_of_chance(named.name, found[ID_NAME].shape[0], config.scores, progress)
         others = scaling.values(_stored(models)) | count_sizes(row, config.chosen)
         numbers.append(_numbers(config, found, data.labels))
         measured = _row(config, named, models, found[ID_NAME], data.labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
         rows.append(measured.model_copy(update={"values": measured.values | others, "difference": compared}))
+        for doubt in of_row(config, rows[-1], models, data.fingerprints):
+            progress.warn(doubt)
         if config.save_predictions is not None:
             saved.add(named.name, found, raw=any(SCORES[score].raw for score in config.scores))
         if timed:
@@ -210,15 +212,6 @@ def _measure_rows(
         )
         rows = [r.model_copy(update={"values": r.values | t}) for r, t in zip(rows, times, strict=True)]
     return rows, saved
-
-
-def _warn_of_chance(row: str, members: int, scores: Sequence[str], progress: Progress) -> None:
-    """Say which numbers of a single model are those of chance, since it is one."""
-    blind = [name for name in scores if SCORES[name].several] if members == 1 else []
-    for name in blind:
-        progress.warn(
-            f"{row}: `{name}` of a single model is 0 everywhere, so its numbers are those of chance"
-        )
 
 
 def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
@@ -277,6 +270,7 @@ def _row(
         ood=(ood := numbers.ood),
         threshold=threshold_of(config, said, labels),
         means=means(ood, config.groups),
+        tuned_on_ood=tuned_on_ood(models),
     )
 
 
@@ -320,6 +314,14 @@ def _document(
             ),
             **({} if config.given_temperature is None else {"temperature": config.given_temperature}),
         },
+        warnings=(
+            *data.doubts,
+            *(
+                d
+                for row, own in zip(rows, opened, strict=True)
+                for d in of_row(config, row, own, data.fingerprints)
+            ),
+        ),
         checks=tuple(condition.check(rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         asked=asked_of(config),

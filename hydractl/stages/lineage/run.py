@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hydractl.progress import SILENT, Progress, counted, quoted
 from hydractl.runtime import digest_file
 from hydractl.source import locate
 from hydractl.stages.lineage.config import LineageConfig
+from hydractl.stages.shared.lineage import steps_to
 
 JSON = ".json"
 
@@ -70,7 +70,7 @@ def run_lineage(config: LineageConfig, progress: Progress = SILENT) -> LineageRe
             f"{config.model}: says nothing of where it is from",
             hint="files that hydractl wrote do: `hydractl import` or `hydractl finetune` makes one",
         )
-    recorded = tuple(_read(header.made_by))
+    recorded = tuple(source for step in steps_to(header.made_by) for source in step.inputs)
     verified = (
         _verified(file, recorded) for file in progress.track(config.of, label="files", total=len(config.of))
     )
@@ -84,13 +84,6 @@ def _open(reference: str) -> Checkpoint:
     if located.arch is not None:
         raise CheckpointError(f"{reference}: random weights are of no file")
     return Checkpoint.open(located.path, shards=located.weights if located.path.is_dir() else ())
-
-
-def _read(step: Step | None) -> Iterator[InputFile]:
-    """Yield every file that led to a step, the last ones first."""
-    for source in () if step is None else step.inputs:
-        yield source
-        yield from _read(source.made_by)
 
 
 def _verified(file: str, recorded: tuple[InputFile, ...]) -> Verified:

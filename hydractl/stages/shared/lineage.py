@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hydractl.data.reference import DataRef
 from hydractl.families.base import Family
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Option
@@ -97,13 +98,22 @@ def scored_by(scores: HeadScores, opened: OpenModel) -> Step | None:
         own = InputFile(name=scores.model.reference, sha256=scores.model.sha256)
     elif own.made_by is not None and own.made_by.command == "score":  # which trained the model too
         return own.made_by
-    data = [InputFile(name=one.reference, sha256=one.sha256) for one in scores.data.values()]
+    data = [InputFile(name=DataRef.parse(d.reference).name, sha256=d.sha256) for d in scores.data.values()]
+    told = {} if scores.objective is None else {"objective": scores.objective}
     return Step(
         command="score",
-        options={"method": scores.method, **scores.options},
+        options={"method": scores.method, **told, **scores.options},
         inputs=(own, *data),
         results=scores.results,
         versions=scores.versions,
         asked=scores.asked,
         typed=scores.typed,
     )
+
+
+def steps_to(step: Step | None) -> Iterator[Step]:
+    """Yield a step and those before it, the last ones first; one that several led from again and again."""
+    if step is not None:
+        yield step
+        for source in step.inputs:
+            yield from steps_to(source.made_by)

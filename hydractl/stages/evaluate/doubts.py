@@ -1,0 +1,115 @@
+"""What makes a report's numbers less than they seem: data used twice, sets too small, models made with what they are tested on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from hydractl.errors import UsageError
+from hydractl.families.opening import OpenModel
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import Step
+from hydractl.manifest.report import Row
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.ranking import TPR
+from hydractl.metrics.scores import SCORES
+from hydractl.metrics.table import TEMPERATURE, needing
+from hydractl.progress import counted
+from hydractl.scoring.circuit.objective import parse_objective
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import ID_NAME
+from hydractl.stages.shared.lineage import steps_to
+
+FEW = 100
+"""Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""
+EVAL = EvalConfig.COMMAND
+"""Its steps read what they test on, and change nothing by that."""
+SLACK = 1e-9  # 0.95 is a little more or less than it
+DIGEST = np.dtype("<u8")
+"""The first eight bytes of an item's digest: of ten million items no two differ and have the same in a million runs."""
+
+
+def of_data(
+    config: EvalConfig, found: Mapping[str, Fingerprint], contents: Mapping[str, np.ndarray]
+) -> Iterator[str]:
+    """Yield what is doubtful of the data, in a line each.
+
+    Args:
+        config: What is measured.
+        found: Each set, by its name: `id`, `temperature`, and the OOD sets'.
+        contents: The digests of its items, as `DIGEST`.
+    """
+    yield from _shared(config, contents)
+    if config.heldout is not None and (count := len(contents[TEMPERATURE])) < FEW:
+        yield f"`--temperature` is fitted on {counted(count, 'sample')}, which tell it roughly: at least {FEW} are better"
+    for name in contents if "fpr95" in config.chosen else ():
+        count = len(contents[name])
+        if name != TEMPERATURE and count < FEW:
+            yield f"{_called(name)}: FPR95 of {counted(count, 'sample')} {_grain(name, count)}; at least {FEW} are better"
+    for name in contents if config.bootstrap else ():
+        if name != TEMPERATURE and len(contents[name]) == 1:
+            yield (
+                f"{found[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it have no "
+                "width, or too little"
+            )
+
+
+def of_row(
+    config: EvalConfig, row: Row, models: Sequence[OpenModel], found: Mapping[str, Fingerprint]
+) -> Iterator[str]:
+    """Yield what is doubtful of a row, in a line each: scores that it cannot have, and what its models were made with.
+
+    Args:
+        config: What is measured.
+        row: As it was measured.
+        models: What answers in it.
+        found: The data, as in `of_data`.
+    """
+    for name in config.scores if row.members == 1 else ():
+        if SCORES[name].several:
+            yield f"{row.name}: `{name}` of a single model is 0 everywhere, so its numbers are those of chance"
+    tested = {data.sha256: name for name, data in found.items() if name != TEMPERATURE}
+    steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
+    seen = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
+    for name, command in sorted(seen):
+        yield f"{row.name}: `hydractl {command}` has seen {_called(name)}, so new data may do worse"
+
+
+def tuned_on_ood(models: Sequence[OpenModel]) -> bool:
+    """Return whether heads of a row's models were chosen by how well they tell OOD samples, as their lineage says."""
+    return any(_reads_ood(step) for model in models for step in steps_to(model.header.made_by))
+
+
+def _reads_ood(step: Step) -> bool:
+    objective = step.options.get("objective")
+    try:
+        return isinstance(objective, str) and parse_objective(objective).needs_ood
+    except UsageError:  # of a later version
+        return False
+
+
+def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield which sets hold samples of the ID set."""
+    own = contents[ID_NAME]
+    for name, content in contents.items():
+        twice = 0 if name == ID_NAME else int(np.isin(content, own).sum())
+        if name == TEMPERATURE and twice == len(content) == len(own):
+            yield "`--temperature` and `--data` hold the same samples: calibration will look better than it is"
+        elif twice and name == TEMPERATURE:
+            yield f"{twice} of {len(content)} samples of `--temperature` are in `--data`: calibration will look better than it is"
+        elif twice and needing(config.chosen, Needs.OOD):
+            yield f"{twice} of {len(content)} samples of {_called(name)} are in `--data`, so they cannot be told from it"
+
+
+def _grain(name: str, count: int) -> str:
+    """Return what the rate of false positives hangs on, of a set of few samples."""
+    if name == ID_NAME:
+        return f"moves in steps of {100 / count:.2g} %"
+    missed = count - math.ceil(TPR * count - SLACK)
+    return f"hangs on the {missed + 1} that are hardest to tell"
+
+
+def _called(name: str) -> str:
+    return "`--data`" if name == ID_NAME else f"`{name}`"

@@ -1,0 +1,169 @@
+"""What a report says against its own numbers: data used twice, sets too small, models made with what they are tested on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hydractl.data.reference import DataRef
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import InputFile, Step
+from hydractl.manifest.heads import HeadScores, TowerScores
+from hydractl.manifest.report import Report, Row
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.shared.lineage import scoring_step
+from support.builders import base, sha
+from support.heard import Heard
+
+ID = DataRef.parse("digits::split=test,classes=0-6")
+NEAR = (
+    NamedData.parse("few=digits::classes=7,limit=40"),
+    NamedData.parse("many=digits::classes=8-9,limit=120"),
+    NamedData.parse("own=digits::split=test,classes=0-4,limit=100"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A base, and a member whose lineage tells of what it was made with."""
+    found = tmp_path_factory.mktemp("models")
+    base().save(found / "base.st")
+    base().pruned((0, 1), (1, 2, 3), (0,)).tuned(0).save(found / "member.st")
+    return found
+
+
+def config(folder, **changes):
+    given = {"model": str(folder / "base.st"), "data": ID, "latency": False, "bootstrap": 4, "device": "cpu"}
+    return EvalConfig(**(given | changes))
+
+
+def test_a_report_holds_the_warnings_that_were_said(folder):
+    heldout = DataRef.parse("digits::split=test,classes=0-6,limit=60")
+
+    document = run_eval(config(folder, near=NEAR, temperature=heldout), ear := Heard()).document
+
+    few = "FPR95 of 40 samples hangs on the 3 that are hardest to tell; at least 100 are better"
+    assert document.warnings == (
+        "100 of 100 samples of `own` are in `--data`, so they cannot be told from it",
+        "60 of 60 samples of `--temperature` are in `--data`: calibration will look better than it is",
+        "`--temperature` is fitted on 60 samples, which tell it roughly: at least 100 are better",
+        f"`few`: {few}",
+    )
+    assert [said for said in ear.warnings if said in document.warnings] == list(document.warnings)
+    assert Report.from_json(document.to_json(), where="it") == document
+
+
+def test_nothing_is_said_of_data_that_are_as_they_should_be(folder):
+    document = run_eval(config(folder, near=NEAR[1:2])).document
+
+    assert document.warnings == ()
+    assert "warnings" not in document.to_json()
+
+
+def test_small_id_sets_have_coarse_rates(folder):
+    small = DataRef.parse("digits::split=test,classes=0-6,limit=64")
+
+    document = run_eval(config(folder, data=small, near=NEAR[1:2])).document
+
+    assert document.warnings == (
+        "`--data`: FPR95 of 64 samples moves in steps of 1.6 %; at least 100 are better",
+    )
+    assert run_eval(config(folder, data=small, near=NEAR[1:2], metrics=("auroc",))).document.warnings == ()
+
+
+def made(command, *inputs, **options):
+    files = [InputFile(name=name, sha256=sha(name), made_by=step) for name, step in inputs]
+    return Step(command=command, options=options, inputs=tuple(files))
+
+
+def row_of(folder, *steps):
+    models = [SimpleNamespace(header=SimpleNamespace(made_by=step)) for step in steps]
+    data = {
+        name: Fingerprint(reference=name, sha256=sha(name)) for name in ("id", "few", "many", "temperature")
+    }
+    row = Row(name="Hydra", models=(), members=1, values={})
+    return list(of_row(config(folder, near=NEAR), row, models, data)), tuned_on_ood(models)
+
+
+def test_what_a_model_was_made_with_is_told(folder):
+    """Wherever in its past it is, and whichever model of a row; what `eval` itself read for a copy counts for nothing."""
+    scored = made("score", ("few", None), objective="avg")
+    member = made("prune", ("base.st", made("finetune", ("id", None))), ("scores.json", scored))
+
+    said, tuned = row_of(folder, made("fuse", ("other.st", None)), made("fuse", ("member.st", member)))
+
+    assert said == [
+        "Hydra: `hydractl score` has seen `few`, so new data may do worse",
+        "Hydra: `hydractl finetune` has seen `--data`, so new data may do worse",
+    ]
+    assert tuned
+    assert row_of(folder, made("eval", ("id", None)), made("finetune", ("train", None), ("temperature", None)), None) == (
+        [],
+        False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("objective", "tuned"), [("acc", False), ("0.5*acc+0.5*auroc", True), ("of later days", False)]
+)
+def test_objectives_that_rank_ood_samples_mark_a_row(folder, objective, tuned):
+    assert row_of(folder, made("prune", ("scores", made("score", objective=objective))))[1] == tuned
+
+
+def test_scores_say_what_they_are_of():
+    data = {
+        "ood": Fingerprint(reference="birds/::limit=5", sha256=sha("birds")),
+        "id": Fingerprint(reference="/home/me/val", sha256=sha("val")),
+    }
+    scores = HeadScores(
+        method="circuit",
+        objective="avg",
+        options={},
+        model=Fingerprint(reference="base.st", sha256=sha("base")),
+        architecture="vit",
+        data=data,
+        towers={"vit": TowerScores(scores=((1.0,),))},
+        tool="it",
+    )
+
+    step = scoring_step(scores)
+
+    assert step.options == {"method": "circuit", "objective": "avg"}
+    assert [(file.name, file.sha256) for file in step.inputs] == [
+        ("val", sha("val")),
+        ("birds::limit=5", sha("birds")),
+    ]
+
+
+def test_compared_rows_have_paired_differences(folder):
+    """The model against itself: whatever is drawn, nothing differs; unpaired, it would."""
+    itself, other = (
+        NamedModels.parse(f"{n}={folder / file}")
+        for n, file in (("same", "base.st"), ("member", "member.st"))
+    )
+    document = run_eval(config(folder, near=NEAR[1:2], compare=(itself, other), bootstrap=50)).document
+    first, same, member = document.rows
+
+    assert first.difference is None
+    for name in ("accuracy", "brier", "nll"):
+        found = same.difference.values[name]
+        assert (found.low, found.value, found.high) == (0, 0, 0)
+        expected = first.values[name].value - member.values[name].value
+        assert member.difference.values[name].value == pytest.approx(expected)
+        assert member.difference.values[name].low < member.difference.values[name].high
+    assert {*same.difference.values} == {"accuracy", "brier", "nll", "ece", "adaptive_ece"}
+    assert (same.difference.ood["many"]["auroc"].low, same.difference.ood["many"]["auroc"].high) == (0, 0)
+    assert {*same.difference.ood["many"]} == {"auroc", "fpr95", "aupr"}
+
+
+def test_without_intervals_there_are_no_differences(folder):
+    document = run_eval(
+        config(folder, bootstrap=0, compare=(NamedModels.parse(f"same={folder / 'base.st'}"),))
+    ).document
+
+    assert document.rows[1].difference is None
+    assert "difference" not in document.to_json()
