@@ -34,17 +34,26 @@ class Difference(Strict):
     ood: dict[str, dict[str, Value]] = Field(default={})
 
 
+class Derived(Strict):
+    """What was made of a model before it answered, by what, and on which data if there are any."""
+
+    kind: str
+    options: dict[str, Option]
+    data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
 class Row(Strict):
     """What was measured of one model or ensemble.
 
     `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`;
-    `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `tuned_on_ood` says that heads
+    `derived` says what was made of each model, where that is so; `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `tuned_on_ood` says that heads
     were chosen by how well OOD data are told; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
     another one a metric is called `metric@score`.
     """
 
     name: str
     models: tuple[Fingerprint, ...]
+    derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_temperatures: tuple[float, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     members: int = Field(ge=1)
@@ -94,8 +103,9 @@ class Report(Document):
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def row_of(self, digest: str) -> Row | None:
-        """Return the row that is of one model alone, by the digest of its weights."""
-        return next((row for row in self.rows if [model.sha256 for model in row.models] == [digest]), None)
+        """Return the row that is of one model alone as it is, by the digest of its weights."""
+        alone = [row for row in self.rows if not row.derived]
+        return next((row for row in alone if [model.sha256 for model in row.models] == [digest]), None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -27,7 +27,7 @@ from hydractl.metrics.scores import SCORES, Score, number_name
 from hydractl.metrics.table import METRICS, needing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Numbers:
     """A row's numbers, apart from its costs and means, on the ID set and on each OOD set."""
 

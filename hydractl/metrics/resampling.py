@@ -31,7 +31,7 @@ BOUNDS = (0.025, 0.975)
 DRAWN_AT_ONCE = 2**18  # indices: resamples are few at a time where samples are many
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured:
     """A number, and where each resample says that the true one lies.
 

@@ -74,6 +74,16 @@ class BatchDropout(nn.Module):
         return x * keep / (1 - self.p)
 
 
+def dropout_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Dropout]]:
+    """Return a model's dropout layers but those of attention weights, each with its module and its name there."""
+    return [
+        (module, name, child)
+        for module in model.modules()
+        for name, child in module.named_children()
+        if type(child) is nn.Dropout and name != "attn_drop"
+    ]
+
+
 def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None) -> StepNoise:
     """Put `BatchDropout` in the place of the model's dropout layers, and of its blocks' `drop_path`.
 
@@ -87,11 +97,9 @@ def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None)
         What the loop must tell where it is.
     """
     noise = StepNoise()
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Dropout and name != "attn_drop":
-                own = p is None or name in NOT_DROPPED
-                module.add_module(name, BatchDropout(child.p if own or p is None else p, noise))
+    for module, name, layer in dropout_layers(model):
+        own = p is None or name in NOT_DROPPED
+        module.add_module(name, BatchDropout(layer.p if own or p is None else p, noise))
     for tower in [module for module in model.modules() if isinstance(module, Tower)]:
         blocks = tower.layers()
         for i, block in enumerate(blocks):

@@ -14,6 +14,7 @@ from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, WEIGHTS, output
+from hydractl.rivals.reference import Laplace, is_rival
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
@@ -24,6 +25,7 @@ from hydractl.stages.evaluate.refs import (
 )
 from hydractl.stages.evaluate.risk import DELTA, OPTION, parse_risk
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.asked import Reference
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
@@ -67,7 +69,8 @@ class EvalConfig:
     )
     compare: tuple[NamedModels, ...] = setting(
         (),
-        "One more row: a model, or an ensemble of several.",
+        "One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, "
+        "`laplace:MODEL::data=DATA` doubts the last layer.",
         parse=NamedModels.parse,
         repeated=True,
         metavar="NAME=MODEL[,MODEL...]",
@@ -166,6 +169,11 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if is_rival(self.model):
+            raise UsageError(
+                f"`{self.model}`: MODEL answers as it is",
+                hint=f"make it another row: `--compare NAME={self.model}`",
+            )
         check_distinct([row.name for row in self.rows], what="rows", option="--compare")
         check_distinct([d.name for d in self.ood], what="OOD data sets", option="--near")
         models = [m for row in self.rows for m in row.models]
@@ -244,6 +252,17 @@ class EvalConfig:
         """Every row of the table, the model's first."""
         name = model_name(self.model) if self.name is None else self.name
         return (NamedModels(name=name, models=(self.model,)), *self.compare)
+
+    @property
+    def fitted_on(self) -> tuple[DataRef, ...]:
+        """The data that rows are made with."""
+        rivals = [rival for row in self.rows for _, rival in row.each()]
+        return tuple(rival.data for rival in rivals if isinstance(rival, Laplace))
+
+    @property
+    def reads(self) -> tuple[Reference, ...]:
+        """What no setting names by itself."""
+        return tuple(Reference(Role.DATA, ref) for ref in self.fitted_on)
 
     @property
     def ood(self) -> tuple[NamedData, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +21,18 @@ from hydractl.metrics.table import TEMPERATURE
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.doubts import DIGEST, of_data
+from hydractl.stages.evaluate.doubts import DIGEST, of_data, of_training
 from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.reading import digests, warn
+
+
+class FittedOn(NamedTuple):
+    """Data that a row is made with."""
+
+    items: Items
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,7 @@ class EvalData:
         heldout: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
         classes: What zero-shot models tell apart.
         fingerprints: Of every set, the held-out one under `temperature`.
+        fitted_on: What rows are made with, by its reference.
         doubts: What is to be known of them before numbers on them are believed, in a line each.
     """
 
@@ -45,6 +54,7 @@ class EvalData:
     heldout: tuple[PreparedData, Tensor] | None
     classes: Classes | None
     fingerprints: dict[str, Fingerprint]
+    fitted_on: dict[str, FittedOn]
     doubts: tuple[str, ...]
 
     @classmethod
@@ -66,10 +76,14 @@ class EvalData:
             name: open_items(ref, how, workers=config.num_workers, progress=progress)
             for name, ref in refs.items()
         }
+        rivals = {
+            str(ref): open_items(ref, how, workers=config.num_workers, progress=progress)
+            for ref in config.fitted_on
+        }
         models = [m for row in opened for m in row]
         classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)
-        heldout = None if config.heldout is None else sets[TEMPERATURE]
-        labels, fitted_on = _labels(sets[ID_NAME], heldout, models, classes, progress)
+        held = None if config.heldout is None else sets[TEMPERATURE]
+        labels, fitted_on = _labels(sets[ID_NAME], held, models, classes, progress)
         limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
         inputs = {
@@ -82,37 +96,39 @@ class EvalData:
             )
             for name, found in sets.items()
         }
-        contents = {name: bytearray() for name in sets}
-        fingerprints = {
-            name: Fingerprint(
-                reference=found.name,
-                sha256=found.fingerprint(_noted(digests(found, team), contents[name])),
-                count=len(found),
-            )
-            for name, found in sets.items()
-        }
-        held = None
-        if fitted_on is not None:
-            held = inputs.pop(TEMPERATURE), fitted_on
-        read = {name: np.frombuffer(own, DIGEST) for name, own in contents.items()}
-        doubts = tuple(of_data(config, fingerprints, read))
+        read = {name: _read(found, team) for name, found in sets.items()}
+        fingerprints = {name: fingerprint for name, (fingerprint, _) in read.items()}
+        heldout = None if fitted_on is None else (inputs.pop(TEMPERATURE), fitted_on)
+        seen = {ref: _read(found, team) for ref, found in rivals.items()}
+        doubts = (
+            *of_data(config, fingerprints, {name: content for name, (_, content) in read.items()}),
+            *of_training(read[ID_NAME][1], {ref: content for ref, (_, content) in seen.items()}),
+        )
         for doubt in doubts:
             progress.warn(doubt)
         return cls(
             inputs=inputs,
             labels=labels,
-            heldout=held,
+            heldout=heldout,
             classes=classes,
             fingerprints=fingerprints,
+            fitted_on={ref: FittedOn(rivals[ref], print_) for ref, (print_, _) in seen.items()},
             doubts=doubts,
         )
 
 
-def _noted(digests: Iterable[bytes], content: bytearray) -> Iterator[bytes]:
-    """Yield digests, and put down what `DIGEST` holds of each."""
-    for digest in digests:
-        content += digest[: DIGEST.itemsize]
-        yield digest
+def _read(items: Items, team: Team) -> tuple[Fingerprint, np.ndarray]:
+    """Return what tells a set from others, and what tells its items, as `DIGEST`."""
+    content = bytearray()
+
+    def noted() -> Iterator[bytes]:
+        for digest in digests(items, team):
+            content.extend(digest[: DIGEST.itemsize])
+            yield digest
+
+    sha256 = items.fingerprint(noted())
+    found = Fingerprint(reference=items.name, sha256=sha256, count=len(items))
+    return found, np.frombuffer(content, DIGEST)
 
 
 def _labels(

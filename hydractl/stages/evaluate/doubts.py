@@ -56,6 +56,13 @@ def of_data(
             )
 
 
+def of_training(tested: np.ndarray, fitted_on: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield what rows are made with that they are tested on, in a line each; items are told as in `of_data`."""
+    for name, content in fitted_on.items():
+        if twice := int(np.isin(tested, content).sum()):
+            yield f"{twice} of {len(tested)} samples of `--data` are in `{name}`, which a row is made with"
+
+
 def of_row(
     config: EvalConfig, row: Row, models: Sequence[OpenModel], found: Mapping[str, Fingerprint]
 ) -> Iterator[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
+from hydractl.rivals.reference import Rival, is_rival, parse_rival
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
@@ -48,10 +49,17 @@ class NamedData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModels:
-    """One row of the table: a model, or several that answer together."""
+    """One row of the table: a model, or several that answer together.
+
+    Attributes:
+        name: What tables call it.
+        models: References of models.
+        rivals: What is made of each before it answers; empty where each answers as it is.
+    """
 
     name: str
     models: tuple[str, ...]
+    rivals: tuple[Rival | None, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -69,8 +77,16 @@ class NamedModels:
             UsageError: If the name or a reference is malformed.
         """
         name, rest = _split_name(text)
-        models = _split_models(rest)
-        return cls(name=model_name(models[0]) if name is None else name, models=models)
+        given = _split_models(rest)
+        parsed = [parse_rival(one) if is_rival(one) else (one, None) for one in given]
+        models, rivals = tuple(zip(*parsed, strict=True))
+        if name is None:
+            name = model_name(models[0]) + ("" if rivals[0] is None else f" {rivals[0].KIND}")
+        return cls(name=name, models=models, rivals=rivals if any(rivals) else ())
+
+    def each(self) -> Iterator[tuple[str, Rival | None]]:
+        """Yield every model with what is made of it."""
+        return zip(self.models, self.rivals or (None,) * len(self.models), strict=True)
 
 
 def model_name(reference: str) -> str:
@@ -117,10 +133,11 @@ def _split_name(text: str) -> tuple[str | None, str]:
 
 
 def _split_models(text: str) -> tuple[str, ...]:
-    """Split at commas, except at those between the options of an `arch:` reference."""
+    """Split at commas, except at those between the options of a reference that has some."""
     models: list[str] = []
     for part in text.split(","):
-        if models and models[-1].startswith("arch:") and "::" in models[-1] and OPTION.match(part):
+        takes = models and "::" in models[-1] and (models[-1].startswith("arch:") or is_rival(models[-1]))
+        if takes and OPTION.match(part):
             models[-1] += f",{part}"
         else:
             models.append(part)

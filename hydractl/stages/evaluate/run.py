@@ -37,6 +37,7 @@ from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
+from hydractl.stages.evaluate.rivals import derive
 from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.evaluate.selection import (
     check_count,
@@ -185,6 +186,7 @@ def _measure_rows(
         row = _load(models, machine)
         for model, opened_as in zip(row.models, models, strict=True):
             settle(model, opened_as, data.classes)
+        row, derived = derive(named, row, models, data, progress)
         said = partial(_predict_row, row, models, keeping=machine.keeping, progress=progress)
         held = None if data.heldout is None else said(data.heldout[0])
         scaling = _scaling(config, named, held, data, progress)
@@ -198,7 +200,11 @@ def _measure_rows(
         numbers.append(_numbers(config, found, data.labels))
         measured = _row(config, named, models, found[ID_NAME], data.labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
-        rows.append(measured.model_copy(update={"values": measured.values | others, "difference": compared}))
+        rows.append(
+            measured.model_copy(
+                update={"values": measured.values | others, "derived": derived, "difference": compared}
+            )
+        )
         for doubt in of_row(config, rows[-1], models, data.fingerprints):
             progress.warn(doubt)
         if config.save_predictions is not None:

@@ -211,7 +211,7 @@ def _plain(role: Role, value: Any) -> object:  # noqa: ANN401 - as above
     if role is Role.OUTPUT:
         return True  # that it is wanted counts, not what it is called
     if role in READ and (found := [*_references(role, value)]):
-        return [getattr(value, "name", None), *([one.said(), found.index(one)] for one in found)]
+        return [_called(value), *([one.said(), found.index(one)] for one in found)]
     if role is Role.CONTENT:
         return _content(value)
     if isinstance(value, tuple):
@@ -223,6 +223,16 @@ def _plain(role: Role, value: Any) -> object:  # noqa: ANN401 - as above
     if isinstance(value, Enum):
         return value.value
     return value.name if isinstance(value, Path) else value
+
+
+def _called(value: Any) -> object:  # noqa: ANN401 - as above
+    """Return how what is read is named, and what is made of it before it is used."""
+    if isinstance(value, tuple):
+        every = [_called(each) for each in value]
+        return every if any(every) else None
+    rivals = getattr(value, "rivals", ())
+    name = getattr(value, "name", None)
+    return [name, [each and _said(each) for each in rivals]] if rivals else name
 
 
 def _content(text: str | Path) -> object:

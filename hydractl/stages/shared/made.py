@@ -188,13 +188,15 @@ def _of_document(found: Document, path: Path) -> Made:
     if isinstance(found, Report):
         models = [tuple(model.sha256 for model in row.models) for row in found.rows]
         data = [found.data[name].sha256 for name in ("id", *found.near, *found.far)]
+        derived = [one for row in found.rows for one in row.derived if one is not None]
+        fitted = [one.data.sha256 for one in derived if one.data is not None]
         last = [found.data[TEMPERATURE].sha256] if TEMPERATURE in found.data else []
         return Made(
             path=path,
             command="eval",
             asked=found.asked,
             versions=found.versions,
-            inputs=(*models[0], *data, *(digest for row in models[1:] for digest in row), *last),
+            inputs=(*models[0], *data, *(digest for row in models[1:] for digest in row), *last, *fitted),
             rows=frozenset(row.name for row in found.rows),
         )
     if isinstance(found, HeadMask) and found.origin is not None:

@@ -18,8 +18,7 @@ from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, Deal
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
 from hydractl.errors import InputError
-from hydractl.families.tower import Model
-from hydractl.fusion.hydra import Hydra
+from hydractl.families.tower import Towers
 from hydractl.fusion.responding import gathered, responses
 from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
@@ -30,7 +29,7 @@ from hydractl.parallel import Team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.stages.shared.spool import Spool
 
-Predictor = Model | Hydra
+Predictor = Towers
 ALONE = Team()
 
 

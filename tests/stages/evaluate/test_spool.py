@@ -63,10 +63,11 @@ def test_every_number_is_what_it_would_be_in_memory(kept, said, labels, monkeypa
     monkeypatch.setattr(samples, "NUMBERS_AT_ONCE", M * C * 10)
 
     def numbers(found):
-        return measure(
+        measured = measure(
             found, labels, {"other": Responses(said.log_probs[:, :40], said.logsumexp[:, :40])},
             metrics=tuple(METRICS), scores=tuple(SCORES), resampling=Resampling(resamples=3),
         )  # fmt: skip
+        return measured.values, measured.ood
 
     fitted = fit_temperature(said, labels)
 

@@ -1,0 +1,28 @@
+"""What is made of a model and answers in its place."""
+
+from __future__ import annotations
+
+import torch
+
+from hydractl.families.tower import Answer, Towers
+from hydractl.inputs import Inputs
+
+
+class Derived(Towers):
+    """A model's own towers, which answer otherwise.
+
+    Attributes:
+        passes: How often they run for an answer.
+    """
+
+    passes = 1
+
+    def __init__(self, model: Towers) -> None:
+        towers = {name: model.tower(name) for name in model.towers}
+        super().__init__(towers, [answer for answer in model.answers if isinstance(answer, Answer)])
+        self.temperature = model.temperature
+        self.eval()
+
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return each member's logits (M, B, C)."""
+        return self.member_logits(inputs)

@@ -1,0 +1,259 @@
+"""Last-layer Laplace: how sure are the weights of the last layer?
+
+As in Daxberger et al. (2021, Laplace Redux), after MacKay (1992), and equal to laplace-torch's `LLLaplace` to the last digits. Given features x of N training samples, the negative log posterior of the layer's weights has at the trained weights the
+generalised Gauss-Newton matrix G = sum_n L_n (x) x_n x_n', with L = diag(p) - p p', which needs no labels, and the precision
+of a normal prior on its diagonal. `full` is that, the biases as weights of a constant feature; `kron` keeps of the weights
+(sum_n L_n / N) (x) (sum_n x_n x_n') and of the biases sum_n L_n, the two apart (KFAC; Ritter et al. 2018). The prior's precision
+is the one of the highest marginal likelihood.
+
+`probit` divides each logit by sqrt(1 + pi/8 of its variance), and the softmax of that is the answer (MacKay 1992; Kristiadi et
+al. 2020); `samples` draws weights, each of which is a member.
+
+Axes: B batch, C classes, D features, S draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import nn
+from typing_extensions import override
+
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.tower import Towers
+from hydractl.inputs import Inputs
+from hydractl.rivals.derived import Derived
+from hydractl.rivals.reference import FULL, Laplace
+
+LOWEST, HIGHEST = 1e-6, 1e9
+"""Between them is the prior's precision looked for."""
+MOST_WEIGHTS = 6000
+"""Of `full`, whose matrix has a row for each."""
+
+
+class Posterior(nn.Module):
+    """A normal distribution around the trained weights, up to the prior's precision."""
+
+    @property
+    def curvatures(self) -> torch.Tensor:
+        """The eigenvalues of the matrix, (P,)."""
+        raise NotImplementedError
+
+    def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
+        """Return the variances of the logits (B, C) of features (B, D)."""
+        raise NotImplementedError
+
+    def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
+        """Return by how much drawn weights differ from the trained ones, (S, C, D + 1), biases last."""
+        raise NotImplementedError
+
+
+class Kron(Posterior):
+    """One of weights with a Kronecker product for a matrix, and of biases."""
+
+    outer: torch.Tensor
+    inner: torch.Tensor
+    of_weights: torch.Tensor
+    of_biases: torch.Tensor
+
+    def __init__(self, labels: torch.Tensor, features: torch.Tensor, count: int) -> None:
+        """Take sums over `count` samples: of L (C, C), and of x x' (D, D)."""
+        super().__init__()
+        of_labels, outer = _eigen(labels)
+        of_features, inner = _eigen(features)
+        self.register_buffer("outer", outer)
+        self.register_buffer("inner", inner)
+        self.register_buffer("of_weights", of_labels[:, None] / count * of_features)
+        self.register_buffer("of_biases", of_labels)
+
+    @property
+    @override
+    def curvatures(self) -> torch.Tensor:
+        return torch.cat([self.of_weights.flatten(), self.of_biases])
+
+    @override
+    def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
+        along = (features @ self.inner).square() @ (1 / (self.of_weights + prior)).T
+        return (along + 1 / (self.of_biases + prior)) @ self.outer.square().T
+
+    @override
+    def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
+        scales = torch.cat([self.of_weights, self.of_biases[:, None]], 1).add(prior).rsqrt()
+        along = self.outer @ (_normal(count, *scales.shape, generator=generator).to(scales) * scales)
+        return torch.cat([along[..., :-1] @ self.inner.T, along[..., -1:]], -1)
+
+
+class Full(Posterior):
+    """One of weights and biases with the whole matrix (C, D + 1, C, D + 1)."""
+
+    values: torch.Tensor
+    vectors: torch.Tensor
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        super().__init__()
+        size = matrix.shape[0] * matrix.shape[1]
+        values, vectors = _eigen(matrix.reshape(size, size))
+        self.register_buffer("values", values)
+        self.register_buffer("vectors", vectors.view(*matrix.shape[:2], size))
+
+    @property
+    @override
+    def curvatures(self) -> torch.Tensor:
+        return self.values
+
+    @override
+    def variances(self, features: torch.Tensor, prior: float) -> torch.Tensor:
+        along = torch.einsum("bd,cdp->bcp", with_bias(features), self.vectors)
+        return along.square() @ (1 / (self.values + prior))
+
+    @override
+    def draws(self, count: int, prior: float, generator: torch.Generator) -> torch.Tensor:
+        normal = _normal(count, len(self.values), generator=generator).to(self.values)
+        return torch.einsum("cdp,sp->scd", self.vectors, normal * (self.values + prior).rsqrt())
+
+
+class LastLayer(Derived):
+    """A model with a distribution over the weights of its last layer.
+
+    Attributes:
+        prior: The precision of the weights' prior.
+        count: How many samples the distribution was found on.
+    """
+
+    drawn: torch.Tensor | None
+
+    def __init__(self, model: Towers, how: Laplace, batches: Iterable[Inputs], *, name: str) -> None:
+        """Find the distribution in one pass over the training data.
+
+        Args:
+            model: In evaluation mode, where it shall run.
+            how: What to find.
+            batches: The training data.
+            name: What errors call the model.
+
+        Raises:
+            UnsupportedModelError: If it is several models, has no linear last layer, or too large a one for `full`.
+        """
+        super().__init__(model)
+        self.how, self.name, self.count = how, name, 0
+        self._seen: list[tuple[nn.Linear, torch.Tensor, torch.Tensor]] = []
+        for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
+            layer.register_forward_hook(self._see)
+        posterior, weights = self._fit(batches)
+        squares = float(weights.square().sum())
+        self.prior = how.prior if how.prior is not None else likeliest(posterior.curvatures, squares)
+        self.posterior = posterior
+        drawn = None
+        if how.samples is not None:
+            generator = torch.Generator().manual_seed(how.seed)
+            drawn = weights + posterior.draws(how.samples, self.prior, generator)
+        self.register_buffer("drawn", drawn)
+
+    @override
+    def member_logits(self, inputs: Inputs) -> torch.Tensor:
+        """Return logits (1, B, C) that the variance makes less sure, or (S, B, C) of drawn weights."""
+        logits, features, _ = self._asked(inputs)
+        if self.drawn is not None:
+            return torch.einsum("bd,scd->sbc", with_bias(features), self.drawn).to(logits.dtype)
+        variances = self.posterior.variances(features, self.prior)
+        return (logits * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
+
+    def _see(self, layer: nn.Linear, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> None:
+        self._seen = [(layer, given[0], found)]  # the last one stays
+
+    def _asked(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
+        """Return the model's logits (B, C), the features (B, D) that they are made of, float64, and the last layer."""
+        self._seen = []
+        logits, *others = super().member_logits(inputs)
+        if others:
+            raise self._unfit("here are several models, each with its own")
+        fits = [seen for seen in self._seen if seen[2].shape == logits.shape]
+        if not fits:
+            raise self._unfit("here is no linear layer that gives the logits")
+        ((layer, features, _),) = fits
+        return logits, features.double(), layer
+
+    def _unfit(self, why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.name}: `laplace:` doubts one linear last layer, and {why}",
+            hint="name a base or a member whose classifier was trained",
+        )
+
+    def _fit(self, batches: Iterable[Inputs]) -> tuple[Posterior, torch.Tensor]:
+        """Return the distribution, and the weights (C, D + 1), biases last, that give logits divided by the temperature."""
+        sums: list[torch.Tensor] = []
+        layer = None
+        for inputs in batches:
+            with torch.inference_mode():
+                logits, features, layer = self._asked(inputs)
+                alone = layer(features.to(logits.dtype)) / self.temperature
+                if not torch.allclose(alone, logits, rtol=1e-2, atol=1e-3):
+                    raise self._unfit("here the logits are made of more")
+                if self.how.hessian == FULL:
+                    self._check_size(logits.shape[1] * (features.shape[1] + 1))
+                probs = logits.double().softmax(-1)
+                own = self._sums(probs, features)
+            sums = [old + new for old, new in zip(sums, own, strict=True)] if sums else own
+            self.count += len(probs)
+        if layer is None:
+            raise ValueError("there is no batch")
+        sums = [each.clone() for each in sums]  # no longer of the inference
+        posterior: Posterior = (
+            Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
+        )
+        weight = layer.weight.detach().double()
+        bias = cast("torch.Tensor | None", layer.bias)
+        bias = weight.new_zeros(len(weight)) if bias is None else bias.detach().double()
+        return posterior, torch.cat([weight, bias[:, None]], 1) / self.temperature
+
+    def _sums(self, probs: torch.Tensor, features: torch.Tensor) -> list[torch.Tensor]:
+        if self.how.hessian == FULL:
+            one = with_bias(features)
+            across = torch.einsum("bc,bd,be->cde", probs, one, one)
+            found = -torch.einsum("bc,bd,bk,be->cdke", probs, one, probs, one)
+            found.diagonal(dim1=0, dim2=2).add_(across.permute(1, 2, 0))
+            return [found]
+        return [probs.sum(0).diag() - probs.T @ probs, features.T @ features]
+
+    def _check_size(self, size: int) -> None:
+        if size > MOST_WEIGHTS:
+            raise UnsupportedModelError(
+                f"{self.name}: its last layer has {size} weights, too many for `hessian={FULL}`",
+                hint="leave it out, for `kron`",
+            )
+
+
+def likeliest(curvatures: torch.Tensor, squares: float) -> float:
+    """Return the precision of the prior that has the highest marginal likelihood.
+
+    Args:
+        curvatures: The eigenvalues of the matrix without the prior, (P,).
+        squares: The sum of the squares of the trained weights.
+    """
+
+    def cost(log_prior: float) -> float:
+        prior = math.exp(log_prior)
+        return float((curvatures / prior).log1p().sum()) + prior * squares
+
+    bounds = (math.log(LOWEST), math.log(HIGHEST))
+    found = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return math.exp(float(found.x))
+
+
+def with_bias(features: torch.Tensor) -> torch.Tensor:
+    """Return features (B, D + 1), the last of them constant."""
+    return torch.cat([features, features.new_ones(len(features), 1)], 1)
+
+
+def _eigen(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the eigenvalues, none below zero, and vectors of a sum of squares."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.clamp(min=0), vectors
+
+
+def _normal(*shape: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)

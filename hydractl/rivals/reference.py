@@ -1,0 +1,149 @@
+"""`mc:MODEL::passes=10,rate=0.1` and `laplace:MODEL::data=DATA`: what a row makes of a model. Importing it loads no torch.
+
+Options follow the first `::`; what follows `data=` is all of the data, so that it stands last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import MappingProxyType
+from typing import ClassVar, TypeAlias
+
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.progress import did_you_mean
+from hydractl.settings import Declared, Setting, check, number, required, setting
+
+DATA = "data"
+KRON, FULL = "kron", "full"
+PROBIT, SAMPLES = "probit", "samples"
+DRAWS = 20
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"`{text}` is not a whole number") from error
+
+
+def _real(text: str) -> float:
+    return number("option", text)
+
+
+SEED = Setting("Of what is drawn.", parse=_whole, low=0, spelled=("seed",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McDropout:
+    """Dropout stays active: each pass is a member (Gal and Ghahramani 2016)."""
+
+    KIND: ClassVar = "mc"
+    EXAMPLE: ClassVar = "mc:base.st::passes=10,rate=0.1"
+
+    passes: int = setting(10, "Forward passes.", parse=_whole, low=1, high=256, spelled=("passes",))
+    rate: float | None = setting(
+        None,
+        "The share dropped; None: as each layer says.",
+        parse=_real,
+        above=0.0,
+        below=1.0,
+        spelled=("rate",),
+    )
+    seed: int = setting(0, SEED.help, parse=_whole, low=0, spelled=("seed",))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laplace:
+    """A normal distribution over the weights of the last layer, as curved as the loss on training data."""
+
+    KIND: ClassVar = "laplace"
+    EXAMPLE: ClassVar = "laplace:base.st::data=train/"
+
+    data: DataRef = required(
+        Setting("What the model was trained on; labels are not read.", parse=DataRef.parse)
+    )
+    hessian: str = setting(KRON, "How the curvature is kept.", choices=(KRON, FULL), spelled=("hessian",))
+    predictive: str = setting(
+        PROBIT, "How logits of many weights become one.", choices=(PROBIT, SAMPLES), spelled=("predictive",)
+    )
+    samples: int | None = setting(
+        None, f"Weights to draw (default {DRAWS}).", parse=_whole, low=1, high=256, spelled=("samples",)
+    )
+    prior: float | None = setting(
+        None,
+        "Precision of the prior; None: what makes the data likeliest.",
+        parse=_real,
+        above=0.0,
+        finite=True,
+        spelled=("prior",),
+    )
+    seed: int = setting(0, SEED.help, parse=_whole, low=0, spelled=("seed",))
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.samples is not None and self.predictive != SAMPLES:
+            raise UsageError(f"`samples={self.samples}` has no effect without `predictive={SAMPLES}`")
+        if self.samples is None and self.predictive == SAMPLES:
+            object.__setattr__(self, "samples", DRAWS)
+
+
+Rival: TypeAlias = McDropout | Laplace
+KINDS: Mapping[str, type[McDropout | Laplace]] = MappingProxyType(
+    {kind.KIND: kind for kind in (McDropout, Laplace)}
+)
+
+
+def is_rival(reference: str) -> bool:
+    """Return whether a reference names what is made of a model."""
+    return reference.partition(":")[0] in KINDS and ":" in reference
+
+
+def parse_rival(reference: str) -> tuple[str, Rival]:
+    """Return the model of a rival's reference, and what is made of it.
+
+    Raises:
+        UsageError: If there is no model, or an option is unknown, missing or out of range.
+    """
+    name, _, rest = reference.partition(":")
+    kind = KINDS[name]
+    model, _, text = rest.partition("::")
+    if not model or model.startswith("arch:"):
+        what = "random weights tell nothing" if model else "of which model?"
+        raise UsageError(f"`{reference}`: {what}", hint=f"for example `{kind.EXAMPLE}`")
+    given, known = _options(reference, text, kind.EXAMPLE), {d.name: d.setting for d in Declared.of(kind)}
+    for option in given:
+        if option not in known:
+            raise UsageError(
+                f"`{reference}`: `{name}:` has no option `{option}`",
+                hint=did_you_mean(option, known) or f"there are {', '.join(known)}",
+            )
+    for field in fields(kind):
+        if field.default is MISSING and field.name not in given:
+            raise UsageError(
+                f"`{reference}`: `{name}:` needs `{field.name}=`", hint=f"for example `{kind.EXAMPLE}`"
+            )
+    try:
+        return model, kind(**{option: known[option].read(value) for option, value in given.items()})  # type: ignore[arg-type]  # each is of its option's type
+    except UsageError as error:
+        raise UsageError(f"`{reference}`: {error.message}", hint=error.hint) from error
+
+
+def _options(reference: str, text: str, example: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    while text:
+        key, equals, rest = text.partition("=")
+        value, _, text = (rest, "", "") if key == DATA else rest.partition(",")
+        if not equals or not key or not value:
+            raise UsageError(
+                f"`{reference}`: expected option=value, found `{key}{equals}`",
+                hint=f"for example `{example}`",
+            )
+        if key in found:
+            raise UsageError(f"`{reference}`: the option `{key}` is given twice")
+        found[key] = value
+    return found

@@ -1,0 +1,187 @@
+"""`--compare mc:...` and `laplace:...`: how they are written, what they cost, and what a report says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.manifest.report import Report
+from hydractl.rivals.reference import Laplace, McDropout, parse_rival
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.shared.asked import asked_of
+from support.builders import base
+from support.heard import Heard
+
+ID = DataRef.parse("digits::split=test,classes=0-6,limit=120")
+TRAIN = "digits::split=train,classes=0-6,limit=90"
+MC, LAST = "mc:{}::passes=3,rate=0.2,seed=5", "laplace:{}::prior=4,data=" + TRAIN
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return base().save(tmp_path_factory.mktemp("models") / "base.st")
+
+
+def config(model, *compare, **changes):
+    rows = tuple(NamedModels.parse(text.replace("{}", str(model))) for text in compare)
+    given = {
+        "model": str(model),
+        "data": ID,
+        "compare": rows,
+        "latency": False,
+        "bootstrap": 0,
+        "device": "cpu",
+    }
+    return EvalConfig(**(given | changes))
+
+
+@pytest.fixture(scope="module")
+def found(model, tmp_path_factory):
+    """A base beside its rivals, and what all of them said."""
+    folder = tmp_path_factory.mktemp("report")
+    document = run_eval(
+        config(
+            model, f"MC={MC}", LAST, f"both={MC},{LAST}", "plain={}",
+            near=(NamedData.parse("sevens=digits::classes=7"),), out=folder / "report.json",
+            save_predictions=folder / "said.safetensors",
+        )
+    ).document  # fmt: skip
+    return document, SavedPredictions.load(folder / "said.safetensors").log_probs
+
+
+def test_a_rival_is_a_row_with_its_cost(found):
+    document, said = found
+    own, mc, last, both, _ = document.rows
+
+    assert [row.name for row in document.rows] == ["base", "MC", "base laplace", "both", "plain"]
+    assert [row.members for row in document.rows] == [1, 3, 1, 4, 1]
+    assert {row.values["parameters"].value for row in (own, mc, last)} == {own.values["parameters"].value}
+    assert mc.values["macs"].value == 3 * own.values["macs"].value
+    assert own.values["macs"].value < last.values["macs"].value < 1.1 * own.values["macs"].value
+    assert both.values["macs"].value == mc.values["macs"].value + last.values["macs"].value
+    assert mc.values["mutual_information"].value > 0
+    for name in ("id", "sevens"):
+        assert (said["both"][name][:3] == said["MC"][name]).all()
+        assert (said["both"][name][3:] == said["base laplace"][name]).all()
+        assert (said["plain"][name] == said["base"][name]).all()
+        assert (said["base laplace"][name].amax(-1) <= said["base"][name].amax(-1) + 1e-6).all()
+
+
+def test_a_report_says_what_was_made_of_a_model(found):
+    document, _ = found
+    own, mc, last, both, _ = document.rows
+
+    assert own.derived == ()
+    assert mc.derived[0].model_dump() == {"kind": "mc", "options": {"passes": 3, "rate": 0.2, "seed": 5}}
+    assert last.derived[0].options == {"hessian": "kron", "predictive": "probit", "prior": 4.0, "seed": 0}
+    assert (last.derived[0].data.reference, last.derived[0].data.count) == (str(DataRef.parse(TRAIN)), 90)
+    assert both.derived == (*mc.derived, *last.derived)
+    assert document.row_of(own.models[0].sha256) == own
+    reversed_ = document.model_copy(update={"rows": document.rows[::-1]})
+    assert not reversed_.row_of(own.models[0].sha256).derived
+    assert Report.from_json(document.to_json(), where="it") == document
+
+
+def test_equal_rivals_say_the_same_whatever_the_batches(model, found):
+    again = run_eval(config(model, f"MC={MC}", batch_size=7)).document.rows[1]
+
+    for name, value in again.values.items():
+        assert value.value == pytest.approx(found[0].rows[1].values[name].value, abs=1e-5)
+
+
+def test_being_tested_on_what_a_row_is_made_with_is_told(model):
+    document = run_eval(config(model, f"laplace:{model}::data={ID}"), ear := Heard()).document
+
+    said = f"120 of 120 samples of `--data` are in `{ID}`, which a row is made with"
+    assert document.warnings == (said,)
+    assert said in ear.warnings
+
+
+def test_what_is_asked_hangs_on_the_rival(model):
+    texts = (
+        "mc:{}::rate=0.2",
+        "mc:{}::rate=0.3",
+        "mc:{}::rate=0.2,passes=3",
+        "{}",
+        LAST,
+        "laplace:{}::data=digits",
+    )
+    asked = [asked_of(config(model, f"x={text}")) for text in texts]
+
+    assert len({*asked}) == len(texts)
+    assert asked_of(config(model, "y={}")) != asked_of(config(model, "x={}"))
+    assert [str(one.ref) for one in config(model, LAST).reads] == [str(DataRef.parse(TRAIN))]
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "rival"),
+    [
+        ("mc:a.st", "a.st", McDropout()),
+        ("mc:org/name@main::rate=0.1,passes=4", "org/name@main", McDropout(rate=0.1, passes=4)),
+        ("laplace:a.st::data=val/", "a.st", Laplace(data=DataRef.parse("val/"))),
+        (
+            "laplace:a.st::hessian=full,predictive=samples,data=digits::split=train,classes=0-6",
+            "a.st",
+            Laplace(
+                data=DataRef.parse("digits::split=train,classes=0-6"), hessian="full", predictive="samples"
+            ),
+        ),
+    ],
+)
+def test_what_rivals_are_written_like(text, model, rival):
+    assert parse_rival(text) == (model, rival)
+
+
+def test_commas_part_models_but_not_options():
+    row = NamedModels.parse(
+        "all=mc:a.st::rate=0.1,passes=2,laplace:b.st::prior=1,data=digits::split=train,limit=5,c.st"
+    )
+
+    assert row.models == ("a.st", "b.st", "c.st")
+    assert [rival and rival.KIND for rival in row.rivals] == ["mc", "laplace", None]
+    assert str(row.rivals[1].data) == "digits::limit=5,split=train"
+    assert (NamedModels.parse("mc:runs/a.st::rate=0.1").name, NamedModels.parse("a.st").rivals) == (
+        "a mc",
+        (),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mc:", "of which model?"),
+        ("mc:arch:vit_tiny_patch16_224::rate=0.1", "random weights"),
+        ("mc:a.st::rate=1", "`rate 1`: must be"),
+        ("mc:a.st::rate=0", "must be above 0"),
+        ("mc:a.st::rate=-1", "must be above 0"),
+        ("mc:a.st::rate=much", "not a number"),
+        ("mc:a.st::passes=0", "between 1 and 256"),
+        ("mc:a.st::passes=2.5", "`2.5` is not a whole number"),
+        ("mc:a.st::pases=2", "has no option `pases`"),
+        ("mc:a.st::rate", "expected option=value"),
+        ("mc:a.st::rate=", "expected option=value"),
+        ("mc:a.st::rate=0.1,rate=0.2", "given twice"),
+        ("laplace:a.st", "needs `data=`"),
+        ("laplace:a.st::data=", "expected option=value"),
+        ("laplace:a.st::hessian=diag,data=val/", "`hessian diag`: unknown"),
+        ("laplace:a.st::samples=3,data=val/", "no effect without `predictive=samples`"),
+        ("laplace:a.st::prior=0,data=val/", "must be above 0"),
+        ("laplace:a.st::data=digits::colour=red", "unknown key `colour`"),
+    ],
+)
+def test_malformed_rivals_are_refused_with_what_to_type(text, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        NamedModels.parse(f"x={text}")
+
+    assert f"`{text}`" in str(caught.value)
+
+
+def test_the_first_row_answers_as_it_is():
+    with pytest.raises(UsageError, match="MODEL answers as it is") as caught:
+        config("mc:a.st")
+
+    assert "--compare" in caught.value.hint
