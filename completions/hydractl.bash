@@ -58,7 +58,7 @@ _hydractl() {
             _hydractl_words 'acc ood avg'
             ;;
         --ood-score)
-            _hydractl_words 'msp entropy mi energy max-logit'
+            _hydractl_words 'msp entropy mi energy max-logit msp+mi'
             ;;
         --search)
             _hydractl_words 'exact lazy'
@@ -209,15 +209,15 @@ _hydractl() {
         ;;
     eval)
         case $prev in
-        --data)
+        --data | --fit | --val)
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        --near | --far | --compare | --temperature | --name | --metrics | --bootstrap | --fail-if | --threshold-for | --delta | --max-length | --batch-size | --num-workers | --classes | --template | --arch | --seed)
+        --near | --far | --compare | --temperature | --ood-val | --name | --metrics | --knn-k | --bootstrap | --fail-if | --threshold-for | --delta | --max-length | --batch-size | --num-workers | --classes | --template | --arch | --seed)
             : # any text
             ;;
         --ood-score)
-            _hydractl_words 'msp entropy mi energy max-logit'
+            _hydractl_words 'msp entropy mi energy max-logit msp+mi mahalanobis relative-mahalanobis knn vim'
             ;;
         --store | -o | --output | --out | --save-predictions)
             _hydractl_files ''
@@ -230,7 +230,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --name --metrics --ood-score --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -246,7 +246,7 @@ _hydractl() {
             : # any text
             ;;
         --ood-score)
-            _hydractl_words 'msp entropy mi energy max-logit'
+            _hydractl_words 'msp entropy mi energy max-logit msp+mi mahalanobis relative-mahalanobis knn vim'
             ;;
         --device)
             _hydractl_words 'auto cpu cuda mps'

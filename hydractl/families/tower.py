@@ -40,6 +40,11 @@ class Stream:
         """Return the stream with other tokens."""
         return replace(self, tokens=tokens)
 
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean (N, F) of x (N, T, F) over the tokens that are no padding, of texts."""
+        kept = self.context["mask"][:, 0, 0, :, None].to(x.dtype)
+        return (x * kept).sum(dim=1) / kept.sum(dim=1)
+
     def tile(self, times: int) -> Stream:
         """Return the stream `times` times over on the batch axis: as that of as many members, one after another."""
         context = {name: repeat_batch(x, times) for name, x in self.context.items()}

@@ -100,6 +100,19 @@ def respond_to_all(
 
 def gathered(batches: Iterable[Sequence[torch.Tensor]], *, count: int, data: str) -> Responses:
     """Return what batches give, each as `responses` yields it, in the order of the data; see `respond_to_all`."""
+    return Responses(*collected(batches, count=count, data=data))
+
+
+def collected(
+    batches: Iterable[Sequence[torch.Tensor]], *, count: int, data: str
+) -> tuple[torch.Tensor, ...]:
+    """Return what batches give in the order of the data, each part (A, B, ...) of a batch as one (A, N, ...).
+
+    Args:
+        batches: The places (B,) of the items of a batch, and its parts.
+        count: N.
+        data: What errors call the data.
+    """
     result: tuple[torch.Tensor, ...] = ()
     done = 0
     for indices, *parts in batches:
@@ -109,4 +122,4 @@ def gathered(batches: Iterable[Sequence[torch.Tensor]], *, count: int, data: str
         done += len(indices)
     if done != count:
         raise ValueError(f"{data}: {done} of {count} items came")
-    return Responses(*result)
+    return result

@@ -48,7 +48,8 @@ class Row(Strict):
     `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`;
     `derived` says what was made of each model, where that is so; `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `tuned_on_ood` says that heads
     were chosen by how well OOD data are told; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
-    another one a metric is called `metric@score`.
+    another one a metric is called `metric@score`. `ood_val` has each score's AUROC on validation OOD
+    data, and `best_score` the one whose mean there is highest.
     """
 
     name: str
@@ -60,6 +61,8 @@ class Row(Strict):
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
     means: dict[str, dict[str, float]] = Field(default={})
+    ood_val: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
+    best_score: str | None = Field(default=None, exclude_if=lambda value: value is None)
     tuned_on_ood: bool = Field(default=False, exclude_if=lambda value: not value)
     difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -67,7 +70,7 @@ class Row(Strict):
 def _names(row: Row) -> Iterator[str]:
     """Yield the name of every number of a row, some of them again and again."""
     compared = () if row.difference is None else (row.difference.values, *row.difference.ood.values())
-    for values in (row.values, *row.ood.values(), *compared):
+    for values in (row.values, *row.ood.values(), *row.ood_val.values(), *compared):
         yield from values
 
 
@@ -92,6 +95,7 @@ class Report(Document):
     data: dict[str, Fingerprint]
     near: tuple[str, ...] = ()
     far: tuple[str, ...] = ()
+    ood_val: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     ood_scores: tuple[str, ...] = Field(
         default=(USUAL,), min_length=1, exclude_if=lambda value: value == (USUAL,)
     )
@@ -110,8 +114,9 @@ class Report(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         sets = (*self.near, *self.far)
-        if len(set(sets)) != len(sets) or not {*sets} <= self.data.keys():
-            raise ValueError("near, far: must name data sets of `data`, each once")
+        every = (*sets, *self.ood_val)
+        if len(set(every)) != len(every) or not {*every} <= self.data.keys():
+            raise ValueError("near, far, ood_val: must name data sets of `data`, each once")
         if len({row.name for row in self.rows}) != len(self.rows):
             raise ValueError("rows: two rows have one name")
         for i, row in enumerate(self.rows):
@@ -131,6 +136,18 @@ class Report(Document):
                     raise ValueError(
                         f"rows[{i}]: `{name}`, but the other OOD scores are {list(self.ood_scores[1:])}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _validated(self) -> Self:
+        for i, row in enumerate(self.rows):
+            if row.ood_val.keys() != {*self.ood_val}:
+                raise ValueError(f"rows[{i}].ood_val: has {sorted(row.ood_val)}, not {sorted(self.ood_val)}")
+            known = self.ood_scores if self.ood_val else (None,)
+            if row.best_score not in known:
+                raise ValueError(
+                    f"rows[{i}].best_score: is {row.best_score}, must be one of {', '.join(map(str, known))}"
+                )
         return self
 
 

@@ -18,6 +18,7 @@ from hydractl.metrics.resampling import Measured, Resampling
 from hydractl.metrics.samples import (
     Kept,
     Responses,
+    Scored,
     answers,
     at_once,
     ensemble_log_probs,
@@ -62,7 +63,7 @@ def _less(found: Mapping[str, Measured], other: Mapping[str, Measured]) -> dict[
 
 def measure(
     tested: Kept,
-    labels: Tensor,
+    labels: Tensor | None,
     foreign: Mapping[str, Kept],
     *,
     metrics: Sequence[str],
@@ -75,28 +76,31 @@ def measure(
 
     Args:
         tested: On the ID set.
-        labels: Shape (N,), int64, in 0..C-1.
+        labels: Shape (N,), int64, in 0..C-1; None where no metric reads them.
         foreign: On each OOD set.
         metrics: Names from `table.METRICS`; those that do not follow from predictions are passed over.
-        scores: Names from `scores.SCORES`: what metrics of OOD data rank samples by, called as `number_name` says.
+        scores: Names from `scores.EVERY`: what metrics of OOD data rank samples by, called as `number_name` says. Those that
+            are fitted come with the predictions.
         resampling: How intervals are made, on the same resamples for every score.
     """
     labelled, ranking, diverse = (
         [METRICS[name] for name in needing(metrics, needs)]
         for needs in (Needs.LABELS, Needs.OOD, Needs.MEMBERS)
     )
-    ranks = [SCORES[score] for score in scores] if ranking and foreign else []
+    named = scores if ranking and foreign else ()
+    ranks = [SCORES[score] for score in named if score in SCORES]
     own = _summary(tested, ranks, diverse, labels)
     ood: dict[str, dict[str, Measured]] = {}
     for name, said in foreign.items():
         other = _summary(said, ranks, diverse)
         ood[name] = {}
-        for score, each in other.scores.items():
-            by_score = places(own.scores[score], each)
+        for score in named:
+            by_score = places(own.scores[score], other.scores[score])
             ranked = resampling.values(ranking, *({side: found} for side, found in by_score.items()))
             ood[name] |= {number_name(metric, score, scores): value for metric, value in ranked.items()}
         ood[name] |= other.diversity
-    return Numbers(found=resampling.values(labelled, own.answers) | own.diversity, found_ood=ood)
+    values = resampling.values(labelled, own.answers) if labelled else {}
+    return Numbers(found=values | own.diversity, found_ood=ood)
 
 
 def means(
@@ -142,7 +146,7 @@ def _summary(
     _, count, _ = said.shape
     # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
     right: dict[str, Tensor] = {}
-    ranks: dict[str, Tensor] = {}
+    ranks: dict[str, Tensor] = dict(said.scores) if isinstance(said, Scored) else {}
     found = dict.fromkeys((m.name for m in diverse), 0.0)
     begin = 0
     for part in said.split(at_once(said)):

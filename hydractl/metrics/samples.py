@@ -6,7 +6,7 @@ Axes: M members, N samples of ID and N' of OOD data, C classes; dots are candida
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -100,6 +100,47 @@ class Joined:
         """Yield what each member says by itself, M = 1."""
         for part in self.parts:
             yield from part.members()
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What members say, beside scores of each sample that do not follow from it.
+
+    Attributes:
+        said: Without them.
+        scores: Each (N,), float64, by its name.
+    """
+
+    said: Kept
+    scores: Mapping[str, Tensor]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N and C."""
+        return self.said.shape
+
+    def split(self, samples: int) -> Iterator[Responses]:
+        """Yield what is said, with at most so many samples at a time, in order."""
+        return self.said.split(samples)
+
+    def members(self) -> Iterator[Kept]:
+        """Yield what each member says by itself, M = 1."""
+        return self.said.members()
+
+
+def together(parts: Sequence[Kept]) -> Kept:
+    """Return what the members of several say of the same samples, as those of one; scores are means over members."""
+    if not all(isinstance(part, Scored) for part in parts):
+        return Joined(tuple(parts))
+    found = [part for part in parts if isinstance(part, Scored)]
+    share = [part.shape[0] / sum(part.shape[0] for part in found) for part in found]
+    scores = {
+        name: torch.stack(
+            [weight * part.scores[name] for weight, part in zip(share, found, strict=True)]
+        ).sum(0)
+        for name in found[0].scores
+    }
+    return Scored(Joined(tuple(part.said for part in found)), scores)
 
 
 def whole(said: Kept) -> Responses:

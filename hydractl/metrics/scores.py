@@ -1,7 +1,7 @@
 """How strange is a sample? OOD scores of one model or of an ensemble: the higher, the more OOD.
 
-Every score maps its members' logits, or their log-probabilities, (M, ..., C) to (...); M = 1 is a single model. Importing this
-module loads no torch.
+Most map members' logits, or their log-probabilities, (M, ..., C) to (...); M = 1 is a single model. Others look at features, and
+are fitted on training data first: `fitted`. Importing this module loads no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Score:
         definition: One sentence, with its source.
         compute: Maps what the members say, (M, ..., C), to scores (...).
         raw: Whether it reads logits; else their log-softmax, which forgets how large they are.
-        several: Whether it is about several members: of a single model it is 0 everywhere.
+        alone: What it is of a single model, if it is about several members and so tells nothing more there.
         low: The least value it may have.
         high: The greatest one.
     """
@@ -36,7 +36,7 @@ class Score:
     definition: str
     compute: Callable[[Tensor], Tensor]
     raw: bool = False
-    several: bool = False
+    alone: str = ""
     low: float = -math.inf
     high: float = math.inf
 
@@ -79,6 +79,14 @@ def max_logit(logits: Tensor) -> Tensor:
     return -logits.mean(0).amax(-1)
 
 
+def msp_and_information(log_probs: Tensor) -> Tensor:
+    """Return `msp` plus `mutual_information`: how unsure the ensemble is, and how much its members disagree, in [-1, ln M].
+
+    A plain sum, without a weight to tune; of a single model it is `msp`.
+    """
+    return msp(log_probs) + mutual_information(log_probs)
+
+
 def _mean(log_probs: Tensor) -> Tensor:
     from hydractl.metrics.samples import ensemble_log_probs  # noqa: PLC0415 - the table loads without torch
 
@@ -109,7 +117,7 @@ _TABLE = (
         "entropies, in nats; 0 for one member (Depeweg et al. 2018).",
         compute=mutual_information,
         low=0.0,
-        several=True,
+        alone="0 everywhere, so its numbers are those of chance",
     ),
     Score(
         name="energy",
@@ -123,13 +131,48 @@ _TABLE = (
         compute=max_logit,
         raw=True,
     ),
+    Score(
+        name="msp+mi",
+        definition="Sum of `msp` and `mi`; for one member `msp`.",
+        compute=msp_and_information,
+        low=-1.0,
+        alone="`msp`",
+    ),
 )
 
 SCORES: Mapping[str, Score] = MappingProxyType({score.name: score for score in _TABLE})
 """Every score by name; of one model they are OpenOOD's but for the sign."""
 
-OF_ONE = tuple(name for name, score in SCORES.items() if not score.several)
-"""The names of those that tell the samples of a single model apart."""
+MAHALANOBIS = ("mahalanobis", "relative-mahalanobis")
+KNN, VIM = "knn", "vim"
+FITTED: Mapping[str, str] = MappingProxyType(
+    {
+        MAHALANOBIS[
+            0
+        ]: "Mean over members of the squared Mahalanobis distance of a member's features to the nearest class mean of "
+        "the data `fit`, by the covariance that the classes share (Lee et al. 2018).",
+        MAHALANOBIS[
+            1
+        ]: "`mahalanobis` less the squared Mahalanobis distance to the mean of all of `fit`, by the covariance "
+        "of all of it (Ren et al. 2021).",
+        KNN: "Mean over members of the distance of a member's features, of length one, to the `knn_k`-th nearest of the data `fit` "
+        "(Sun et al. 2022).",
+        VIM: "Mean over members of ViM: the length of what a member's features have outside the principal space of the data `fit`, "
+        "scaled to a logit, less the logsumexp of the logits (Wang et al. 2022).",
+    }
+)
+"""What scores that look at features mean, by name; see `fitted`."""
+
+EVERY = (*SCORES, *FITTED)
+"""The names of all scores."""
+
+OF_ONE = tuple(name for name, score in SCORES.items() if not score.alone)
+"""The names of those that are about a single model."""
+
+
+def definition_of(score: str) -> str:
+    """Return what a score means."""
+    return FITTED[score] if score in FITTED else SCORES[score].definition
 
 
 def number_name(metric: str, score: str, scores: Sequence[str]) -> str:

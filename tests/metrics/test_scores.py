@@ -35,6 +35,7 @@ def test_scores_of_an_ensemble(z):
         "energy": -torch.stack([member.exp().sum(-1).log() for member in z]).mean(0),
         "max-logit": -((z[0] + z[1] + z[2]) / 3).max(-1).values,
     }
+    expected["msp+mi"] = expected["msp"] + expected["mi"]
     assert found.keys() == expected.keys()
     for name, score in expected.items():
         torch.testing.assert_close(found[name], score)

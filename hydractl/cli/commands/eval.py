@@ -67,6 +67,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --fail-if 'auroc[near]<0.9' -o report.json
       hydractl eval hydra.st --data digits::split=test --temperature digits::split=val --compare base.st
       hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --ood-score msp,entropy,mi
+      hydractl eval hydra.st --data test/ --near birds=birds/ --ood-score msp,knn,vim --fit train/ --ood-val x=x/ --val val/
       hydractl eval hydra.st --data heldout/ --threshold-for 'risk<=0.01' --store selective.st
       hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
@@ -167,6 +168,8 @@ def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence
         yield f"OOD samples are told by {document.ood_scores[0]}"
     if tuned := [row.name for row in document.rows if _is_marked(row)]:
         yield f"*: heads of {_listed(tuned)} were chosen by how well they tell OOD data, an advantage over other rows"
+    for row in document.rows if document.ood_val else ():
+        yield _best(row, document)
     if any(TEMPERATURE in row.values or row.stored_temperatures for row in document.rows):
         yield _scaling(document)
 
@@ -299,6 +302,20 @@ def _scaling(document: Report) -> str:
     apart = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
     rest = f"; the models of {_listed(apart)} store different ones, which T does not count" if apart else ""
     return f"Logits are divided by T, {', '.join(sources)}{rest}"
+
+
+def _best(row: Row, document: Report) -> str:
+    """Return which OOD score is best on validation data, by the mean of its AUROC there, beside the others."""
+    means = {
+        score: sum(
+            values[number_name("auroc", score, document.ood_scores)].value for values in row.ood_val.values()
+        )
+        / len(row.ood_val)
+        for score in document.ood_scores
+    }
+    order = sorted(means, key=lambda score: (score != row.best_score, -means[score]))
+    found = [f"{score} {means[score]:.3f}" for score in order]
+    return f"{row.name}: best on validation OOD ({_listed(document.ood_val)}), by AUROC: {found[0]}; then {', '.join(found[1:])}"
 
 
 def _threshold(row: Row, document: Report) -> str:

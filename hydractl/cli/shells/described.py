@@ -10,7 +10,7 @@ import typer.core
 from hydractl.cli.helptext import unescaped
 from hydractl.cli.shells.scripts import Command, Completes, ShellOption
 from hydractl.data.reference import BUILT_IN
-from hydractl.metrics.scores import SCORES
+from hydractl.metrics.scores import EVERY
 from hydractl.runtime import DTYPES
 
 CHECKPOINTS = ("st", "safetensors")
@@ -24,7 +24,7 @@ VALUES = {
     "PATH": Completes(files=True),
     "DATA[::K=V,...]": Completes(words=BUILT_IN, files=True),
     "OBJECTIVE": Completes(words=("acc", "ood", "avg")),
-    "SCORE,...": Completes(words=tuple(SCORES)),
+    "SCORE,...": Completes(words=EVERY),
     "DEVICE": Completes(words=("auto", "cpu", "cuda", "mps")),
     "DTYPE": Completes(words=tuple(sorted(DTYPES))),
 }

@@ -111,18 +111,12 @@ def _read(host: nn.Module, stream: Stream, encoder: TextEncoder, pooling: str) -
     for name in encoder.final:
         x = host.get_submodule(f"{encoder.model}.{name}")(x)
     if pooling == "mean":
-        x = _mean(x, stream)
+        x = stream.mean(x)
     elif pooling not in {"own", "late"}:
         x = x[:, 0]
     for name in (*encoder.projection, *encoder.head):
         x = x.relu() if name == "relu" else host.get_submodule(name)(x)
-    return _mean(x, stream) if pooling == "late" else x
-
-
-def _mean(x: torch.Tensor, stream: Stream) -> torch.Tensor:
-    """Return the mean (N, ...) of x (N, T, ...) over the tokens that are no padding."""
-    kept = stream.context["mask"][:, 0, 0, :, None].to(x.dtype)
-    return (x * kept).sum(dim=1) / kept.sum(dim=1)
+    return stream.mean(x) if pooling == "late" else x
 
 
 def _scaled_before(parts: HeadParts, layer: Any) -> HeadGroup:  # noqa: ANN401 - as above

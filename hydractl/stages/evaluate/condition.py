@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs, Unit
-from hydractl.metrics.scores import MSP, SCORES, number_name
+from hydractl.metrics.scores import EVERY, MSP, number_name
 from hydractl.metrics.table import METRICS, metric_named
 from hydractl.progress import did_you_mean
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 GRAMMAR = re.compile(
-    r"\s*(?P<metric>\w+)(?:@(?P<score>[\w-]+))?\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"
+    r"\s*(?P<metric>\w+)(?:@(?P<score>[\w+-]+))?\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"
 )
 EXAMPLES = "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'`"
 
@@ -136,7 +136,7 @@ class Condition:
                 hint=f"leave `@{score}` out",
             )
         if score not in scores:
-            known = did_you_mean(score, SCORES) if score not in SCORES else None
+            known = did_you_mean(score, EVERY) if score not in EVERY else None
             raise UsageError(
                 f"`--fail-if {self}`: the OOD score `{score}` is not measured",
                 hint=known or f"add `--ood-score {','.join((*scores, score))}`",

@@ -10,7 +10,7 @@ from typing import ClassVar
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
-from hydractl.metrics.scores import MSP, SCORES
+from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, WEIGHTS, output
@@ -18,6 +18,8 @@ from hydractl.rivals.reference import Laplace, is_rival
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
+    FIT,
+    VAL,
     NamedData,
     NamedModels,
     check_distinct,
@@ -28,6 +30,8 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.asked import Reference
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
+NEIGHBOURS = 50
+"""OpenOOD's."""
 TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
 
 
@@ -87,6 +91,34 @@ class EvalConfig:
         shows=False,
         role=Role.DATA,
     )
+    fit: DataRef | None = setting(
+        None,
+        "Labelled training data, which OOD scores of features are fitted on, for each row.",
+        parse=DataRef.parse,
+        metavar=shared.DATA_METAVAR,
+        panel=DATA,
+        shows=False,
+        role=Role.DATA,
+    )
+    ood_val: tuple[NamedData, ...] = setting(
+        (),
+        "Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs "
+        "`--val`.",
+        parse=NamedData.parse,
+        repeated=True,
+        metavar="NAME=DATA",
+        panel=DATA,
+        role=Role.DATA,
+    )
+    val: DataRef | None = setting(
+        None,
+        "Held-out ID data, which `--ood-val` is told from.",
+        parse=DataRef.parse,
+        metavar=shared.DATA_METAVAR,
+        panel=DATA,
+        shows=False,
+        role=Role.DATA,
+    )
     name: str | None = setting(None, "What the first row is called.", panel=TABLE)
     """None for its file's."""
     metrics: tuple[str, ...] | None = setting(
@@ -98,10 +130,18 @@ class EvalConfig:
     )
     ood_score: tuple[str, ...] | None = setting(
         None,
-        f"What tells OOD samples, one or several side by side: {', '.join(SCORES)} (default {MSP}).",
+        f"What tells OOD samples, one or several side by side: {', '.join(EVERY)} (default {MSP}). Those of features "
+        f"({', '.join(FITTED)}) need `--fit`.",
         parse=lambda text: tuple(text.split(",")),
-        choices=tuple(SCORES),
+        choices=EVERY,
         metavar="SCORE,...",
+        panel=TABLE,
+    )
+    knn_k: int | None = setting(
+        None,
+        f"Which nearest sample `{KNN}` looks at (default {NEIGHBOURS}).",
+        low=1,
+        metavar="K",
         panel=TABLE,
     )
     latency: bool = flag(
@@ -175,7 +215,7 @@ class EvalConfig:
                 hint=f"make it another row: `--compare NAME={self.model}`",
             )
         check_distinct([row.name for row in self.rows], what="rows", option="--compare")
-        check_distinct([d.name for d in self.ood], what="OOD data sets", option="--near")
+        check_distinct([d.name for d in self.ood + self.ood_val], what="OOD data sets", option="--near")
         models = [m for row in self.rows for m in row.models]
         if models.count("-") > 1:
             raise UsageError("only one model can come from standard input")
@@ -199,13 +239,16 @@ class EvalConfig:
             condition.check_measured(chosen, self.scopes, self.scores)
 
     def _check_temperature(self) -> None:
-        """Refuse a number that is no temperature, and an OOD set of the name that the split has in the report."""
+        """Refuse a number that is no temperature, and an OOD set of the name that another set has in the report."""
         shared.check_temperature(self.temperature)
-        if self.heldout is not None and TEMPERATURE in [d.name for d in self.ood]:
-            raise UsageError(
-                f"an OOD data set cannot be called `{TEMPERATURE}` beside `--temperature`",
-                hint="call it something else: `--near NAME=DATA`",
-            )
+        taken = [TEMPERATURE] * (self.heldout is not None) + [FIT] * (self.fit is not None)
+        taken += [VAL] * (self.val is not None)
+        for name in taken:
+            if name in [d.name for d in self.ood + self.ood_val]:
+                raise UsageError(
+                    f"an OOD data set cannot be called `{name}` beside `--{name}`",
+                    hint="call it something else: `--near NAME=DATA`",
+                )
 
     def _check_threshold(self) -> None:
         if self.delta is not None and self.threshold_for is None:
@@ -226,11 +269,57 @@ class EvalConfig:
             )
         if len({*self.scores}) < len(self.scores):
             raise UsageError(f"`--ood-score {','.join(self.scores)}` names a score twice")
+        self._check_fitted()
+        if (self.val is None) != (not self.ood_val):
+            raise UsageError(
+                "`--val` has no effect without `--ood-val`"
+                if self.val
+                else "`--ood-val` is told from held-out ID data",
+                hint="add `--ood-val NAME=DATA`" if self.val else "add `--val DATA`, which no test has seen",
+            )
+        if self.ood_val and len(self.scores) == 1:
+            raise UsageError(
+                "`--ood-val`: there is but one OOD score, so none to choose",
+                hint="name several: `--ood-score msp,energy,knn`",
+            )
+
+    def _check_fitted(self) -> None:
+        """Refuse scores of features without what they need, and what they need without them."""
+        fitted = self.fitted
+        if fitted and self.fit is None:
+            raise UsageError(
+                f"`--ood-score {fitted[0]}` looks at features, and must know those of training data",
+                hint="add `--fit DATA`, the labelled data that the model was trained on",
+            )
+        if not fitted and self.fit is not None:
+            raise UsageError(
+                "`--fit` has no effect: no OOD score of features is measured",
+                hint=f"leave it out, or add `--ood-score {','.join((*self.scores, KNN))}`",
+            )
+        if self.knn_k is not None and KNN not in self.scores:
+            raise UsageError(
+                f"`--knn-k {self.knn_k}`: no effect without `--ood-score {KNN}`", hint="leave it out"
+            )
+        if self.threshold_for is not None and self.scores[0] in FITTED:
+            raise UsageError(
+                f"`{OPTION}`: a threshold cannot be on `{self.scores[0]}`, which `predict` has no training data for",
+                hint="name another score first: `--ood-score msp,...`",
+            )
 
     @property
     def scores(self) -> tuple[str, ...]:
         """The OOD scores; the numbers of the first have the metrics' own names."""
         return (MSP,) if self.ood_score is None else self.ood_score
+
+    @property
+    def fitted(self) -> tuple[str, ...]:
+        """Those of features."""
+        return tuple(score for score in self.scores if score in FITTED)
+
+    @property
+    def neighbours(self) -> int:
+        """Which nearest sample `knn` looks at."""
+        return NEIGHBOURS if self.knn_k is None else self.knn_k
 
     @property
     def chance(self) -> float:
@@ -268,6 +357,11 @@ class EvalConfig:
     def ood(self) -> tuple[NamedData, ...]:
         """All OOD sets, near ones first."""
         return self.near + self.far
+
+    @property
+    def others(self) -> tuple[DataRef | None, ...]:
+        """All data beside `data`."""
+        return (*(d.ref for d in self.ood + self.ood_val), self.heldout, self.fit, self.val)
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.doubts import DIGEST, of_data, of_training
-from hydractl.stages.evaluate.refs import ID_NAME
+from hydractl.stages.evaluate.refs import FIT, ID_NAME, VAL
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.reading import digests, warn
@@ -40,11 +40,12 @@ class EvalData:
     """The data, ready for any row.
 
     Attributes:
-        inputs: The ID set and the OOD sets.
+        inputs: The ID set and the OOD sets, and those of validation.
         labels: Of the ID set, (N,), the models' classes.
         heldout: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
+        fit: Training data that scores of features are fitted on, likewise.
         classes: What zero-shot models tell apart.
-        fingerprints: Of every set, the held-out one under `temperature`.
+        fingerprints: Of every set, those with labels besides the ID set's under the names of their options.
         fitted_on: What rows are made with, by its reference.
         doubts: What is to be known of them before numbers on them are believed, in a line each.
     """
@@ -52,6 +53,7 @@ class EvalData:
     inputs: dict[str, PreparedData]
     labels: Tensor
     heldout: tuple[PreparedData, Tensor] | None
+    fit: tuple[PreparedData, Tensor] | None
     classes: Classes | None
     fingerprints: dict[str, Fingerprint]
     fitted_on: dict[str, FittedOn]
@@ -67,9 +69,9 @@ class EvalData:
             DataError: If a set cannot be used, one that needs labels has none, or they do not fit the models.
         """
         how = opened[0][0].header.preprocess
-        refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood}
-        if config.heldout is not None:
-            refs[TEMPERATURE] = config.heldout
+        refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood + config.ood_val}
+        others = {TEMPERATURE: config.heldout, FIT: config.fit, VAL: config.val}
+        refs |= {name: ref for name, ref in others.items() if ref is not None}
         for model in {m.reference: m for row in opened for m in row}.values():
             warn(model, progress)
         sets = {
@@ -82,8 +84,8 @@ class EvalData:
         }
         models = [m for row in opened for m in row]
         classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)
-        held = None if config.heldout is None else sets[TEMPERATURE]
-        labels, fitted_on = _labels(sets[ID_NAME], held, models, classes, progress)
+        labelled = {name: sets[name] for name in (TEMPERATURE, FIT) if name in sets}
+        labels, known = _labels(sets[ID_NAME], labelled, models, classes, progress)
         limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
         inputs = {
@@ -98,7 +100,7 @@ class EvalData:
         }
         read = {name: _read(found, team) for name, found in sets.items()}
         fingerprints = {name: fingerprint for name, (fingerprint, _) in read.items()}
-        heldout = None if fitted_on is None else (inputs.pop(TEMPERATURE), fitted_on)
+        held = {name: (inputs.pop(name), own) for name, own in known.items()}
         seen = {ref: _read(found, team) for ref, found in rivals.items()}
         doubts = (
             *of_data(config, fingerprints, {name: content for name, (_, content) in read.items()}),
@@ -109,7 +111,8 @@ class EvalData:
         return cls(
             inputs=inputs,
             labels=labels,
-            heldout=heldout,
+            heldout=held.get(TEMPERATURE),
+            fit=held.get(FIT),
             classes=classes,
             fingerprints=fingerprints,
             fitted_on={ref: FittedOn(rivals[ref], print_) for ref, (print_, _) in seen.items()},
@@ -131,39 +134,46 @@ def _read(items: Items, team: Team) -> tuple[Fingerprint, np.ndarray]:
     return found, np.frombuffer(content, DIGEST)
 
 
+_WITHOUT_LABELS = {
+    TEMPERATURE: "name a labelled split, or a number to divide all logits by",
+    FIT: "name labelled training data",
+}
+
+
 def _labels(
     tested: Items,
-    heldout: Items | None,
+    others: Mapping[str, Items],
     models: Sequence[OpenModel],
     asked: Classes | None,
     progress: Progress,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the labels of the ID set and of the held-out split as the models' classes.
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the labels of the ID set and of others, by the names of their options, as the models' classes.
 
-    A class name means the same in both, even where the ID set's classes are taken in order.
+    A class name means the same in all, even where the ID set's classes are taken in order.
     """
     names = asked.names if asked else next((m.header.labels for m in models if m.header.labels), ())
     count = len(names) if asked else models[0].header.num_classes
     labels = required_labels(tested, "--data", hint="unlabelled data can be an OOD set: `--near NAME=DATA`")
     by_text = asked is not None
     classes = match_classes(tested, names, num_classes=count, by_text=by_text, progress=progress)
-    aligned = torch.tensor([classes[label] for label in labels])
-    if heldout is None:
-        return aligned, None
-    labels = required_labels(
-        heldout, "--temperature", hint="name a labelled split, or a number to divide all logits by"
-    )
     known = dict(zip(tested.class_names, classes, strict=True))
-    if all(name in known for name in heldout.class_names):
-        return aligned, torch.tensor([known[heldout.class_names[label]] for label in labels])
-    strange = [name for name in heldout.class_names if name not in known]
-    if not names and not (are_numerals(strange) and all(int(name) < count for name in strange)):
-        raise DataError(
-            f"`--temperature {heldout.name}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
-            hint="choose the classes of `--data` with `::classes=`, or name them alike",
-        )
-    try:
-        classes = match_classes(heldout, names, num_classes=count, by_text=by_text, progress=progress)
-    except DataError as error:
-        raise DataError(f"`--temperature {heldout.name}`: {error.message}", hint=error.hint) from error
-    return aligned, torch.tensor([classes[label] for label in labels])
+
+    def aligned(option: str, items: Items) -> Tensor:
+        own = required_labels(items, f"--{option}", hint=_WITHOUT_LABELS[option])
+        if all(name in known for name in items.class_names):
+            return torch.tensor([known[items.class_names[label]] for label in own])
+        strange = [name for name in items.class_names if name not in known]
+        if not names and not (are_numerals(strange) and all(int(name) < count for name in strange)):
+            raise DataError(
+                f"`--{option} {items.name}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
+                hint="choose the classes of `--data` with `::classes=`, or name them alike",
+            )
+        try:
+            found = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
+        except DataError as error:
+            raise DataError(f"`--{option} {items.name}`: {error.message}", hint=error.hint) from error
+        return torch.tensor([found[label] for label in own])
+
+    return torch.tensor([classes[label] for label in labels]), {
+        option: aligned(option, items) for option, items in others.items()
+    }

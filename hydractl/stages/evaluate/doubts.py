@@ -19,7 +19,7 @@ from hydractl.metrics.table import TEMPERATURE, needing
 from hydractl.progress import counted
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import ID_NAME
+from hydractl.stages.evaluate.refs import FIT, ID_NAME, VAL
 from hydractl.stages.shared.lineage import steps_to
 
 FEW = 100
@@ -27,6 +27,12 @@ FEW = 100
 EVAL = EvalConfig.COMMAND
 """Its steps read what they test on, and change nothing by that."""
 SLACK = 1e-9  # 0.95 is a little more or less than it
+HURTS = {
+    TEMPERATURE: "calibration will look better than it is",
+    FIT: "scores of features will look better than they are",
+    VAL: "the score that is best there is chosen on what it is tested on",
+}
+"""What is wrong where other labelled sets hold what is tested on."""
 DIGEST = np.dtype("<u8")
 """The first eight bytes of an item's digest: of ten million items no two differ and have the same in a million runs."""
 
@@ -44,12 +50,12 @@ def of_data(
     yield from _shared(config, contents)
     if config.heldout is not None and (count := len(contents[TEMPERATURE])) < FEW:
         yield f"`--temperature` is fitted on {counted(count, 'sample')}, which tell it roughly: at least {FEW} are better"
-    for name in contents if "fpr95" in config.chosen else ():
+    for name in _tested(config) if "fpr95" in config.chosen else ():
         count = len(contents[name])
-        if name != TEMPERATURE and count < FEW:
+        if count < FEW:
             yield f"{_called(name)}: FPR95 of {counted(count, 'sample')} {_grain(name, count)}; at least {FEW} are better"
     for name in contents if config.bootstrap else ():
-        if name != TEMPERATURE and len(contents[name]) == 1:
+        if name not in HURTS and len(contents[name]) == 1:
             yield (
                 f"{found[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it have no "
                 "width, or too little"
@@ -75,9 +81,9 @@ def of_row(
         found: The data, as in `of_data`.
     """
     for name in config.scores if row.members == 1 else ():
-        if SCORES[name].several:
-            yield f"{row.name}: `{name}` of a single model is 0 everywhere, so its numbers are those of chance"
-    tested = {data.sha256: name for name, data in found.items() if name != TEMPERATURE}
+        if name in SCORES and SCORES[name].alone:
+            yield f"{row.name}: `{name}` of a single model is {SCORES[name].alone}"
+    tested = {found[name].sha256: name for name in _tested(config)}
     steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
     seen = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
     for name, command in sorted(seen):
@@ -97,15 +103,19 @@ def _reads_ood(step: Step) -> bool:
         return False
 
 
+def _tested(config: EvalConfig) -> tuple[str, ...]:
+    return (ID_NAME, *(d.name for d in config.ood))
+
+
 def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Yield which sets hold samples of the ID set."""
     own = contents[ID_NAME]
     for name, content in contents.items():
         twice = 0 if name == ID_NAME else int(np.isin(content, own).sum())
-        if name == TEMPERATURE and twice == len(content) == len(own):
-            yield "`--temperature` and `--data` hold the same samples: calibration will look better than it is"
-        elif twice and name == TEMPERATURE:
-            yield f"{twice} of {len(content)} samples of `--temperature` are in `--data`: calibration will look better than it is"
+        if name in HURTS and twice == len(content) == len(own):
+            yield f"`--{name}` and `--data` hold the same samples: {HURTS[name]}"
+        elif twice and name in HURTS:
+            yield f"{twice} of {len(content)} samples of `--{name}` are in `--data`: {HURTS[name]}"
         elif twice and needing(config.chosen, Needs.OOD):
             yield f"{twice} of {len(content)} samples of {_called(name)} are in `--data`, so they cannot be told from it"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.claims import Claim
-from hydractl.data.inputs import content_of
+from hydractl.data.inputs import Reading, content_of
 from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
@@ -23,8 +23,8 @@ from hydractl.manifest.report import Report, Row
 from hydractl.metrics.measures import Numbers, means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Joined, Kept
-from hydractl.metrics.scores import MSP, SCORES
+from hydractl.metrics.samples import Kept, together
+from hydractl.metrics.scores import KNN, MSP, SCORES, definition_of
 from hydractl.metrics.table import METRICS, needing
 from hydractl.parallel import answering_device, start_team
 from hydractl.progress import SILENT, Progress
@@ -33,6 +33,7 @@ from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.detection import check_apart, detecting, validated
 from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 from hydractl.stages.evaluate.report import EvalReport
@@ -47,8 +48,16 @@ from hydractl.stages.evaluate.selection import (
 )
 from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.classes import settle
+from hydractl.stages.shared.detecting import Detecting
 from hydractl.stages.shared.outputs import check_models, check_outputs, claim
-from hydractl.stages.shared.predictions import Keeping, PreparedData, Scaling, fits, predict_together
+from hydractl.stages.shared.predictions import (
+    Keeping,
+    Predictor,
+    PreparedData,
+    Scaling,
+    fits,
+    predict_together,
+)
 from hydractl.stages.shared.reading import open_reader
 from hydractl.stages.shared.unchanged import replaces
 from hydractl.version import __version__
@@ -82,6 +91,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
         _check_outputs(config, opened, own)
     _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
     data = EvalData.open(config, opened, team, progress)
+    check_apart(config, data.fingerprints)
     check_count(config, len(data.labels))
     check_storable(config, opened[0][0], data.classes)
     rows, predictions = _measure_rows(config, opened, data, machine, progress)
@@ -135,7 +145,7 @@ def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], ow
             [] if path is None else [path],
             force=own.may_replace,
             models=[m for row in opened for m in row],
-            data=[config.data, *(d.ref for d in config.ood), config.heldout],
+            data=[config.data, *config.others],
             files=[config.naming.file],
             option=option,
         )
@@ -187,7 +197,9 @@ def _measure_rows(
         for model, opened_as in zip(row.models, models, strict=True):
             settle(model, opened_as, data.classes)
         row, derived = derive(named, row, models, data, progress)
-        said = partial(_predict_row, row, models, keeping=machine.keeping, progress=progress)
+        asked = detecting(row, models, data, config, machine.keeping.team, progress)
+        pairs = [*zip(asked, row.preprocess, models, strict=True)]
+        said = partial(_predict_row, pairs, keeping=machine.keeping, progress=progress)
         held = None if data.heldout is None else said(data.heldout[0])
         scaling = _scaling(config, named, held, data, progress)
         del held
@@ -198,7 +210,7 @@ def _measure_rows(
             continue
         others = scaling.values(_stored(models)) | count_sizes(row, config.chosen)
         numbers.append(_numbers(config, found, data.labels))
-        measured = _row(config, named, models, found[ID_NAME], data.labels, numbers[-1])
+        measured = _row(config, named, models, found, data.labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
         rows.append(
             measured.model_copy(
@@ -208,7 +220,9 @@ def _measure_rows(
         for doubt in of_row(config, rows[-1], models, data.fingerprints):
             progress.warn(doubt)
         if config.save_predictions is not None:
-            saved.add(named.name, found, raw=any(SCORES[score].raw for score in config.scores))
+            saved.add(
+                named.name, found, raw=any(SCORES[score].raw for score in config.scores if score in SCORES)
+            )
         if timed:
             loaded.append(row)
         del row  # before the next one is loaded
@@ -237,15 +251,15 @@ def _scaling(
 
 
 def _predict_row(
-    row: Loaded, opened: Sequence[OpenModel], inputs: PreparedData, keeping: Keeping, progress: Progress
+    row: Sequence[tuple[Predictor | Detecting, Reading, OpenModel]],
+    inputs: PreparedData,
+    keeping: Keeping,
+    progress: Progress,
 ) -> Kept | None:
     """Return what all members of all models of a row say; None in processes that do not lead."""
-    triples = zip(row.models, row.preprocess, opened, strict=True)
-    parts = [
-        predict_together(m, inputs, p, keeping, name=o.reference, progress=progress) for m, p, o in triples
-    ]
+    parts = [predict_together(m, inputs, p, keeping, name=o.reference, progress=progress) for m, p, o in row]
     own = tuple(part for part in parts if part is not None)
-    return Joined(own) if own else None
+    return together(own) if own else None
 
 
 def _numbers(config: EvalConfig, found: dict[str, Kept], labels: Tensor) -> Numbers:
@@ -263,19 +277,22 @@ def _row(
     config: EvalConfig,
     named: NamedModels,
     models: Sequence[OpenModel],
-    said: Kept,
+    found: dict[str, Kept],
     labels: Tensor,
     numbers: Numbers,
 ) -> Row:
+    by_score, best = validated(config, found)
     return Row(
         name=named.name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
         stored_temperatures=stored if {*(stored := _stored(models))} != {1.0} else (),
-        members=said.shape[0],
+        members=found[ID_NAME].shape[0],
         values=numbers.values,
         ood=(ood := numbers.ood),
-        threshold=threshold_of(config, said, labels),
+        threshold=threshold_of(config, found[ID_NAME], labels),
         means=means(ood, config.groups),
+        ood_val=by_score,
+        best_score=best,
         tuned_on_ood=tuned_on_ood(models),
     )
 
@@ -298,6 +315,7 @@ def _document(
         data=data.fingerprints,
         near=tuple(d.name for d in config.near),
         far=tuple(d.name for d in config.far),
+        ood_val=tuple(d.name for d in config.ood_val),
         ood_scores=config.scores,
         definitions={name: metric.definition for name, metric in METRICS.items() if name in shown}
         | _definitions(config.scores),
@@ -319,6 +337,7 @@ def _document(
                 else {"threshold_for": told(config.threshold_for), "delta": config.chance}
             ),
             **({} if config.given_temperature is None else {"temperature": config.given_temperature}),
+            **({"knn_k": config.neighbours} if KNN in config.scores else {}),
         },
         warnings=(
             *data.doubts,
@@ -336,7 +355,7 @@ def _document(
 
 def _definitions(scores: Sequence[str]) -> dict[str, str]:
     """Return what scores mean; of the usual one alone the metrics say it."""
-    return {} if scores == (MSP,) else {f"@{name}": SCORES[name].definition for name in scores}
+    return {} if scores == (MSP,) else {f"@{name}": definition_of(name) for name in scores}
 
 
 def _publish(

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import CheckpointError
-from hydractl.metrics.samples import Kept, Responses, at_once, whole
+from hydractl.metrics.samples import Kept, Responses, Scored, at_once, whole
 from hydractl.publish import Sink
 from hydractl.tensors import Chunks, TensorSpec, spec_of, tensor_bytes
 
-LOG_PROBS, LOGSUMEXP, LABELS = "log_probs", "logsumexp", "labels"
+LOG_PROBS, LOGSUMEXP, LABELS, SCORES = "log_probs", "logsumexp", "labels", "scores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +53,26 @@ class SavedPredictions:
         return {data: whole(said) for data, said in self.said[row].items()}
 
     def write(self, file: Sink) -> None:
-        """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`."""
+        """Write a canonical safetensors file: `log_probs/ROW/DATA`, perhaps `logsumexp/ROW/DATA`, and `labels/DATA`.
+
+        Scores of features are `scores/ROW/DATA/SCORE`.
+        """
         sets = {f"{row}/{data}": said for row, own in self.said.items() for data, said in own.items()}
         raw = {name: said for name, said in sets.items() if name.partition("/")[0] in self.raw}
-        specs = {f"{LABELS}/{data}": spec_of(found) for data, found in self.labels.items()}
+        held = {f"{LABELS}/{data}": found for data, found in self.labels.items()}
+        held |= {
+            f"{SCORES}/{name}/{score}": found
+            for name, said in sets.items()
+            if isinstance(said, Scored)
+            for score, found in said.scores.items()
+        }
+        specs = {name: spec_of(found) for name, found in held.items()}
         specs |= {f"{LOG_PROBS}/{name}": TensorSpec("F32", said.shape) for name, said in sets.items()}
         specs |= {f"{LOGSUMEXP}/{name}": TensorSpec("F32", said.shape[:2]) for name, said in raw.items()}
 
         def data(name: str) -> Chunks:
             kind, _, of = name.partition("/")
-            return [tensor_bytes(self.labels[of])] if kind == LABELS else _bytes(sets[of], kind)
+            return [tensor_bytes(held[name])] if name in held else _bytes(sets[of], kind)
 
         write_checkpoint(file, specs, data, header=None)
 
@@ -83,6 +93,12 @@ class SavedPredictions:
                     (log_probs,) = whole(saved.said[row][data]).tensors()
                     saved.said[row][data] = Responses(log_probs, checkpoint.tensor(name))
                     saved.raw.add(row)
+                case ["scores", row, data, score] if data in saved.said.get(row, {}):
+                    said = saved.said[row][data]
+                    known = said if isinstance(said, Scored) else Scored(said, {})
+                    saved.said[row][data] = Scored(
+                        known.said, {**known.scores, score: checkpoint.tensor(name)}
+                    )
                 case ["labels", data]:
                     saved.labels[data] = checkpoint.tensor(name)
                 case _:

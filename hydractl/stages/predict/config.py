@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from hydractl.data.reference import FILE_SUFFIXES, IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
-from hydractl.metrics.scores import MSP, SCORES
+from hydractl.metrics.scores import EVERY, FITTED, MSP, SCORES
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import Content
 from hydractl.publish import STDOUT, is_stream
@@ -85,7 +85,7 @@ class PredictConfig:
         None,
         f"What tells OOD samples: {', '.join(SCORES)} (default {MSP}).",
         metavar="SCORE",
-        choices=tuple(SCORES),
+        choices=EVERY,
     )
     threshold: float | Path | None = setting(
         None,
@@ -111,6 +111,11 @@ class PredictConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.ood_score in FITTED:
+            raise UsageError(
+                f"`--ood-score {self.ood_score}` looks at features, and must know those of training data, which only `eval` reads",
+                hint=f"choose from {', '.join(SCORES)}; or measure it: `hydractl eval ... --fit DATA`",
+            )
         if isinstance(self.threshold, float) and self.ood_score is not None:
             check_bound(self.ood_score, self.threshold)
         if not self.data:

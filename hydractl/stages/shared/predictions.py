@@ -22,11 +22,12 @@ from hydractl.families.tower import Towers
 from hydractl.fusion.responding import gathered, responses
 from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
-from hydractl.metrics.samples import Kept, Responses
+from hydractl.metrics.samples import Kept, Responses, Scored
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
 from hydractl.parallel import Team
 from hydractl.progress import SILENT, Progress, counted
+from hydractl.stages.shared.detecting import Detecting
 from hydractl.stages.shared.spool import Spool
 
 Predictor = Towers
@@ -138,7 +139,7 @@ class Keeping(NamedTuple):
 
 
 def predict_together(
-    model: Predictor,
+    model: Predictor | Detecting,
     inputs: PreparedData,
     preprocess: Reading,
     keeping: Keeping,
@@ -165,11 +166,22 @@ def predict_together(
         OutputError: If there is no room for the predictions.
     """
     spool = Spool(len(inputs), keeping.folder)
-    own = responses(model, inputs.tracked(preprocess, name, progress), name=name, data=inputs.name)
-    for indices, *said in keeping.team.each(own):
+    batches = inputs.tracked(preprocess, name, progress)
+    names = [*model.fitted] if isinstance(model, Detecting) else []
+    own = (
+        model.responses(batches, name=name, data=inputs.name)
+        if isinstance(model, Detecting)
+        else responses(model, batches, name=name, data=inputs.name)
+    )
+    scores = torch.zeros(len(inputs), len(names), dtype=torch.float64)
+    for indices, log_probs, logsumexp, *scored in keeping.team.each(own):
         if keeping.team.leads:
-            spool.put(indices, Responses(*said))
-    return spool.kept() if keeping.team.leads else None
+            spool.put(indices, Responses(log_probs, logsumexp))
+            scores[indices] = scored[0].squeeze(0) if scored else scores[indices]
+    if not keeping.team.leads:
+        return None
+    found = spool.kept()
+    return Scored(found, dict(zip(names, scores.unbind(1), strict=True))) if names else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +218,11 @@ class Scaling:
 
     def __call__(self, said: Kept) -> Kept:
         """Return what every member says once its logits are scaled, float32."""
-        return said if self.temperature is None else Scaled(said, self.temperature)
+        if self.temperature is None:
+            return said
+        if isinstance(said, Scored):  # they are of the model as it is stored
+            return Scored(Scaled(said.said, self.temperature), said.scores)
+        return Scaled(said, self.temperature)
 
     def values(self, stored: Sequence[float]) -> dict[str, Value]:
         """Return what a report says of it.

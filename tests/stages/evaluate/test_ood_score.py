@@ -76,6 +76,7 @@ def by_hand(z):
         "mi": entropy - entropies.mean(0),
         "energy": -z.exp().sum(-1).log().mean(0),
         "max-logit": -z.mean(0).amax(-1),
+        "msp+mi": -mean.amax(-1) + entropy - entropies.mean(0),
     }
 
 

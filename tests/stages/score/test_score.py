@@ -308,7 +308,8 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
             "`--ood-score` has no effect with `--objective acc`",
         ),
         ({"given": {"ood_score": "odin"}}, UsageError, "`--ood-score odin`: unknown"),
-        ({"given": {"ood_score": "mi"}}, UsageError, "`--ood-score mi`: is 0 for every circuit"),
+        ({"given": {"ood_score": "mi"}}, UsageError, "`--ood-score mi`: of a circuit is 0 everywhere"),
+        ({"given": {"ood_score": "msp+mi"}}, UsageError, "of a circuit is `msp`"),
         ({"given": {"search": "fast"}}, UsageError, "`--search fast`: unknown"),
         (
             {"given": {"recheck": 4}},

@@ -1,0 +1,200 @@
+"""OOD scores that look at features, and know from training data what they are usually like: the higher, the more OOD.
+
+Features are what a member's classifier reads. Each score is fitted for one member, and maps its features (B, D) and its logits
+(B, C) to (B,), float64. A row of several members has the mean of their scores, as of `energy`: each member keeps features of its
+own, and neither their widths nor how many samples there are to fit on limits how many members there may be. OpenOOD and
+torch-uncertainty fit such scores for single models only.
+
+Axes: N training samples, B others, D features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the field's own name
+
+from hydractl.errors import DataError
+from hydractl.metrics.scores import KNN, MAHALANOBIS, VIM
+
+Fitted: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+AT_ONCE = 8192
+WIDE, MIDDLE = (2048, 1000), (768, 512)
+"""From which width on, and then how many, dimensions are ViM's principal space."""
+ROUNDED = 8 * torch.finfo(torch.float32).eps
+"""A deviation that may be rounding, as a share of the features' length."""
+RESIDUE = 1e-6
+"""Residuals of training data, as a share of the features' lengths, that are but rounding: too few samples span all there is."""
+
+
+class Classifier(NamedTuple):
+    """What makes logits of features: weight (C, D) and bias (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Training:
+    """What a member says of training data.
+
+    Attributes:
+        features: Shape (N, D).
+        logits: Shape (N, C).
+        labels: Shape (N,), int64, from 0; a class without samples has no mean.
+        classifier: The member's own.
+        neighbours: Which of the nearest samples tells the distance, at least 1; of fewer samples the farthest.
+    """
+
+    features: Tensor
+    logits: Tensor
+    labels: Tensor
+    classifier: Classifier
+    neighbours: int
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield features in float64 with their labels, some samples at a time."""
+        for features, labels in zip(self.features.split(AT_ONCE), self.labels.split(AT_ONCE), strict=True):
+            yield features.double(), labels
+
+
+def mahalanobis(data: Training) -> Fitted:
+    """Return the squared distance min_c (f - m_c)^T S^-1 (f - m_c), at least 0 (Lee et al. 2018, eqs. 1 and 2, negated).
+
+    m_c are the classes' means and S = 1/N sum_i (f_i - m_{y_i})(f_i - m_{y_i})^T is the covariance that they share. Of the last
+    features alone, inputs left as they are, as OpenOOD has it. The pseudoinverse stands for the inverse: a direction in which
+    training data varies no more than float32 rounds does not count. A norm before the classifier leaves one of these.
+
+    Raises:
+        DataError: If training data does not vary within classes.
+    """
+    means, places = _means(data.labels, data)
+    white = _whitening(data, means[places[data.labels]])
+    middle = means.mean(0)  # what is far from 0 in directions of little variance would be rounded there
+    near = (means - middle) @ white
+    return lambda features, _: _squares((features.double() - middle) @ white, near).amin(1)
+
+
+def relative_mahalanobis(data: Training) -> Fitted:
+    """Return `mahalanobis` less (f - m)^T S_0^-1 (f - m), of the mean and covariance of all data (Ren et al. 2021, eq. 3, negated).
+
+    Raises:
+        DataError: As `mahalanobis`.
+    """
+    by_class = mahalanobis(data)
+    mean, _ = _means(torch.zeros_like(data.labels), data)
+    white = _whitening(data, mean.expand(len(data.labels), -1))
+    return lambda features, logits: (
+        by_class(features, logits) - ((features.double() - mean) @ white).square().sum(1)
+    )
+
+
+def knn(data: Training) -> Fitted:
+    """Return the Euclidean distance to the k-th nearest training sample, features of length one, in [0, 2] (Sun et al. 2022, eq. 4).
+
+    k counts from 1; if all of N < k samples are nearer, it is the distance to the farthest. A feature vector of zeros stays one.
+    OpenOOD has the square, which ranks alike.
+    """
+    bank = F.normalize(data.features, dim=1)
+    k = min(data.neighbours, len(bank))
+
+    def score(features: Tensor, _: Tensor) -> Tensor:
+        unit = F.normalize(features.double(), dim=1)
+        nearest = unit.new_empty(len(unit), 0)
+        for part in bank.split(AT_ONCE):
+            found = torch.cat([nearest, _squares(unit, part.double())], 1)
+            nearest = found.topk(min(k, found.shape[1]), dim=1, largest=False).values
+        return nearest.amax(1).sqrt()
+
+    return score
+
+
+def vim(data: Training) -> Fitted:
+    """Return the virtual logit less the logsumexp of the logits, a monotone map of the virtual class's probability (Wang et al. 2022).
+
+    With x = f - o, where o = -W^+ b is the point whose logits are nearest to zero, the principal space is spanned by the
+    eigenvectors of the largest eigenvalues of sum_i x_i x_i^T, and the virtual logit is a times the length of what x has outside
+    of it (eqs. 3 to 6); a makes its mean over training data that of the largest logit.
+
+    Raises:
+        DataError: If training data has nothing outside of its principal space.
+    """
+    weight, bias = (tensor.double() for tensor in data.classifier)
+    origin: Tensor = -torch.linalg.pinv(weight) @ bias
+    width, kept = len(origin), principal(len(origin))
+    scatter, lengths = origin.new_zeros(width, width), 0.0
+    for features, _ in data.parts():
+        x = features - origin
+        scatter += x.T @ x
+        lengths += float(x.norm(dim=1).sum())
+    outside: Tensor = torch.linalg.eigh(scatter).eigenvectors[:, : width - kept]  # eigenvalues ascend
+
+    def residual(features: Tensor) -> Tensor:
+        return ((features.double() - origin) @ outside).square().sum(1).sqrt()
+
+    residuals = sum(float(residual(features).sum()) for features, _ in data.parts())
+    if residuals <= RESIDUE * lengths:
+        raise DataError(
+            f"`{VIM}`: the features of {len(data.labels)} samples span no more than the {kept} dimensions of its principal space",
+            hint=f"name more data with `--fit`: more than {kept} samples, and several a class",
+        )
+    scale = float(data.logits.double().amax(1).sum()) / residuals
+    return lambda features, logits: scale * residual(features) - logits.double().logsumexp(1)
+
+
+def principal(width: int) -> int:
+    """Return how many of D dimensions are ViM's principal space.
+
+    As in the authors' code 1000 where D is at least 2048, else 512; below 768, of which they say nothing, half of D.
+    """
+    return next((dims for least, dims in (WIDE, MIDDLE) if width >= least), width // 2)
+
+
+FITS: Mapping[str, Callable[[Training], Fitted]] = MappingProxyType(
+    {
+        **dict(zip(MAHALANOBIS, (mahalanobis, relative_mahalanobis), strict=True)),
+        KNN: knn,
+        VIM: vim,
+    }
+)
+"""How each of `scores.FITTED` is fitted."""
+
+
+def _means(groups: Tensor, data: Training) -> tuple[Tensor, Tensor]:
+    """Return the mean features (G, D) of the groups that have samples, and each group's place among them."""
+    counts = groups.bincount()
+    there = counts > 0
+    sums = torch.zeros(len(counts), data.features.shape[1], dtype=torch.float64)
+    for (features, _), own in zip(data.parts(), groups.split(AT_ONCE), strict=True):
+        sums.index_add_(0, own, features)
+    return sums[there] / counts[there].unsqueeze(1), there.cumsum(0) - 1
+
+
+def _whitening(data: Training, centres: Tensor) -> Tensor:
+    """Return A (D, R) with A A^T the (pseudo)inverse of the covariance of features less their centres (N, D)."""
+    width = data.features.shape[1]
+    covariance = torch.zeros(width, width, dtype=torch.float64)
+    for (features, _), own in zip(data.parts(), centres.split(AT_ONCE), strict=True):
+        off = features - own
+        covariance += off.T @ off / len(data.labels)
+    values, vectors = torch.linalg.eigh(covariance)
+    size = sum(float(features.square().sum()) for features, _ in data.parts()) / len(data.labels)
+    kept = values > max(size * ROUNDED**2, float(values.amax()) * width * torch.finfo(values.dtype).eps)
+    if not bool(kept.any()):
+        raise DataError(
+            "the features of the data to fit on do not vary within classes",
+            hint="name more data with `--fit`: several samples a class",
+        )
+    white: Tensor = vectors[:, kept] / values[kept].sqrt()
+    return white
+
+
+def _squares(a: Tensor, b: Tensor) -> Tensor:
+    """Return the squared distances (B, G) of rows (B, D) and (G, D), float64; rounding below 0 is clamped."""
+    found = a.square().sum(1, keepdim=True) + b.square().sum(1) - 2 * a @ b.T
+    return found.clamp(min=0)

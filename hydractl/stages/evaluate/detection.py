@@ -1,0 +1,99 @@
+"""What tells OOD samples beside logits: scores that are fitted for a row, and which score is best on validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hydractl.errors import DataError
+from hydractl.families.opening import OpenModel
+from hydractl.fusion.features import Watched
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.report import Value
+from hydractl.metrics.measures import means, measure
+from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.samples import Kept
+from hydractl.metrics.scores import MAHALANOBIS
+from hydractl.parallel import Team
+from hydractl.progress import Progress
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.cost import Loaded
+from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.refs import ID_NAME, VAL
+from hydractl.stages.shared.detecting import Detecting
+from hydractl.stages.shared.predictions import Predictor
+
+BY = "auroc"
+"""What scores are compared by on validation data."""
+
+
+def detecting(
+    row: Loaded,
+    opened: Sequence[OpenModel],
+    data: EvalData,
+    config: EvalConfig,
+    team: Team,
+    progress: Progress,
+) -> tuple[Predictor | Detecting, ...]:
+    """Return the models of a row beside the scores that are fitted for each; the models alone where there are none.
+
+    Raises:
+        UnsupportedModelError: If a model has no features.
+        DataError: If a score cannot be fitted on such data.
+    """
+    if data.fit is None:
+        return row.models
+    inputs, labels = data.fit
+    found: list[Detecting] = []
+    for model, how, own in zip(row.models, row.preprocess, opened, strict=True):
+        batches = inputs.tracked(how, own.reference, progress)
+        watched = Watched.of(model, own.family, name=own.reference)
+        made = Detecting.fit(
+            watched,
+            config.fitted,
+            (batches, labels),
+            name=own.reference,
+            team=team,
+            neighbours=config.neighbours,
+        )
+        if {*MAHALANOBIS} & {*config.fitted} and len(labels) - len(labels.unique()) < made.width:
+            progress.warn(
+                f"{own.reference}: {len(labels)} samples to fit on leave the covariance of {made.width} features singular: what "
+                "they do not vary in does not count"
+            )
+        found.append(made)
+    return tuple(found)
+
+
+def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> None:
+    """Refuse to choose a score on the data that it is tested on.
+
+    Raises:
+        DataError: If validation and test data are the same.
+    """
+    tested = {fingerprints[name].sha256: name for name in (ID_NAME, *(d.name for d in config.ood))}
+    for name in (VAL, *(d.name for d in config.ood_val)) if config.ood_val else ():
+        own = fingerprints[name]
+        if own.sha256 in tested:
+            raise DataError(
+                f"`{own.reference}` for validation is `{fingerprints[tested[own.sha256]].reference}`, which is tested on",
+                hint="choose on other data: another split, or other OOD data",
+            )
+
+
+def validated(
+    config: EvalConfig, found: Mapping[str, Kept]
+) -> tuple[dict[str, dict[str, Value]], str | None]:
+    """Return every score's AUROC on each validation OOD set, and the score with the highest mean, of equal ones the first."""
+    if not config.ood_val:
+        return {}, None
+    sets = [d.name for d in config.ood_val]
+    values = measure(
+        found[VAL],
+        None,
+        {name: found[name] for name in sets},
+        metrics=(BY,),
+        scores=config.scores,
+        resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
+    ).ood
+    by_score = zip(config.scores, means(values, {VAL: sets})[VAL].values(), strict=True)
+    return values, max(by_score, key=lambda pair: pair[1])[0]

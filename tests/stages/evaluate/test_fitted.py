@@ -1,0 +1,206 @@
+"""eval by scores of features: the library's own features, scores by scikit-learn, a choice on validation data, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.decomposition import PCA
+from sklearn.metrics import roc_auc_score
+from sklearn.neighbors import NearestNeighbors
+
+from hydractl.cli.app import main
+from hydractl.data.dataset import open_data
+from hydractl.data.preprocess import eval_transform
+from hydractl.data.reference import DataRef
+from hydractl.errors import DataError, ManifestError, UsageError
+from hydractl.families.tower import Tower
+from hydractl.manifest.report import Report
+from hydractl.metrics.scores import FITTED
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedData
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.saved import SavedPredictions
+from support.builders import base
+
+FIT, VAL, DATA = (
+    f"digits::split={split},classes=0-6,limit={n}" for split, n in (("train", 90), ("val", 30), ("test", 40))
+)
+NEAR, OOD_VAL = "digits::classes=7-8,limit=30", "digits::classes=9,limit=25"
+SCORES = ("msp", *FITTED)
+K = 5
+
+
+def config(model, **changes):
+    given = {
+        "near": (NamedData.parse(f"others={NEAR}"),), "fit": DataRef.parse(FIT), "ood_score": SCORES, "latency": False,
+        "bootstrap": 0, "device": "cpu", "metrics": ("accuracy", "auroc"),
+    }  # fmt: skip
+    return EvalConfig(model=str(model), data=DataRef.parse(DATA), **(given | changes))
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted")
+    for seed in (0, 1):
+        base(seed=seed).save(folder / f"m{seed}.st")
+    command = (
+        "eval", f"{folder}/m0.st", "--compare", f"pair={folder}/m0.st,{folder}/m1.st", "--data", DATA, "--near",
+        f"others={NEAR}", "--ood-score", ",".join(SCORES), "--fit", FIT, "--knn-k", str(K), "--val", VAL, "--ood-val",
+        f"nines={OOD_VAL}", "--no-latency", "--device", "cpu", "--bootstrap", "4", "--temperature", "2", "-o", f"{folder}/r.json",
+        "--save-predictions", f"{folder}/p.st", "--fail-if", "auroc@knn[near]<0",
+    )  # fmt: skip
+    assert main([*command]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(here):
+    return Report.read(here / "r.json")
+
+
+def features(seed, reference):
+    """What timm calls the features before its classifier."""
+    sample, items = base(seed=seed), open_data(reference)
+    images = torch.stack(
+        [eval_transform(sample.header.preprocess)(items.image(i)) for i in range(len(items))]
+    )
+    library = sample.library()
+    with torch.inference_mode():
+        found = library.forward_head(library.forward_features(images), pre_logits=True)
+    return found.double().numpy(), torch.tensor(items.labels)
+
+
+def by_hand(seed, reference):
+    """Two scores of one model by scikit-learn."""
+    known, labels = features(seed, FIT)
+    asked, _ = features(seed, reference)
+    unit = [torch.nn.functional.normalize(torch.tensor(x), dim=1).numpy() for x in (known, asked)]
+    plane = PCA(31).fit(known)  # the norm before the classifier leaves a direction of 32 without variance
+    known, asked = plane.transform(known), plane.transform(asked)
+    means = [known[labels == c].mean(0) for c in range(7)]
+    tied = EmpiricalCovariance(assume_centered=True).fit(
+        np.concatenate([known[labels == c] - means[c] for c in range(7)])
+    )
+    return {
+        "mahalanobis": torch.tensor(np.stack([tied.mahalanobis(asked - m) for m in means]).min(0)),
+        "knn": torch.tensor(NearestNeighbors(n_neighbors=K).fit(unit[0]).kneighbors(unit[1])[0][:, -1]),
+    }
+
+
+def auroc(inside, outside):
+    return roc_auc_score([0] * len(inside) + [1] * len(outside), torch.cat([inside, outside]))
+
+
+@pytest.mark.parametrize(("row", "seeds"), [("m0", (0,)), ("pair", (0, 1))])
+def test_the_scores_are_those_of_the_librarys_features(row, seeds, here, report):
+    """A row of two models has the mean of their scores; a temperature changes none."""
+    saved = SavedPredictions.load(here / "p.st").said[row]
+    for name, reference in (("id", DATA), ("others", NEAR), ("val", VAL), ("nines", OOD_VAL)):
+        own = [by_hand(seed, reference) for seed in seeds]
+        for score in ("mahalanobis", "knn"):
+            expected = sum(each[score] for each in own) / len(own)
+            torch.testing.assert_close(saved[name].scores[score], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_numbers_follow_from_the_scores(here, report):
+    for row in report.rows:
+        saved = SavedPredictions.load(here / "p.st").said[row.name]
+        for score in FITTED:
+            found = row.ood["others"][f"auroc@{score}"]
+            expected = auroc(saved["id"].scores[score], saved["others"].scores[score])
+            assert found.value == pytest.approx(expected, abs=1e-12)
+            assert found.low < found.high
+
+
+def test_the_best_score_is_that_of_validation(here, report, capsys):
+    for row in report.rows:
+        assert row.ood_val.keys() == {"nines"}
+        found = {score: row.ood_val["nines"][f"auroc@{score}"].value for score in FITTED}
+        found["msp"] = row.ood_val["nines"]["auroc"].value
+        assert found[row.best_score] == max(found.values())
+        saved = SavedPredictions.load(here / "p.st").said[row.name]
+        assert found["knn"] == pytest.approx(auroc(*(saved[name].scores["knn"] for name in ("val", "nines"))))
+    assert report.ood_val == ("nines",)
+    assert {"fit", "val", "nines"} <= report.data.keys()
+    assert report.options["knn_k"] == K
+
+    assert main(["inspect", str(here / "r.json")]) == 0
+    best = report.rows[0].best_score
+    assert f"m0: best on validation OOD (nines), by AUROC: {best} " in capsys.readouterr().out
+
+
+def test_a_report_must_name_the_best_score(report):
+    for changes in ({"best_score": "entropy"}, {"ood_val": {}}):
+        row = report.rows[0].model_copy(update=changes)
+        broken = report.model_copy(update={"rows": (row, *report.rows[1:])})
+        with pytest.raises(ManifestError, match=next(iter(changes))):
+            Report.from_json(broken.to_json(), where="r.json")
+
+
+def test_features_cost_no_pass(here, monkeypatch):
+    """Each sample goes through the model once, and those to fit on once more than without."""
+    rows, run = [], Tower.forward
+    monkeypatch.setattr(Tower, "forward", lambda self, x: rows.append(len(x)) or run(self, x))
+
+    run_eval(config(here / "m0.st", metrics=("auroc",)))
+
+    assert sum(rows) == 90 + 40 + 30
+
+
+def test_a_covariance_of_too_few_samples_is_told(here, capsys):
+    few = FIT.replace("90", "30")
+
+    assert main(["eval", f"{here}/m0.st", "--data", DATA, "--near", NEAR, "--ood-score", "mahalanobis", "--fit", few,
+                 "--no-latency", "--bootstrap", "0"]) == 0  # fmt: skip
+
+    assert "30 samples to fit on leave the covariance of 32 features singular" in capsys.readouterr().err
+
+
+REFUSED = {
+    "no data to fit on": ({"fit": None}, "looks at features", "add `--fit DATA`"),
+    "nothing to fit": ({"ood_score": ("msp",)}, "`--fit` has no effect", "knn"),
+    "no neighbour": ({"ood_score": ("vim",), "knn_k": 3}, "--knn-k 3", "leave it out"),
+    "a threshold": ({"ood_score": ("knn",), "threshold_for": 0.1}, "cannot be on `knn`", "msp"),
+    "no held-out data": ({"ood_val": (NamedData.parse(OOD_VAL),)}, "held-out ID data", "--val"),
+    "no foreign data": ({"val": DataRef.parse(VAL)}, "no effect without `--ood-val`", "--ood-val"),
+    "one score": (
+        {"ood_score": ("knn",), "ood_val": (NamedData.parse(OOD_VAL),), "val": DataRef.parse(VAL)},
+        "but one OOD score", "name several",
+    ),
+    "a name that is taken": ({"near": (NamedData.parse(f"fit={NEAR}"),)}, "cannot be called `fit`", "--near"),
+    "two sets of one name": (
+        {"ood_val": (NamedData.parse(f"others={OOD_VAL}"),), "val": DataRef.parse(VAL)}, "called `others`", "apart",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message", "hint"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_is_refused(changes, message, hint):
+    with pytest.raises(UsageError, match=message) as refusal:
+        config("m.st", **changes)
+    assert hint in refusal.value.hint
+
+
+def test_a_score_is_never_chosen_on_what_is_tested(here):
+    for changes in ({"val": DATA, "ood_val": OOD_VAL}, {"val": VAL, "ood_val": NEAR}):
+        given = {
+            "val": DataRef.parse(changes["val"]),
+            "ood_val": (NamedData.parse(f"v={changes['ood_val']}"),),
+        }
+        with pytest.raises(DataError, match="which is tested on"):
+            run_eval(config(here / "m0.st", **given))
+
+
+def test_data_to_fit_on_has_the_classes_of_the_data(here):
+    with pytest.raises(DataError, match=r"`--fit digits.*its class `7` is not in `--data`"):
+        run_eval(config(here / "m0.st", fit=DataRef.parse("digits::split=train,limit=90")))
+    with pytest.raises(DataError, match="no labels"):
+        run_eval(config(here / "m0.st", fit=DataRef.parse("noise::limit=9")))
+
+
+def test_predict_does_not_know_scores_of_features(capsys):
+    assert main(["predict", "m.st", "digits", "--ood-score", "knn"]) == 2
+
+    assert "eval" in capsys.readouterr().err
