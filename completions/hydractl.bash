@@ -216,6 +216,9 @@ _hydractl() {
         --near | --far | --compare | --temperature | --ood-val | --name | --metrics | --knn-k | --bootstrap | --fail-if | --threshold-for | --delta | --max-length | --batch-size | --num-workers | --classes | --template | --arch | --seed)
             : # any text
             ;;
+        --corrupt)
+            _hydractl_words 'all gaussian-noise shot-noise impulse-noise defocus-blur glass-blur motion-blur zoom-blur snow frost fog brightness contrast elastic pixelate jpeg typos drop swap case'
+            ;;
         --ood-score)
             _hydractl_words 'msp entropy mi energy max-logit msp+mi mahalanobis relative-mahalanobis knn vim'
             ;;
@@ -230,7 +233,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --corrupt --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from hydractl.data.crew import cores
 from hydractl.data.items import at_least
-from hydractl.data.preprocess import EvalTransform, Normalised, TrainTransform, pixels, sample_seed
+from hydractl.data.preprocess import EvalTransform, Normalised, PerItem, TrainTransform, pixels, sample_seed
 from hydractl.errors import DataError
 
 if TYPE_CHECKING:
     from hydractl.data.items import ImageSet
 
-Transform: TypeAlias = "Callable[[Image.Image], Tensor] | TrainTransform"
+Transform: TypeAlias = "Callable[[Image.Image], Tensor] | PerItem"
 CACHE_BYTES = 512 * 2**20
 _AHEAD = 2
 """How many batches are decoded while one is in use."""
@@ -97,7 +97,7 @@ def batches(
 
 def tensor_cache(
     dataset: ImageSet,
-    transform: Callable[[Image.Image], Tensor],
+    transform: Transform,
     *,
     batch_size: int,
     indices: Sequence[int] | Tensor | None = None,
@@ -220,11 +220,11 @@ def _read(
 
 
 def _transformed(transform: Transform, image: Image.Image, number: int) -> Tensor:
-    return transform(image, number) if isinstance(transform, TrainTransform) else transform(image)
+    return transform(image, number) if isinstance(transform, PerItem) else transform(image)
 
 
 def _least(dataset: ImageSet, transform: Transform) -> int | None:
-    return transform.least if dataset.fast and isinstance(transform, EvalTransform | TrainTransform) else None
+    return transform.least if dataset.fast and isinstance(transform, EvalTransform | PerItem) else None
 
 
 def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> Part:

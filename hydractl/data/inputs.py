@@ -6,13 +6,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
+import numpy as np
 from torch import Tensor
 
-from hydractl.data.batches import CACHE_BYTES, EVERY_BATCH, Batch, Deal, checked_order, tensor_cache
+from hydractl.data.batches import (
+    CACHE_BYTES,
+    EVERY_BATCH,
+    Batch,
+    Deal,
+    Transform,
+    checked_order,
+    tensor_cache,
+)
+from hydractl.data.corruptions.names import Corruption
+from hydractl.data.corruptions.texts import corrupted_text
 from hydractl.data.crew import Crew
 from hydractl.data.dataset import open_data
-from hydractl.data.items import Content, ImageSet, Items, TextSet
-from hydractl.data.preprocess import eval_transform, train_transform
+from hydractl.data.items import Content, ImageSet, Items, Text, TextSet
+from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
 from hydractl.data.reference import DataRef
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
@@ -139,12 +150,39 @@ def encoded(
     order = checked_order(len(images), batch_size, indices)
     return tensor_cache(
         images,
-        eval_transform(how),
+        _eval_transform(images, how),
         batch_size=batch_size,
         indices=[order[i] for i in deal.positions(len(order), batch_size)],
         limit_bytes=limit_bytes,
         ahead=deal.ahead,
     )
+
+
+def _eval_transform(images: ImageSet, how: Preprocess) -> Transform:
+    clean = eval_transform(how)
+    if images.corruption is None:
+        return clean
+    return CorruptTransform(clean=clean, least=clean.least, corruption=images.corruption)
+
+
+def with_corruption(items: Items, corruption: Corruption) -> Items:
+    """Return the items as a corruption leaves them: texts now, both of a pair; images on their way to a model.
+
+    Draws hang on the seed and on an item's place in the set: not on batches, their order, or who decodes them.
+    """
+    if isinstance(items, ImageSet):
+        return replace(items, corruption=corruption)
+    texts = of_kind(items, TextSet)
+    found = tuple(_corrupted(text, corruption, place) for place, text in enumerate(texts.texts))
+    return replace(texts, texts=found)
+
+
+def _corrupted(text: Text, corruption: Corruption, place: int) -> Text:
+    random = np.random.default_rng(sample_seed(*corruption.seeded(place)))
+    if isinstance(text, str):
+        return corrupted_text(text, corruption, random)
+    first, second = (corrupted_text(part, corruption, random) for part in text)
+    return first, second
 
 
 def check_augment(how: Reading, augment: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from typing import ClassVar, NamedTuple, Self, TypeAlias
 from PIL import Image
 from typing_extensions import override
 
+from hydractl.data.corruptions.names import Corruption
 from hydractl.data.crew import Crew
 from hydractl.errors import DataError
 
@@ -226,6 +227,7 @@ class ImageSet(Items):
         crew: The processes that decode them; None for threads of this one.
         lenient: Whether batches hold black for what cannot be read, and say why.
         fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
+        corruption: What befalls images in batches of evaluation, on their way to a model.
     """
 
     content = Content.IMAGES
@@ -235,6 +237,7 @@ class ImageSet(Items):
     crew: Crew | None = None
     lenient: bool = False
     fast: bool = False
+    corruption: Corruption | None = None
 
     @override
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
+    from hydractl.data.corruptions.names import Corruption
     from hydractl.manifest.header import Preprocess
 
 MODES = MappingProxyType({1: "L", 3: "RGB"})
@@ -113,8 +115,44 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
     return image.convert(MODES[channels])
 
 
+class PerItem(ABC):
+    """What makes an input of an image that hangs on its place in its data set, too."""
+
+    __slots__ = ()
+
+    least: int
+    """As in `EvalTransform`."""
+
+    @abstractmethod
+    def __call__(self, image: Image.Image, index: int) -> Tensor:
+        """Return the input of the data set's item `index`, float32 of shape (C, H, W)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainTransform:
+class CorruptTransform(PerItem):
+    """What images go through that are corrupted: resized and cropped, corrupted, normalised. Safe to call from several threads.
+
+    Attributes:
+        clean: What they else go through.
+        least: As in `EvalTransform`.
+        corruption: What befalls them.
+    """
+
+    clean: EvalTransform
+    least: int
+    corruption: Corruption
+
+    @override
+    def __call__(self, image: Image.Image, index: int) -> Tensor:
+        from hydractl.data.corruptions.images import corrupted  # noqa: PLC0415 - scipy, which few need
+
+        prepared = _run(self.clean.steps, to_channels(image, self.clean.channels))
+        random = np.random.default_rng(sample_seed(*self.corruption.seeded(index)))
+        return self.clean.finish(corrupted(prepared, self.corruption, random))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTransform(PerItem):
     """Random augmentation that depends on the image and on (seed, epoch, index), and on nothing else.
 
     Safe to call from several threads.
@@ -137,8 +175,8 @@ class TrainTransform:
     seed: int = 0
     epoch: int = 0
 
+    @override
     def __call__(self, image: Image.Image, index: int) -> Tensor:
-        """Return the augmented input of the data set's item `index`, float32 of shape (C, H, W)."""
         prepared = _run(self.resize, to_channels(image, self.channels))
         if self.random:
             with _Drawing(sample_seed(self.seed, self.epoch, index)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -42,6 +42,20 @@ class Derived(Strict):
     data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
+ALL_SEVERITIES = "all"
+Severity = Annotated[str, Field(pattern="^([1-5]|all)$")]
+
+
+class Shift(Strict):
+    """Numbers on the ID set under corruptions: by corruption, severity (`1` to `5`) and metric.
+
+    `means` are over corruptions, for each severity and, under `all`, over all that was measured.
+    """
+
+    values: dict[str, dict[Severity, dict[str, float]]]
+    means: dict[Severity, dict[str, float]]
+
+
 class Row(Strict):
     """What was measured of one model or ensemble.
 
@@ -49,7 +63,8 @@ class Row(Strict):
     `derived` says what was made of each model, where that is so; `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `tuned_on_ood` says that heads
     were chosen by how well OOD data are told; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
     another one a metric is called `metric@score`. `ood_val` has each score's AUROC on validation OOD
-    data, and `best_score` the one whose mean there is highest.
+    data, and `best_score` the one whose mean there is highest. `shift` is there where
+    the ID set was also corrupted.
     """
 
     name: str
@@ -63,6 +78,7 @@ class Row(Strict):
     means: dict[str, dict[str, float]] = Field(default={})
     ood_val: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
     best_score: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    shift: Shift | None = Field(default=None, exclude_if=lambda value: value is None)
     tuned_on_ood: bool = Field(default=False, exclude_if=lambda value: not value)
     difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -148,6 +164,9 @@ class Report(Document):
                 raise ValueError(
                     f"rows[{i}].best_score: is {row.best_score}, must be one of {', '.join(map(str, known))}"
                 )
+            cells = [own for each in row.shift.values.values() for own in each.values()] if row.shift else []
+            for name in {name for own in cells for name in own} - self.definitions.keys():
+                raise ValueError(f"rows[{i}].shift: `{name}` has no definition")
         return self
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, count, leader_is_silent, line, summarize, table
+from hydractl.data.corruptions.names import KNOWN
 from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.manifest.document import Fingerprint
-    from hydractl.manifest.report import Report, Row
+    from hydractl.manifest.report import Report, Row, Shift
     from hydractl.stages.evaluate.report import EvalReport
 
 Column: TypeAlias = tuple[str | None, Metric]
 
 GROUPS = ("near", "far", "all")
+UNDER_SHIFT = ("accuracy", "brier", "nll", "ece")
 
 CELLS: dict[Unit, Callable[[float], str]] = {
     Unit.COUNT: count,
@@ -68,6 +70,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval hydra.st --data digits::split=test --temperature digits::split=val --compare base.st
       hydractl eval hydra.st --data val/ --near birds=birds/ --far noise --ood-score msp,entropy,mi
       hydractl eval hydra.st --data test/ --near birds=birds/ --ood-score msp,knn,vim --fit train/ --ood-val x=x/ --val val/
+      hydractl eval hydra.st --data test/ --compare base.st --corrupt fog:3 --corrupt jpeg
       hydractl eval hydra.st --data heldout/ --threshold-for 'risk<=0.01' --store selective.st
       hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
@@ -145,6 +148,7 @@ def render(document: Report, out: Console) -> None:
         out.print(_table(document, by_score, [str(m.column) for _, m in by_score], title=title))
     for row in document.rows if "threshold_for" in document.options else ():
         line(out, _threshold(row, document))
+    _render_shift(document, out)
     labelled = _columns(document, None, Needs.LABELS)
     if compared := _differences(document, labelled):
         heads = ["", *(str(m.column) for _, m in labelled)]
@@ -176,6 +180,33 @@ def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence
 
 def _is_marked(row: Row) -> bool:
     return row.tuned_on_ood and bool(row.ood)
+
+
+def _render_shift(document: Report, out: Console) -> None:
+    """Show each of the first metrics by severity, means over corruptions, and the accuracy by corruption."""
+    rows = [(row, row.shift) for row in document.rows if row.shift is not None]
+    if not rows:
+        return
+    names = [name for name in KNOWN if name in rows[0][1].values]
+    severities = [*rows[0][1].means]
+    for metric in (METRICS[name] for name in UNDER_SHIFT if name in rows[0][1].means[severities[0]]):
+        cells = [
+            [row.name, _cell(metric, row.values[metric.name].value)]
+            + [_cell(metric, shift.means[severity][metric.name]) for severity in severities]
+            for row, shift in rows
+        ]
+        title = f"{metric.column} under {counted(len(names), 'corruption')} of the ID set, means by severity"
+        out.print(table(["model", "clean", *severities], cells, title=title))
+    first = next((METRICS[name] for name in UNDER_SHIFT if name in rows[0][1].means[severities[0]]), None)
+    if first is not None and len(names) > 1:
+        by_name = [[name, *(_cell(first, _mean(shift, name, first)) for _, shift in rows)] for name in names]
+        title = f"{first.column} by corruption, means over severities"
+        out.print(table(["corruption", *(row.name for row, _ in rows)], by_name, title=title))
+
+
+def _mean(shift: Shift, name: str, metric: Metric) -> float:
+    found = [own[metric.name] for own in shift.values[name].values()]
+    return sum(found) / len(found)
 
 
 def _headline(document: Report) -> tuple[list[Column], list[str]]:

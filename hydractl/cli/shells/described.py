@@ -9,6 +9,7 @@ import typer.core
 
 from hydractl.cli.helptext import unescaped
 from hydractl.cli.shells.scripts import Command, Completes, ShellOption
+from hydractl.data.corruptions.names import ALL, KNOWN
 from hydractl.data.reference import BUILT_IN
 from hydractl.metrics.scores import EVERY
 from hydractl.runtime import DTYPES
@@ -25,6 +26,7 @@ VALUES = {
     "DATA[::K=V,...]": Completes(words=BUILT_IN, files=True),
     "OBJECTIVE": Completes(words=("acc", "ood", "avg")),
     "SCORE,...": Completes(words=EVERY),
+    "NAME[:1-5]": Completes(words=(ALL, *KNOWN)),
     "DEVICE": Completes(words=("auto", "cpu", "cuda", "mps")),
     "DTYPE": Completes(words=tuple(sorted(DTYPES))),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from hydractl.data.corruptions.names import ALL, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
@@ -90,6 +91,15 @@ class EvalConfig:
         panel=DATA,
         shows=False,
         role=Role.DATA,
+    )
+    corrupt: tuple[Corruptions, ...] = setting(
+        (),
+        f"Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `{ALL}`, or of images "
+        f"{', '.join(IMAGES)}; of texts {', '.join(TEXTS)}.",
+        parse=Corruptions.parse,
+        repeated=True,
+        metavar="NAME[:1-5]",
+        panel=DATA,
     )
     fit: DataRef | None = setting(
         None,
@@ -203,7 +213,7 @@ class EvalConfig:
     arch: str | None = by_default(None, shared.ARCH)
     """Of `model` only."""
     seed: int = by_default(0, shared.SEED)
-    """Of the resamples."""
+    """Of the resamples, and of corruptions."""
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(shared.IF_CHANGED)
 
@@ -233,6 +243,11 @@ class EvalConfig:
         self._check_temperature()
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores(chosen)
+        if self.corrupt and not needing(chosen, Needs.LABELS):
+            raise UsageError(
+                "`--corrupt` has no effect: no chosen metric looks at labelled data",
+                hint="add one to `--metrics`, such as accuracy",
+            )
         if self.ood and not needing(chosen, Needs.OOD, Needs.MEMBERS):
             raise UsageError("there are OOD data sets, but no chosen metric looks at them")
         for condition in self.fail_if:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.claims import Claim
+from hydractl.data.corruptions.names import Corruption, chosen
 from hydractl.data.inputs import Reading, content_of
+from hydractl.data.items import Content
 from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
@@ -46,6 +48,7 @@ from hydractl.stages.evaluate.selection import (
     stored_header,
     threshold_of,
 )
+from hydractl.stages.evaluate.shift import under_corruptions
 from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.detecting import Detecting
@@ -90,11 +93,13 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     if team.leads:
         _check_outputs(config, opened, own)
     _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
+    texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
+    corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
     data = EvalData.open(config, opened, team, progress)
     check_apart(config, data.fingerprints)
     check_count(config, len(data.labels))
     check_storable(config, opened[0][0], data.classes)
-    rows, predictions = _measure_rows(config, opened, data, machine, progress)
+    rows, predictions = _measure_rows(config, opened, data, machine, corruptions, progress)
     if not team.leads:
         document = Report.from_json(team.told(""), where="the report of rank 0")
         return EvalReport(document=document, paths=_paths(config, document), config=config)
@@ -183,6 +188,7 @@ def _measure_rows(
     opened: Sequence[Sequence[OpenModel]],
     data: EvalData,
     machine: Machine,
+    corruptions: Sequence[Corruption],
     progress: Progress,
 ) -> tuple[list[Row], SavedPredictions]:
     leads = machine.keeping.team.leads
@@ -205,6 +211,9 @@ def _measure_rows(
         del held
         every = {name: said(inputs) for name, inputs in data.inputs.items()}
         found = {name: scaling(each) for name, each in every.items() if each is not None}
+        plain = [*zip(row.models, row.preprocess, models, strict=True)]
+        said = partial(_predict_row, plain, keeping=machine.keeping, progress=progress)
+        shift = under_corruptions(config, corruptions, data, said, scaling)
         if not leads:
             del row  # before the next one is loaded
             continue
@@ -212,11 +221,13 @@ def _measure_rows(
         numbers.append(_numbers(config, found, data.labels))
         measured = _row(config, named, models, found, data.labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
-        rows.append(
-            measured.model_copy(
-                update={"values": measured.values | others, "derived": derived, "difference": compared}
-            )
-        )
+        more = {
+            "values": measured.values | others,
+            "derived": derived,
+            "difference": compared,
+            "shift": shift,
+        }
+        rows.append(measured.model_copy(update=more))
         for doubt in of_row(config, rows[-1], models, data.fingerprints):
             progress.warn(doubt)
         if config.save_predictions is not None:
@@ -337,6 +348,7 @@ def _document(
                 else {"threshold_for": told(config.threshold_for), "delta": config.chance}
             ),
             **({} if config.given_temperature is None else {"temperature": config.given_temperature}),
+            **({"corrupt": tuple(map(str, config.corrupt))} if config.corrupt else {}),
             **({"knn_k": config.neighbours} if KNN in config.scores else {}),
         },
         warnings=(

@@ -78,6 +78,10 @@ class PreparedData:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def of(self, items: Items, *, name: str) -> PreparedData:
+        """Return other items, read as these are but not held."""
+        return PreparedData(items, batch_size=self.batch_size, limit_bytes=0, name=name, deal=self.deal)
+
     def tracked(self, preprocess: Reading, name: str, progress: Progress) -> Iterable[Batch[Inputs]]:
         """Return the batches that a model of some name takes, and let progress see them pass."""
         total = len(range(self.deal.which, -(-len(self) // self.batch_size), self.deal.of))
