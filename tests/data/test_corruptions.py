@@ -51,7 +51,7 @@ def test_pixels_are_those_of_the_benchmarks(side, name):
     for severity, (mean, *values) in zip((1, 5) if len(rows) == 2 else range(1, 6), rows, strict=True):
         found = seen(Image.fromarray(picture(side)), name, severity)
         assert found.mean() == pytest.approx(
-            mean, abs=0.3
+            mean, abs=0.5
         )  # whole numbers are cut off to the one or the other
         assert np.abs(found.reshape(-1)[:: found.size // 16 + 1].astype(int) - values).max() <= 1
 
@@ -108,7 +108,9 @@ def inputs(items, **how):
 
 def test_draws_hang_on_the_sample_alone():
     corruption = Corruption("gaussian-noise", 5, seed=3)
-    items = with_corruption(open_data("digits::limit=9"), corruption)
+    items = with_corruption(
+        open_data("digits::limit=9").taken([4] * 9), corruption
+    )  # one image at nine places
 
     once = inputs(items, batch_size=4)
     again = inputs(items, batch_size=1, indices=range(8, -1, -1))
