@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval predict export inspect lineage import push schema doctor completion run demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval report predict export inspect lineage import push schema doctor completion run demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -236,6 +236,23 @@ _hydractl() {
                 _hydractl_words '--data --near --far --compare --temperature --corrupt --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --save-predictions --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    report)
+        case $prev in
+        -o | --output | --out)
+            _hydractl_files ''
+            ;;
+        --figures)
+            : # any text
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '-o --output --out --figures --force --json -q --quiet -h --help'
+            else
+                : # any text
             fi
             ;;
         esac

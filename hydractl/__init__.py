@@ -9,7 +9,7 @@ from hydractl.version import __version__
 
 TYPE_CHECKING = False  # as type checkers take it; `typing` takes longer to load than a signal to come
 if TYPE_CHECKING:
-    from hydractl.api.stages import evaluate, export, finetune, fuse, predict, prune, push, score
+    from hydractl.api.stages import evaluate, export, finetune, fuse, predict, prune, push, report, score
     from hydractl.fusion.hydra import Hydra
     from hydractl.fusion.loaded import load
     from hydractl.fusion.predictions import Predictions
@@ -26,6 +26,7 @@ __all__ = [
     "predict",
     "prune",
     "push",
+    "report",
     "score",
 ]
 _PLACES = {
@@ -33,7 +34,8 @@ _PLACES = {
     "Predictions": "hydractl.fusion.predictions",
     "load": "hydractl.fusion.loaded",
     **dict.fromkeys(
-        ("score", "prune", "finetune", "fuse", "evaluate", "predict", "export", "push"), "hydractl.api.stages"
+        ("score", "prune", "finetune", "fuse", "evaluate", "report", "predict", "export", "push"),
+        "hydractl.api.stages",
     ),
 }
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydractl.errors import OutputError, OutputExists, UsageError
@@ -28,12 +28,14 @@ class Content:
         suffixes: How the names of such files end; the first is proposed.
         decides: Whether the suffix decides the form, and none will not do.
         streams: Whether it may go to standard output or a FIFO.
+        hints: What to type for a name that ends otherwise, told the option, the name and one that fits.
     """
 
     what: str
     suffixes: tuple[str, ...]
     decides: bool = False
     streams: bool = True
+    hints: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, option: str, path: Path) -> None:
         """Refuse a name that says something else; an ending such as `.5` says nothing.
@@ -49,13 +51,19 @@ class Content:
             fits = path.parent / (stem if stem.endswith(self.suffixes) else stem + self.suffixes[0])
             raise UsageError(
                 f"`{option} {path}`: {self.what} is a file that ends in {' or '.join(self.suffixes)}",
-                hint=f"for example `{option} {fits}`",
+                hint=self.hints.get(suffix, "for example `{option} {fits}`").format(
+                    option=option, path=path, fits=fits
+                ),
             )
 
 
 WEIGHTS = Content(what="a model", suffixes=(".st", ".safetensors"))
 PREDICTIONS = Content(what="a set of log-probabilities", suffixes=(".safetensors", ".st"))
 DOCUMENT = Content(what="a JSON document", suffixes=(".json",))
+REPORT = replace(
+    DOCUMENT,
+    hints=dict.fromkeys((".html", ".md"), "`{option} {fits}`, and then `hydractl report {fits} -o {path}`"),
+)
 
 
 def is_folder(path: Path) -> bool:

@@ -14,6 +14,15 @@ MOST_ENTRIES = 2000
 """Of a folder that are compared with a name that is missing in it: a data set may have a million."""
 
 
+def count(value: float) -> str:
+    """Return a count with a unit prefix: 116.3 M, 46.17 G."""
+    for unit in ("", " k", " M", " G", " T"):
+        if abs(value) < 1000:
+            return f"{value:.0f}" if not unit else f"{value:.2f}{unit}"
+        value /= 1000
+    return f"{value:.2f} P"
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number and what it counts, in the singular for one: `1 member`, `3 members`."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

@@ -10,6 +10,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.push.config import PushConfig
+from hydractl.stages.report.config import ReportConfig
 from hydractl.stages.score.config import ScoreConfig
 
 STAGES = (
@@ -34,6 +35,10 @@ STAGES = (
         EvalConfig, "hydractl.stages.evaluate.run:run_eval", "hydractl.stages.evaluate.report:EvalReport",
     ),
     Stage(
+        "report", "Make a page of what was measured, of one report or of several seeds, and write it.",
+        ReportConfig, "hydractl.stages.report.run:run_report", "hydractl.stages.report.run:ReportReport",
+    ),
+    Stage(
         "predict", "Write what a model says of every input, and how sure it is: a line an input.",
         PredictConfig, "hydractl.stages.predict.run:run_predict", "hydractl.stages.predict.run:PredictReport", ("out",),
     ),
@@ -46,4 +51,4 @@ STAGES = (
         PushConfig, "hydractl.stages.push.run:run_push", "hydractl.stages.push.run:PushReport",
     ),
 )  # fmt: skip
-score, prune, finetune, fuse, evaluate, predict, export, push = (stage.function() for stage in STAGES)
+score, prune, finetune, fuse, evaluate, report, predict, export, push = (stage.function() for stage in STAGES)

@@ -13,6 +13,7 @@ from hydractl.stages.fuse.run import FuseReport
 from hydractl.stages.predict.run import PredictReport
 from hydractl.stages.prune.run import PruneReport
 from hydractl.stages.push.run import PushReport
+from hydractl.stages.report.run import ReportReport
 from hydractl.stages.score.config import ScoreReport
 
 STAGES: tuple[Stage, ...]
@@ -417,6 +418,7 @@ def evaluate(
     delta: float | None = ...,
     store: str | Path | None = ...,
     out: str | Path | None = ...,
+    curves: bool | None = ...,
     save_predictions: str | Path | None = ...,
     max_length: int | None = ...,
     batch_size: int | None = ...,
@@ -451,6 +453,7 @@ def evaluate(
         delta: The chance that the threshold does not keep it (default 0.05).
         store: Write a copy of MODEL that stores its threshold and its `--temperature`, which `predict` then applies.
         out: Report; `-` is standard output.
+        curves: Keep what `hydractl report` draws too: curves, which heads stay, and the lineage.
         save_predictions: Keep all log-probabilities (safetensors), scaled by `--temperature`.
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass.
@@ -461,6 +464,33 @@ def evaluate(
         dtype: bf16, fp16 or fp32; default: as stored.
         arch: Architecture of a bare .safetensors file.
         seed: Seed of everything random.
+        force: Replace an existing output.
+        progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
+
+    Returns:
+        What the command tells with `--json`, as an object.
+
+    Raises:
+        HydraError: Whatever ends the command; `exit_code` is the command's.
+        TypeError: If there is no such option.
+    """
+
+def report(
+    files: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = ...,
+    figures: str | Path | None = ...,
+    force: bool | None = ...,
+    progress: Callable[[str], object] | Progress | None = ...,
+) -> ReportReport:
+    r"""Make a page of what was measured, of one report or of several seeds, and write it.
+
+    Arguments are those of `hydractl report`, and read as it reads them; None is an option that is not given.
+
+    Args:
+        files: What `hydractl eval -o` wrote; of several seeds one each. `-` is standard input.
+        out: The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output.
+        figures: Write each figure into this folder too, as .png and .svg; a page of Markdown shows them.
         force: Replace an existing output.
         progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is quiet, and warnings are those of Python's `warnings`.
 

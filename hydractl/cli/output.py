@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hydractl.errors import HydraError, OutputError, UsageError, harmless, in_one_line
 from hydractl.parallel import LINGER_S
+from hydractl.progress import count
 from hydractl.publish import STDOUT
 from hydractl.signals import heed_no_more_signals
 
@@ -294,15 +295,6 @@ def model_cell(reference: str) -> str:
     return (
         "stdin" if reference == "-" else f"{name}::..." if options and name.startswith("arch:") else reference
     )
-
-
-def count(value: float) -> str:
-    """Return a count with a unit prefix: 116.3 M, 46.17 G."""
-    for unit in ("", " k", " M", " G", " T"):
-        if abs(value) < 1000:
-            return f"{value:.0f}" if not unit else f"{value:.2f}{unit}"
-        value /= 1000
-    return f"{value:.2f} P"
 
 
 def size(value: int) -> str:

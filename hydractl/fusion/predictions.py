@@ -60,7 +60,7 @@ class Predictions:
         mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
         members = said.log_probs.exp().transpose(0, 1)
         classes = mean.argmax(1)
-        scores = {name: scored(said, score).float() for name, score in SCORES.items()}
+        scores = {name: scored(said, name).float() for name in SCORES}
         return cls(
             labels=tuple(names[i] for i in classes.tolist()),
             classes=classes,

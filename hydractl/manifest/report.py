@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from hydractl.manifest.curves import Curves, Origin
 from hydractl.manifest.document import Digest, Document, Fingerprint, Option, Strict
 from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.manifest.threshold import Threshold
@@ -64,7 +65,8 @@ class Row(Strict):
     were chosen by how well OOD data are told; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
     another one a metric is called `metric@score`. `ood_val` has each score's AUROC on validation OOD
     data, and `best_score` the one whose mean there is highest. `shift` is there where
-    the ID set was also corrupted.
+    the ID set was also corrupted. `curves` and `origins`, one a model, are what figures
+    show, where `--curves` kept them.
     """
 
     name: str
@@ -81,6 +83,14 @@ class Row(Strict):
     shift: Shift | None = Field(default=None, exclude_if=lambda value: value is None)
     tuned_on_ood: bool = Field(default=False, exclude_if=lambda value: not value)
     difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
+    curves: Curves | None = Field(default=None, exclude_if=lambda value: value is None)
+    origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
+
+    @model_validator(mode="after")
+    def _one_a_model(self) -> Self:
+        if self.origins and len(self.origins) != len(self.models):
+            raise ValueError("origins: there is one a model, or none")
+        return self
 
 
 def _names(row: Row) -> Iterator[str]:
@@ -140,10 +150,17 @@ class Report(Document):
                 raise ValueError(
                     f"rows[{i}].ood: has {sorted(row.ood)}, but near and far name {sorted(sets)}"
                 )
+            if row.curves is not None and not row.curves.is_of(sets):
+                raise ValueError(f"rows[{i}].curves: must be of the ID set and of {sorted(sets)}")
             if not row.means.keys() <= {"near", "far", "all"}:
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
             if row.difference is not None and row.difference.ood.keys() != {*sets}:
                 raise ValueError(f"rows[{i}].difference.ood: must name the data sets that near and far name")
+        return self
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        for i, row in enumerate(self.rows):
             for name in _names(row):
                 metric, _, score = name.partition("@")
                 if metric not in self.definitions:

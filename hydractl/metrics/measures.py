@@ -116,8 +116,11 @@ def means(
     }
 
 
-def scored(said: Kept, score: Score) -> Tensor:
+def scored(said: Kept, name: str) -> Tensor:
     """Return a score of every sample, (N,), float64."""
+    if isinstance(said, Scored) and name in said.scores:
+        return said.scores[name]
+    score = SCORES[name]
     return torch.cat([_score(part, score) for part in said.split(at_once(said))])
 
 

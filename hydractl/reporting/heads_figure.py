@@ -5,13 +5,12 @@ Names of files are short in it, literal, and never wider than their place.
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hydractl.errors import UsageError, shortened
+from hydractl.errors import shortened
+from hydractl.reporting.picture import FORMATS, picture, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
 
     from hydractl.manifest.heads import Mask, TowerKeep
 
-FORMATS = (".png", ".svg")
 MOST_PANELS = 40
 PER_ROW = 5
-DPI = 150
 NAME_POINTS, NAME_LINES = 7, 4
 MONOSPACE_EMS = 0.61  # the advance of DejaVu Sans Mono, which matplotlib brings along
 KEPT, REMOVED = "#666666", "#ececec"
@@ -71,25 +68,12 @@ def draw_heads(panels: Sequence[Panel], *, suffix: str) -> bytes:
         raise ValueError(
             f"expected up to {MOST_PANELS} panels, one of {FORMATS}; got {len(panels)}, {suffix!r}"
         )
-    try:
-        from matplotlib import rc_context, rcParamsDefault  # noqa: PLC0415 - slow, and only needed for a figure
-    except ValueError as error:  # it reads the environment as it loads
-        raise UsageError(f"matplotlib does not start: {error}", hint="unset MPLBACKEND") from error
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - as above
-    from matplotlib.figure import Figure  # noqa: PLC0415 - as above
 
-    settings = {k: v for k, v in rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
-    settings |= {"svg.hashsalt": "hydractl", "font.size": 8.0, "font.family": ["DejaVu Sans"]}
-    with rc_context(settings), warnings.catch_warnings():
-        # a name may hold letters that the font lacks; a box stands for each
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure = Figure(figsize=_inches(panels))
-        FigureCanvasAgg(figure)
+    def draw(figure: Figure) -> None:
+        figure.set_size_inches(_inches(panels))
         _fill(_Sheet(figure), panels)
-        file = io.BytesIO()
-        nothing = {"Date": None, "Creator": None} if suffix == ".svg" else {"Software": None}
-        figure.savefig(file, format=suffix.removeprefix("."), dpi=DPI, metadata=nothing)
-    return file.getvalue()
+
+    return picture(draw, suffix=suffix)
 
 
 class _Sheet:
@@ -273,8 +257,3 @@ def wrapped(name: str, letters: int, *, lines: int) -> str:
     """Return a name in at most `lines` lines of at most `letters` letters, without its middle where it is longer."""
     text = shortened(printable(name), letters * lines)
     return "\n".join(text[i : i + letters] for i in range(0, len(text), letters))
-
-
-def printable(text: str) -> str:
-    """Return a text without line breaks and undecodable bytes, which a figure cannot show."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -25,6 +25,7 @@ from hydractl.stages.lineage.config import LineageConfig
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.push.config import PushConfig
+from hydractl.stages.report.config import ReportConfig
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.training.recipes.named import RECIPES
 
@@ -40,6 +41,7 @@ CONFIGS = {
     "push": PushConfig,
     "export": ExportConfig,
     "lineage": LineageConfig,
+    "report": ReportConfig,
     "doctor": DoctorConfig,
 }
 BY_HAND = {"schema", "demo", "completion", "run"}
@@ -87,6 +89,7 @@ ALWAYS = {"score": ("--objective", "acc"), "prune": ("--scores", "s.json", "--ke
 SCORED = ("--scores", "s.json")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
 COMPANIONS = {
+    "report": {"force": ("-o", "a.md")},
     "score": {
         **{
             name: ("--method", method.name)

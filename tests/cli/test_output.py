@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli import output
-from hydractl.cli.output import Terminal, as_json, count, line, size
+from hydractl.cli.output import Terminal, as_json, line, size
 from hydractl.cli.tables import facts
 from hydractl.errors import OutputError, UsageError
+from hydractl.progress import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
+from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.header import InputFile, Step
+from hydractl.manifest.heads import TowerKeep
 from hydractl.manifest.report import Report, Row, Value
+from hydractl.metrics.table import METRICS
 from support.builders import sha
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+NAMES = ("hydra", "base", "Deep ensemble")
+COSTS = (46.2e9, 17.6e9, 52.7e9)
 
 
 def write_report(path: Path, digest: str) -> Path:
@@ -31,3 +39,122 @@ def write_report(path: Path, digest: str) -> Path:
     )  # fmt: skip
     path.write_text(report.to_json())
     return path
+
+
+def seeded(
+    seed: int,
+    *,
+    names: tuple[str, ...] = NAMES,
+    near: tuple[str, ...] = ("birds",),
+    far: tuple[str, ...] = ("noise",),
+    curves: bool = True,
+    shape: tuple[int, int, int] = (3, 2, 4),
+    fixed: tuple[str, ...] = (),
+) -> Report:
+    """Return a report as one seed gives it.
+
+    Args:
+        names: Of the rows.
+        near: The near OOD sets.
+        far: The far ones.
+        curves: Whether `--curves` was given.
+        shape: Members of the first row, and layers and heads of each.
+        fixed: The rows that are the same model whatever the seed.
+    """
+    draw = Random(seed)  # noqa: S311 - no secret
+    rows = tuple(_row(i, name, near + far, draw, shape, curves) for i, name in enumerate(names))
+    rows = tuple(
+        row.model_copy(
+            update={
+                "models": (
+                    Fingerprint(
+                        reference=f"{row.name}.st", sha256=sha(row.name + str(seed) * (row.name not in fixed))
+                    ),
+                )
+            }
+        )
+        for row in rows
+    )
+    return Report(
+        rows=rows,
+        data={name: Fingerprint(reference=name, sha256=sha(name), count=100) for name in ("id", *near, *far)},
+        near=near,
+        far=far,
+        definitions={name: metric.definition for name, metric in METRICS.items()},
+        options={"bootstrap": 200, "seed": 0},
+        versions={"hydractl": "0"},
+    )
+
+
+def _row(
+    i: int, name: str, sets: tuple[str, ...], draw: Random, shape: tuple[int, int, int], curves: bool
+) -> Row:
+    members = shape[0] if i == 0 else 1
+
+    def value(centre: float) -> Value:
+        found = centre + 0.01 * draw.random()
+        return Value(value=found, low=found - 0.02, high=found + 0.02, count=100)
+
+    values = {
+        metric: value(centre)
+        for metric, centre in (("accuracy", 0.9), ("nll", 0.3), ("ece", 0.03), ("brier", 0.2))
+    }
+    costs = {"macs": Value(value=COSTS[i % 3]), "parameters": Value(value=COSTS[i % 3] / 500)}
+    ood = {data: {"auroc": value(0.85), "fpr95": value(0.4)} for data in sets}
+    means = {
+        metric: sum(own[metric].value for own in ood.values()) / len(sets)
+        for metric in ("auroc", "fpr95")
+        if sets
+    }
+    return Row(
+        name=name,
+        models=(Fingerprint(reference=f"{name}.st", sha256=sha(name)),),
+        members=members,
+        values=values | costs,
+        ood=ood,
+        means={"all": means} if sets else {},
+        curves=_curves(sets, draw) if curves else None,
+        origins=(_origin(name, i, draw, shape),) if curves else (),
+    )
+
+
+def _curves(sets: tuple[str, ...], draw: Random) -> Curves:
+    end = draw.uniform(0.05, 0.1)
+    return Curves(
+        reliability=Bins(count=(0, 40, 60), confidence=(0.0, 0.6, 0.95), accuracy=(0.0, 0.55, 0.97)),
+        confidence={name: tuple(draw.randrange(9) for _ in range(20)) for name in ("id", *sets)},
+        risk=Line(x=(0.01, 0.5, 1.0), y=(0.0, end / 4, end)),
+        roc={name: Line(x=(0.0, 0.2, 1.0), y=(0.0, draw.uniform(0.6, 0.9), 1.0)) for name in sets},
+    )
+
+
+def _origin(name: str, i: int, draw: Random, shape: tuple[int, int, int]) -> Origin:
+    members, layers, heads = shape
+    base = InputFile(
+        name="base.st", sha256=sha("base"), made_by=Step(command="import", options={"arch": "vit"})
+    )
+    if i:
+        keep = TowerKeep(num_heads=heads, keep=(tuple(range(heads)),) * layers)
+        return Origin(name="base.st", masks=({"vision": keep},), made_by=base.made_by)
+    pruned = tuple(
+        InputFile(
+            name=f"m-{k}.st",
+            sha256=sha(f"{name} {k}"),
+            made_by=Step(command="prune", options={"keep": 2}, inputs=(base,)),
+        )
+        for k in range(members)
+    )
+    masks = tuple(
+        {
+            "vision": TowerKeep(
+                num_heads=heads,
+                keep=tuple(tuple(sorted(draw.sample(range(heads), heads // 2))) for _ in range(layers)),
+            )
+        }
+        for _ in range(members)
+    )
+    return Origin(
+        name=f"{name}.st",
+        masks=masks,
+        made_by=Step(command="fuse", options={"mlp": "merge"}, inputs=pruned, seed=0),
+    )

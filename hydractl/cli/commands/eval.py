@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, as_json, count, leader_is_silent, line, summarize, table
+from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table
 from hydractl.data.corruptions.names import KNOWN
 from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
 from hydractl.progress import counted
+from hydractl.reporting.numbers import GROUPS, written
 from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
@@ -25,13 +26,7 @@ if TYPE_CHECKING:
 
 Column: TypeAlias = tuple[str | None, Metric]
 
-GROUPS = ("near", "far", "all")
 UNDER_SHIFT = ("accuracy", "brier", "nll", "ece")
-
-CELLS: dict[Unit, Callable[[float], str]] = {
-    Unit.COUNT: count,
-    Unit.MS: lambda value: f"{value:.2f} ms",
-}
 
 
 def again(config: EvalConfig, terminal: Terminal) -> None:
@@ -85,6 +80,8 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
             "`-q` prints the paths written, and nothing is written: nothing would be said",
             hint="add `-o report.json` or `--fail-if COND`, or leave `-q` out",
         )
+    if config.curves and config.out is None and not terminal.as_json:
+        raise UsageError("`--curves`: no report keeps them", hint="add `-o report.json`, or `--json`")
     report = run_eval(config, terminal.progress())
     if terminal.as_json and terminal.speaks:
         terminal.document(as_json(report.document))
@@ -304,7 +301,7 @@ def _difference(row: Row, scope: str | None, metric: Metric) -> str:
 
 def _cell(metric: Metric, *found: float | None) -> str:
     """Return a number, and its interval if it has one, as a person reads them."""
-    value, *interval = [CELLS.get(metric.unit, "{:.3f}".format)(x) for x in found if x is not None] or [""]
+    value, *interval = [written(metric, x) for x in found if x is not None] or [""]
     return f"{value} [{', '.join(interval)}]" if interval else value
 
 

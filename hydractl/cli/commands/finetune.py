@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, count, table
+from hydractl.cli.output import Terminal, table
+from hydractl.progress import count
 from hydractl.stages.finetune.config import FinetuneConfig
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, count, line, size, table
+from hydractl.cli.output import Terminal, line, size, table
+from hydractl.progress import count
 from hydractl.stages.importing.config import ImportConfig
 
 if TYPE_CHECKING:

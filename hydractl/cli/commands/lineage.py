@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import QUIET, command
-from hydractl.cli.commands.inspect.documents import lineage_tree, short
+from hydractl.cli.commands.inspect.documents import lineage_tree
 from hydractl.cli.output import Terminal, line, model_cell
+from hydractl.reporting.lineage import short
 from hydractl.stages.lineage.config import LineageConfig
 
 if TYPE_CHECKING:

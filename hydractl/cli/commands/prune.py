@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
-from hydractl.cli.output import Terminal, count, line, model_cell, size, table
+from hydractl.cli.output import Terminal, line, model_cell, size, table
+from hydractl.progress import count
 from hydractl.publish import STDOUT
 from hydractl.stages.prune.config import PruneConfig
 

@@ -14,7 +14,7 @@ from hydractl.metrics.metric import Needs
 from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
-from hydractl.places import PREDICTIONS, WEIGHTS, output
+from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.rivals.reference import Laplace, is_rival
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
@@ -195,7 +195,12 @@ class EvalConfig:
         shows=False,
         role=Role.OUTPUT,
     )
-    out: Path | None = by_default(None, replace(shared.OUT_DOCUMENT, help="Report; `-` is standard output."))
+    out: Path | None = by_default(
+        None, replace(shared.OUT, holds=REPORT, help="Report; `-` is standard output.")
+    )
+    curves: bool = flag(
+        Setting("Keep what `hydractl report` draws too: curves, which heads stay, and the lineage.")
+    )
     save_predictions: Path | None = setting(
         None,
         "Keep all log-probabilities (safetensors), scaled by `--temperature`.",

@@ -19,9 +19,11 @@ from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.hub.folders import publish_models
+from hydractl.manifest.curves import Origin
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Report, Row
+from hydractl.metrics.curves import curves_of
 from hydractl.metrics.measures import Numbers, means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
@@ -293,6 +295,7 @@ def _row(
     numbers: Numbers,
 ) -> Row:
     by_score, best = validated(config, found)
+    foreign = {d.name: found[d.name] for d in config.ood}
     return Row(
         name=named.name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
@@ -305,7 +308,13 @@ def _row(
         ood_val=by_score,
         best_score=best,
         tuned_on_ood=tuned_on_ood(models),
+        curves=curves_of(found[ID_NAME], labels, foreign, config.scores[0]) if config.curves else None,
+        origins=tuple(map(_origin, models)) if config.curves else (),
     )
+
+
+def _origin(model: OpenModel) -> Origin:
+    return Origin(name=model.as_input().name, masks=model.header.masks, made_by=model.header.made_by)
 
 
 def _stored(models: Sequence[OpenModel]) -> tuple[float, ...]:

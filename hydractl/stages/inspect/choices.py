@@ -13,7 +13,8 @@ from hydractl.heads.masks import shape_of, shape_of_scores, total_kept
 from hydractl.manifest.document import Document
 from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.heads import HeadMask, HeadScores, Mask, Shape, Tables
-from hydractl.stages.inspect.sniff import member_names, open_local
+from hydractl.reporting.lineage import member_names
+from hydractl.stages.inspect.sniff import open_local
 from hydractl.stages.shared.choosing import Quota, mask_of, order_of, own_quota, quota_of
 
 COMPARABLE = "scores, head masks and checkpoints of hydractl say which heads stay"

@@ -8,7 +8,7 @@ from pathlib import Path
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
 from hydractl.places import Content
-from hydractl.reporting.heads_figure import FORMATS
+from hydractl.reporting.picture import FORMATS
 from hydractl.settings import Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 

@@ -19,10 +19,11 @@ from hydractl.manifest.header import Fate, Header, Step
 from hydractl.manifest.heads import HeadScores
 from hydractl.manifest.threshold import Threshold
 from hydractl.progress import SILENT, Progress
+from hydractl.reporting.lineage import member_names
 from hydractl.source import Located
 from hydractl.stages.inspect.config import InspectConfig
 from hydractl.stages.inspect.identity import Identity, identity_of, of_folder
-from hydractl.stages.inspect.sniff import member_names, open_local
+from hydractl.stages.inspect.sniff import open_local
 from hydractl.stages.shared.choosing import order_of
 from hydractl.tensors import TensorSpec
 

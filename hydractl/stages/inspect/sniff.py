@@ -10,7 +10,6 @@ from hydractl.checkpoint import Checkpoint, ScratchFolder
 from hydractl.errors import CheckpointError, InputError, ManifestError
 from hydractl.jsonfile import MAX_BYTES, NotJSONError, opened, parse, read_exactly, read_limited
 from hydractl.manifest.document import Document
-from hydractl.manifest.header import Header
 from hydractl.manifest.report import DOCUMENTS
 from hydractl.publish import is_stream
 from hydractl.runtime import CHUNK_BYTES
@@ -42,15 +41,6 @@ def open_local(file: str) -> tuple[Checkpoint | Document, Located]:
     if located.path.is_dir():
         return Checkpoint.open(located.path, shards=located.weights), located
     return open_any(located.path), located
-
-
-def member_names(header: Header) -> tuple[str, ...]:
-    """Return what the members of a hydra were called, or `member 0`, ... where its lineage does not say."""
-    count, step = len(header.masks), header.made_by
-    while step is not None and step.command != "fuse":  # trained since: a step's model is its first input
-        step = step.inputs[0].made_by if step.inputs else None
-    names = () if step is None else tuple(i.name for i in step.inputs[:count])  # data come after the members
-    return names if len(names) == count else tuple(f"member {i}" for i in range(count))
 
 
 def open_any(path: Path) -> Checkpoint | Document:

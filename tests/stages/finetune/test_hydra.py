@@ -18,11 +18,11 @@ from hydractl.fusion.plan import split_members
 from hydractl.heads.budget import Budget
 from hydractl.manifest.header import Fate, Kind
 from hydractl.progress import SILENT
+from hydractl.reporting.lineage import member_names
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
-from hydractl.stages.inspect.sniff import member_names
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
 from hydractl.stages.prune.strategy import Strategy

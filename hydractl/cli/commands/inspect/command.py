@@ -10,15 +10,14 @@ from hydractl.cli.command import QUIET, command
 from hydractl.cli.commands.inspect.documents import (
     lineage_tree,
     maps,
-    pairs,
-    plain,
     show_comparison,
     show_mask,
     show_scores,
     show_state,
 )
-from hydractl.cli.output import Terminal, count, line, model_cell, size, table
-from hydractl.progress import counted
+from hydractl.cli.output import Terminal, line, model_cell, size, table
+from hydractl.progress import count, counted
+from hydractl.reporting.lineage import pairs, plain
 from hydractl.stages.inspect.config import InspectConfig
 
 if TYPE_CHECKING:

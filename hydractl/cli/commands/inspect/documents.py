@@ -9,18 +9,17 @@ from hydractl.cli.output import line, model_cell, table
 from hydractl.errors import harmless
 from hydractl.progress import counted
 from hydractl.reporting.heads_figure import told_apart
+from hydractl.reporting.lineage import Node, lineage, pairs, short
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-    from hydractl.manifest.header import InputFile, Step
+    from hydractl.manifest.header import Step
     from hydractl.manifest.heads import HeadMask, HeadScores, Mask, Tables
     from hydractl.stages.inspect.choices import Choice
     from hydractl.stages.inspect.compare import Agreement, Comparison, ComparisonReport
     from hydractl.training.state import StateFile
-
-DIGEST_SHOWN = 12
 
 
 def show_mask(file: str, mask: HeadMask, out: Console) -> None:
@@ -124,53 +123,27 @@ def maps(
 
 
 def lineage_tree(file: str, step: Step) -> Tree:
-    """Return the stages that led to a file as a tree; what several of them read is described where it comes first."""
+    """Return the stages that led to a file as a tree."""
     from rich.text import Text
     from rich.tree import Tree
 
-    seen: set[str] = set()
+    def text(node: Node) -> Text:
+        made = "(as above)" if node.again else node.step
+        told = (node.name, short(node.sha256), made)
+        return Text(harmless("  ".join(filter(None, told))), overflow="fold")
 
-    def grow(tree: Tree, inputs: Sequence[InputFile]) -> None:
-        for source in inputs:
-            step = source.made_by
-            again = source.sha256 in seen
-            seen.add(source.sha256)
-            made = "" if step is None else "  (as above)" if again else f"  {_step(step)}"
-            branch = tree.add(Text(harmless(f"{source.name}  {short(source.sha256)}{made}"), overflow="fold"))
-            grow(branch, () if step is None or again else step.inputs)
+    def grow(tree: Tree, node: Node) -> Tree:
+        for each in node.made_of:
+            grow(tree.add(text(each)), each)
+        return tree
 
-    root = Tree(Text(harmless(f"{file}  {_step(step)}"), overflow="fold"))
-    grow(root, step.inputs)
-    return root
-
-
-def _step(step: Step) -> str:
-    options = dict(step.options) | ({"seed": step.seed} if step.seed is not None else {})
-    return f"{step.command} {pairs(options)}".rstrip()
-
-
-def short(digest: str) -> str:
-    """Return the beginning of a digest, enough to tell files apart."""
-    return digest[: len("sha256:") + DIGEST_SHOWN]
+    root = lineage(file, step)
+    return grow(Tree(text(root)), root)
 
 
 def fingerprint(reference: str, digest: str, number: int | None) -> str:
     """Return how a data set was named and what it held."""
     return f"{reference}, {short(digest)}" + (f", {counted(number, 'sample')}" if number is not None else "")
-
-
-def pairs(options: Mapping[str, object]) -> str:
-    """Return options as `name=value`, sorted."""
-    return " ".join(f"{name}={plain(value)}" for name, value in sorted(options.items()))
-
-
-def plain(value: object) -> str:
-    """Return an option's value as one would type it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return ",".join(plain(v) for v in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 SOURCES = {

@@ -1,0 +1,106 @@
+"""The curves that figures of a report show, each of a bounded number of exact points.
+
+Axes: N samples of ID and N' of OOD data, P points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hydractl.manifest.curves import MOST_POINTS, Bins, Curves, Line
+from hydractl.metrics.labelled import BINS
+from hydractl.metrics.measures import scored
+from hydractl.metrics.samples import Kept, answers, at_once, ensemble_log_probs, places
+from hydractl.metrics.scores import MSP
+
+PARTS = 20
+"""Of [0, 1], in which confidences are counted."""
+
+
+def curves_of(tested: Kept, labels: Tensor, foreign: Mapping[str, Kept], score: str) -> Curves:
+    """Return the curves of one model or ensemble.
+
+    Args:
+        tested: On the ID set.
+        labels: Shape (N,), int64, in 0..C-1.
+        foreign: On each OOD set.
+        score: The name of what ROC curves rank samples by.
+    """
+    confidence, hits = _answered(tested, labels)
+    own = scored(tested, score) if foreign else confidence
+    return Curves(
+        reliability=reliability(confidence, hits),
+        confidence={"id": histogram(confidence)}
+        | {name: histogram(-scored(said, MSP)) for name, said in foreign.items()},
+        risk=risk_coverage(confidence, hits),
+        roc={name: roc(**places(own, scored(said, score))) for name, said in foreign.items()},
+    )
+
+
+def reliability(confidence: Tensor, hits: Tensor, *, bins: int = BINS) -> Bins:
+    """Return bins of (N,) confidences and hits, those of `labelled.ece`; the last one holds what is exactly 1."""
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32)
+    index = torch.bucketize(confidence.float(), edges, right=True) - 1
+    count = torch.bincount(index, minlength=bins + 1)
+    sums = (
+        torch.bincount(index, each.double(), bins + 1) / count.clamp(min=1) for each in (confidence, hits)
+    )
+    means = (tuple(each.clamp(max=1.0).tolist()) for each in sums)
+    return Bins(count=tuple(count.tolist()), confidence=next(means), accuracy=next(means))
+
+
+def histogram(confidence: Tensor, *, parts: int = PARTS) -> tuple[int, ...]:
+    """Return how many (N,) confidences lie in each of some equal parts of [0, 1], [lo, hi) and the last one with its end."""
+    index = (confidence * parts).long().clamp(0, parts - 1)
+    return tuple(torch.bincount(index, minlength=parts).tolist())
+
+
+def risk_coverage(confidence: Tensor, hits: Tensor) -> Line:
+    """Return the share of wrong answers (y) among the share (x) of (N,) samples that are answered, the most confident first.
+
+    Samples of equal confidence are answered together (Geifman and El-Yaniv 2017, section 2).
+    """
+    ordered, order = confidence.sort(descending=True)
+    wrong = (~hits.bool())[order].cumsum(0).double()
+    last = torch.cat([ordered[1:] != ordered[:-1], ordered.new_ones(1, dtype=torch.bool)])
+    number = torch.arange(1, len(ordered) + 1, dtype=torch.float64)[last]
+    coverage, risk = number / len(ordered), wrong[last] / number
+    return _line(coverage, risk, along=coverage)
+
+
+def roc(*, inside: Tensor, outside: Tensor) -> Line:
+    """Return the share of OOD that is flagged (y) by the share of ID that is (x), of `samples.places` (N,) and (N',).
+
+    A line between two of all points is what samples of equal score come to; trapezoids below all of them add up to the AUROC.
+    """
+    size = int(max(inside.max(), outside.max())) + 1
+    x, y = (
+        torch.cat([own.new_zeros(1), torch.bincount(own, minlength=size).cumsum(0)]).double() / len(own)
+        for own in (inside, outside)
+    )
+    return _line(x, y, along=x + y)
+
+
+def _answered(tested: Kept, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how sure each answer is, (N,), float64, and whether it is right, (N,), boolean."""
+    found, begin = [], 0
+    for part in tested.split(at_once(tested)):
+        ensemble = ensemble_log_probs(part.log_probs.double())
+        own = answers(ensemble.exp(), labels[begin : begin + part.shape[1]], log_probs=ensemble)
+        found.append((own["confidence"], own["hits"]))
+        begin += part.shape[1]
+    confidence, hits = (torch.cat(each) for each in zip(*found, strict=True))
+    return confidence, hits
+
+
+def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:
+    """Return (P,) points, of many some that are about evenly spaced along what increases, both ends among them."""
+    if len(x) > MOST_POINTS:
+        wanted = torch.linspace(float(along[0]), float(along[-1]), MOST_POINTS, dtype=torch.float64)
+        index = torch.searchsorted(along, wanted).clamp(max=len(x) - 1)
+        index[-1] = len(x) - 1
+        x, y = x[index.unique()], y[index.unique()]
+    return Line(x=tuple(x.tolist()), y=tuple(y.tolist()))

@@ -1,0 +1,181 @@
+"""Charts: what is to be seen of numbers, laid out on a sheet of the width of a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import cos, floor, log10, pi, sin
+from typing import Literal, NamedTuple
+
+from hydractl.errors import shortened
+from hydractl.reporting.drawing import DASHES, LINES, TEXT, Drawing, Path, Point, Text
+
+WIDTH, HEIGHT = 330.0, 250.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 42.0
+LETTERS = 42
+"""That fit on a line."""
+TICKS = 5
+PALEST = 0.2
+"""The opacity of a bar of nothing."""
+CORNERS = (16, 4, 3, 5)
+"""Of marks: circle, diamond, triangle, pentagon."""
+
+
+class Look(NamedTuple):
+    """How a row is told from others, also without colours."""
+
+    paint: str
+    dash: str
+    corners: int
+
+
+def look(index: int) -> Look:
+    """Return the look of one of many rows; no two of the first twenty-four are the same."""
+    turn = index + index // (2 * len(LINES))
+    return Look(LINES[index % len(LINES)], DASHES[turn % len(DASHES)], CORNERS[turn % len(CORNERS)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One direction of a chart, from `low` to a greater `high`."""
+
+    label: str
+    low: float = 0.0
+    high: float = 1.0
+    written: Callable[[float], str] = "{:g}".format
+
+    @classmethod
+    def around(cls, label: str, values: Sequence[float], *, written: Callable[[float], str]) -> Axis:
+        """Return an axis with all values well inside it."""
+        low, high = min(values), max(values)
+        room = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
+        return cls(label=label, low=low - room, high=high + room, written=written)
+
+    def ticks(self) -> list[float]:
+        """Return round values along it."""
+        rough = (self.high - self.low) / TICKS
+        power = 10.0 ** floor(log10(rough))
+        step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= rough * 0.999)
+        first = int(-(-self.low // step))
+        every = (round(i * step, 12) for i in range(first, first + TICKS + 2))
+        return [value for value in every if self.low <= value <= self.high]
+
+    def share(self, value: float) -> float:
+        """Return where a value stands, from 0 to 1."""
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Points that belong together.
+
+    Attributes:
+        points: Of a line, or marks; of bars the middle of each and its height.
+        look: Of the row that they are of.
+        kind: What is drawn: a line through them, bars up from the axis, or a mark at each.
+        bar: How wide a bar is.
+        spans: Of marks: from where to where each may be, along y.
+        opacity: Of one of several such lines.
+        weights: Of bars: how much there is behind each, at most 1; those of little are pale.
+        titles: What is said of each mark or bar where it is pointed at; of a line, of it all.
+    """
+
+    points: Sequence[Point]
+    look: Look
+    kind: Literal["line", "bars", "marks"] = "line"
+    bar: float = 0.0
+    spans: Sequence[tuple[float, float] | None] = ()
+    opacity: float = 1.0
+    weights: Sequence[float] = ()
+    titles: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Two axes, what is drawn between them, and lines to hold it against."""
+
+    title: str
+    told: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    guides: Sequence[Sequence[Point]] = ()
+
+    def drawn(self) -> Drawing:
+        """Lay it out."""
+        shapes = [*self._frame()]
+        for series in self.series:
+            shapes += self._drawn(series)
+        shapes += self._guides()
+        return Drawing(title=self.title, told=self.told, width=WIDTH, height=HEIGHT, shapes=shapes)
+
+    def _at(self, point: Point) -> Point:
+        return (
+            LEFT + self.x.share(point[0]) * (WIDTH - LEFT - RIGHT),
+            HEIGHT - BOTTOM - self.y.share(point[1]) * (HEIGHT - BOTTOM - TOP),
+        )
+
+    def _frame(self) -> Iterator[Path | Text]:
+        right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+        yield Text(at=(LEFT, 16), text=shortened(self.title, LETTERS), size=TEXT + 1)
+        across = [self._at((value, self.y.low)) for value in self.x.ticks()]
+        up = [self._at((self.x.low, value)) for value in self.y.ticks()]
+        grid = [[(x, TOP), (x, bottom)] for x, _ in across] + [[(LEFT, y), (right, y)] for _, y in up]
+        yield Path(parts=grid, stroke="rule", width=0.75)
+        for (x, y), value in zip(across, self.x.ticks(), strict=True):
+            yield Text(
+                at=(x, y + 14), text=self.x.written(value), anchor="middle", paint="soft", size=TEXT - 1
+            )
+        for (x, y), value in zip(up, self.y.ticks(), strict=True):
+            yield Text(
+                at=(x - 5, y + 3.5), text=self.y.written(value), anchor="end", paint="soft", size=TEXT - 1
+            )
+        yield Path(parts=[[(LEFT, TOP), (LEFT, bottom), (right, bottom)]], stroke="soft")
+        yield Text(at=((LEFT + right) / 2, HEIGHT - 8), text=self.x.label, anchor="middle")
+        yield Text(at=(12, (TOP + bottom) / 2), text=self.y.label, anchor="middle", turned=True)
+
+    def _guides(self) -> Iterator[Path]:
+        for guide in self.guides:
+            yield Path(parts=[[*map(self._at, guide)]], stroke="soft", dash="4 3")
+
+    def _drawn(self, series: Series) -> Iterator[Path]:
+        paint, dash, corners = series.look
+        if series.kind == "line":
+            line = [*map(self._at, series.points)]
+            title = " ".join(series.titles)
+            yield Path(parts=[line], stroke=paint, width=1.8, dash=dash, opacity=series.opacity, title=title)
+            return
+        titles = series.titles or [""] * len(series.points)
+        if series.kind == "bars":
+            for point, weight, title in zip(series.points, series.weights, titles, strict=True):
+                bar = self._bar(point, series.bar)
+                yield Path(parts=[bar], fill=paint, opacity=PALEST + (1 - PALEST) * weight, title=title)
+            return
+        for point, span, title in zip(series.points, series.spans, titles, strict=True):
+            if span is not None:
+                ends = [self._at((point[0], end)) for end in span]
+                yield Path(parts=[ends], stroke=paint, width=1.5)
+            yield Path(parts=[mark(self._at(point), corners)], fill=paint, stroke="sheet", title=title)
+
+    def _bar(self, point: Point, wide: float) -> list[Point]:
+        x, y = point
+        left, right = max(x - wide / 2, self.x.low), min(x + wide / 2, self.x.high)
+        return [*map(self._at, ((left, self.y.low), (left, y), (right, y), (right, self.y.low)))]
+
+
+def mark(at: Point, corners: int, radius: float = 5.0) -> list[Point]:
+    """Return a shape of so many corners around a point, one of them at the top."""
+    angles = [2 * pi * i / corners for i in range(corners)]
+    return [(at[0] + radius * sin(angle), at[1] - radius * cos(angle)) for angle in angles]
+
+
+def legend(names: Sequence[str]) -> Drawing:
+    """Return what rows look like, a line each."""
+    shapes: list[Path | Text] = []
+    for i, name in enumerate(names):
+        own, y = look(i), 14.0 + 18 * i
+        shapes.append(Path(parts=[[(8, y), (38, y)]], stroke=own.paint, width=1.8, dash=own.dash))
+        shapes.append(Path(parts=[mark((23, y), own.corners)], fill=own.paint, stroke="sheet", title=name))
+        shapes.append(Text(at=(46, y + 4), text=shortened(name, LETTERS)))
+    told = "Colour and mark of each row: " + ", ".join(names)
+    return Drawing(title="Legend", told=told, width=WIDTH, height=18.0 * len(names) + 10, shapes=shapes)

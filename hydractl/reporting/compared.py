@@ -1,0 +1,185 @@
+"""What one report says, or several of different seeds together: each number of each row, and how far the first row is ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot, sqrt
+from statistics import fmean, stdev
+
+from hydractl.errors import InputError, ManifestError
+from hydractl.manifest.report import Report
+from hydractl.metrics.table import METRICS
+from hydractl.progress import quoted
+from hydractl.reporting.numbers import Number, Quantity, number_of, quantities
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Reports that measure the same of rows of the same names.
+
+    Attributes:
+        files: What the reports are called.
+        reports: Those.
+        quantities: What is measured, in the order of tables.
+        rows: The numbers of each row, by its name.
+        differences: For each other row how much more the first one has: its number less the other's.
+        notes: What a reader must know of them.
+    """
+
+    files: tuple[str, ...]
+    reports: tuple[Report, ...]
+    quantities: tuple[Quantity, ...]
+    rows: Mapping[str, Mapping[Quantity, Number]]
+    differences: Mapping[str, Mapping[Quantity, Number]]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, reports: Mapping[str, Report]) -> Compared:
+        """Put reports together.
+
+        Args:
+            reports: By what they are called, one at least.
+
+        Raises:
+            InputError: If they do not measure the same.
+        """
+        files, every = tuple(reports), tuple(reports.values())
+        for name, report in reports.items():
+            _check_known(name, report)
+            _check_same(files[0], every[0], name, report)
+        names = [row.name for row in every[0].rows]
+        wanted = quantities(every[0])
+        values = {row: {q: found for q in wanted if (found := _values(every, row, q))} for row in names}
+        first, *others = names
+        lead = _lead if len(every) == 1 else _paired
+        return cls(
+            files=files,
+            reports=every,
+            quantities=wanted,
+            rows={row: {q: _together(found) for q, found in own.items()} for row, own in values.items()},
+            differences={
+                row: {
+                    q: lead(values[first][q], values[row][q])
+                    for q in wanted
+                    if q in values[first] and q in values[row]
+                }
+                for row in others
+            },
+            notes=tuple(_notes(files, every)),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the rows are called, the first one first."""
+        return tuple(self.rows)
+
+
+def student(values: Sequence[float]) -> Number:
+    """Return the mean of two or more values, their deviation, and the interval of the mean by Student's t (1908)."""
+    from scipy.special import stdtrit  # noqa: PLC0415 - `--help` does without
+
+    mean, deviation = fmean(values), stdev(values)
+    half = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * deviation / sqrt(len(values))
+    return Number(value=mean, low=mean - half, high=mean + half, deviation=deviation)
+
+
+def square_and_add(first: Number, other: Number) -> Number:
+    """Return a difference with the interval that follows from both intervals, for estimates that are independent.
+
+    Newcombe 1998, method 10; Zou and Donner 2008, eq. 6. Of rows that are right and wrong on the same samples it is too wide.
+    """
+    gap = first.value - other.value
+    if first.interval is None or other.interval is None:
+        return Number(value=gap)
+    (low, high), (other_low, other_high) = first.interval, other.interval
+    return Number(
+        value=gap,
+        low=gap - hypot(first.value - low, other_high - other.value),
+        high=gap + hypot(high - first.value, other.value - other_low),
+    )
+
+
+def _lead(first: Sequence[Number], other: Sequence[Number]) -> Number:
+    return square_and_add(first[0], other[0])
+
+
+def _paired(first: Sequence[Number], other: Sequence[Number]) -> Number:
+    return student([mine.value - theirs.value for mine, theirs in zip(first, other, strict=True)])
+
+
+def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Number]:
+    """Return what each report says of it; nothing where none does."""
+    found = [number_of(own, quantity) for report in reports for own in report.rows if own.name == row]
+    return [number for number in found if number is not None]
+
+
+def _together(numbers: Sequence[Number]) -> Number:
+    return numbers[0] if len(numbers) == 1 else student([number.value for number in numbers])
+
+
+def _check_known(name: str, report: Report) -> None:
+    strange = [metric for metric in report.definitions if metric[0] != "@" and metric not in METRICS]
+    if strange:
+        raise ManifestError(
+            f"{name}: measures {quoted(strange)}, which this release of hydractl does not know",
+            hint="a newer release made it: `pip install --upgrade hydractl`",
+        )
+
+
+def _check_same(first: str, wanted: Report, name: str, report: Report) -> None:
+    for (what, ours), (_, theirs) in zip(_measured(wanted), _measured(report), strict=True):
+        for holder, own, other, lacks in ((first, ours, theirs, name), (name, theirs, ours, first)):
+            if missing := sorted(own - other):
+                raise InputError(
+                    f"{lacks}: has no {what} {quoted(missing, most=4)}, which {holder} has",
+                    hint="reports are put together that are of one command line but for the models: rows named alike by "
+                    "`--name` and `--compare NAME=...`, the same data sets, metrics and scores",
+                )
+
+
+def _measured(report: Report) -> list[tuple[str, set[str]]]:
+    """Return what reports must have alike."""
+    numbers = {f"{q} of {row.name}" for row in report.rows for q in quantities(report) if number_of(row, q)}
+    return [
+        ("row", {row.name for row in report.rows}),
+        ("near OOD set", {*report.near}),
+        ("far OOD set", {*report.far}),
+        ("first OOD score", {report.ood_scores[0]}),
+        ("number", numbers),
+    ]
+
+
+def _notes(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
+    first, *others = reports
+    if not others:
+        yield (
+            "Intervals are of these very models, over the samples that they were measured on. Models of other seeds would give other "
+            "numbers: reports of several seeds together say how much."
+        )
+        if len(first.rows) > 1:
+            yield (
+                "Intervals of differences follow from those of both rows as if each had samples of its own (square-and-add). Rows are "
+                "right and wrong on the same ones, so these intervals are too wide rather than too narrow."
+            )
+        return
+    yield (
+        f"Numbers are means over {len(reports)} reports, ± is the standard deviation among them, in brackets are 95 % intervals of the "
+        f"mean by Student's t with {len(others)} degrees of freedom. Differences are taken report by report."
+    )
+    for row in first.rows:
+        models = [
+            [m.sha256 for m in own.models] for each in reports for own in each.rows if own.name == row.name
+        ]
+        if any(model in models[:i] for i, model in enumerate(models)):
+            yield f"{row.name} is the same model in several reports: its deviation does not say what another seed does."
+    for name, data in first.data.items():
+        strange = [
+            f
+            for f, report in zip(files, reports, strict=True)
+            if name in report.data and report.data[name].sha256 != data.sha256
+        ]
+        if strange:
+            yield f"The data set {name} holds other samples in {quoted(strange)} than in `{files[0]}`: deviations are of data, too."

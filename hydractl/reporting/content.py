@@ -1,0 +1,148 @@
+"""What pages of a report say, however they are laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hydractl.metrics.metric import Metric, Needs
+from hydractl.progress import counted
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.lineage import Node, lineage, plain, short
+from hydractl.reporting.numbers import GROUPS, Number, Quantity, scopes, told, written
+from hydractl.reporting.verdict import negated
+
+FEW = 2
+COSTS = (Needs.WEIGHTS, Needs.TIME)
+
+
+class Cell(NamedTuple):
+    """A number, and what is said of it."""
+
+    value: str = ""
+    more: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Numbers, a line for each row of the report; those of one of several OOD sets are `folded` where that can be."""
+
+    title: str
+    folded: bool
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def title(compared: Compared) -> str:
+    """Return what a report is of."""
+    first, *others = compared.names
+    against = f"{len(others)} others" if len(others) > FEW else " and ".join(others)
+    reports = f", {len(compared.reports)} reports" if len(compared.reports) > 1 else ""
+    return f"{first}{f' against {against}' if others else ''}{reports}"
+
+
+def tables(compared: Compared) -> Iterator[Table]:
+    """Yield all numbers, and how far the first row is from each other one."""
+    first = compared.names[0]
+    for name, wanted in _groups(compared):
+        scope = wanted[0].scope
+        folded = scope is not None and scope not in GROUPS and len(scopes(compared.reports[0])) > 1
+        yield Table(
+            title=name,
+            folded=folded,
+            heads=tuple(q.heading for q in wanted),
+            rows=tuple(
+                (row, tuple(_cell(q.metric, own.get(q)) for q in wanted))
+                for row, own in compared.rows.items()
+            ),
+        )
+        judged = [q for q in wanted if q.metric.higher_is_better is not None and q.metric.needs not in COSTS]
+        if compared.differences and judged:
+            yield Table(
+                title=f"{name}: {first} less each other row",
+                folded=folded,
+                heads=tuple(q.heading for q in judged),
+                rows=tuple(
+                    (row, tuple(_lead(q.metric, own.get(q)) for q in judged))
+                    for row, own in compared.differences.items()
+                ),
+            )
+
+
+def _groups(compared: Compared) -> Iterator[tuple[str, list[Quantity]]]:
+    """Yield what stands in a table together, and what that is called."""
+
+    def of(scope: str | None, *needs: Needs) -> list[Quantity]:
+        return [q for q in compared.quantities if q.scope == scope and q.metric.needs in needs]
+
+    several = any(row.members > 1 for report in compared.reports for row in report.rows)
+    members = (Needs.MEMBERS,) if several else ()
+    report = compared.reports[0]
+    kinds = dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
+    found = [
+        ("In-distribution data", of(None, Needs.TEMPERATURE, Needs.LABELS, *members)),
+        ("Costs", of(None, *COSTS)),
+    ]
+    for scope in scopes(report):
+        what = f"mean over {scope} sets" if scope in GROUPS else f"{scope} ({kinds[scope]})"
+        found.append((f"OOD data: {what}", of(scope, Needs.OOD, *members)))
+    yield from ((name, wanted) for name, wanted in found if wanted)
+
+
+def _cell(metric: Metric, number: Number | None) -> Cell:
+    if number is None:
+        return Cell()
+    value = written(metric, number.value)
+    return Cell(value, told(metric, number).removeprefix(value).strip())
+
+
+def _lead(metric: Metric, number: Number | None) -> Cell:
+    """Return a difference, and whether the first row is better by it."""
+    if number is None:
+        return Cell()
+    value, more = _cell(metric, number)
+    gain = number if metric.higher_is_better else negated(number)
+    sign = "+" if number.value > 0 else ""
+    word = ""
+    if gain.interval is not None:
+        word = "better" if gain.interval[0] > 0 else "worse" if gain.interval[1] < 0 else "includes 0"
+    return Cell(sign + value, " ".join(filter(None, (more, word))))
+
+
+def checks(compared: Compared) -> Iterator[tuple[bool, str]]:
+    """Yield whether each condition of `eval --fail-if` failed, and what is said of it."""
+    for file, report in zip(compared.files, compared.reports, strict=True):
+        where = f"{file}: " if len(compared.reports) > 1 else ""
+        for check in report.checks:
+            yield (
+                check.failed,
+                f"{where}{'failed' if check.failed else 'ok'}: {check.condition}, found {check.found:.6g}",
+            )
+
+
+def facts(compared: Compared) -> Iterator[tuple[str, str]]:
+    """Yield what was measured, and how."""
+    for file, report in zip(compared.files, compared.reports, strict=True):
+        models = ", ".join(
+            f"{row.name} ({', '.join(f'{m.reference} {short(m.sha256)}' for m in row.models)})"
+            for row in report.rows
+        )
+        yield file, models
+    report = compared.reports[0]
+    for name, data in report.data.items():
+        number = "" if data.count is None else f", {counted(data.count, 'sample')}"
+        yield f"data: {name}", f"{data.reference}{number}, {short(data.sha256)}"
+    yield from ((name, plain(value)) for name, value in report.options.items() if value is not None)
+    yield "versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())
+
+
+def lineages(compared: Compared) -> Sequence[Node]:
+    """Return the tree of each model that a report has the lineage of, each once."""
+    found = [
+        lineage(f"{row.name}: {origin.name}", origin.made_by)
+        for report in compared.reports
+        for row in report.rows
+        for origin in row.origins
+    ]
+    return [node for i, node in enumerate(found) if node not in found[:i]]

@@ -1,0 +1,364 @@
+"""The figures of reports, each made of what they measured and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+
+from hydractl.errors import shortened
+from hydractl.manifest.curves import Bins, Curves, Line, Origin
+from hydractl.manifest.heads import TowerKeep
+from hydractl.manifest.report import Report, Row
+from hydractl.metrics.metric import Needs
+from hydractl.progress import count, counted
+from hydractl.reporting.chart import LETTERS, Axis, Chart, Series, legend, look
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.drawing import TEXT, Drawing, Path, Point, Text, joined
+from hydractl.reporting.lineage import member_names
+from hydractl.reporting.numbers import GROUPS, Quantity, told, written
+from hydractl.reporting.verdict import JUDGED
+
+ACROSS = 3
+"""Panels of a file side by side."""
+DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
+CELL, GAP, MAP = 9.0, 1.0, 300.0
+"""The side of a head, what parts it from the next, and the most that a map of many takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Panels that show one thing.
+
+    Attributes:
+        name: Of its file.
+        title: What it shows.
+        told: How to read it.
+        panels: Drawings.
+    """
+
+    name: str
+    title: str
+    told: str
+    panels: tuple[Drawing, ...]
+
+    def sheet(self) -> Drawing:
+        """Return all panels on one."""
+        return joined(self.title, self.told, self.panels, across=min(ACROSS, len(self.panels)))
+
+
+def figures(compared: Compared) -> Iterator[Figure]:
+    """Yield every figure that there are numbers for."""
+    for draw in (_cost, _reliability, _confidence, _roc, _risk, _heads):
+        figure = draw(compared)
+        if figure is not None:
+            yield figure
+
+
+def _cost(compared: Compared) -> Figure | None:
+    """Quality over multiply-accumulates."""
+    cost = Quantity("macs")
+    means = {q.scope for q in compared.quantities} & {*GROUPS}
+    shown = [
+        q
+        for name in JUDGED
+        for q in compared.quantities
+        if q.name == name and (q.metric.needs is not Needs.OOD or q.scope == "all" or not means)
+    ]
+    placed = [row for row, own in compared.rows.items() if cost in own]
+    charts = [_frontier(compared, cost, q, placed) for q in shown]
+    if len(placed) < 2 or not charts:
+        return None
+    return Figure(
+        name="cost",
+        title="Cost and quality",
+        told="Multiply-accumulates for one sample against quality. The dashed line joins the rows that none other beats in both; "
+        "bars are 95 % intervals.",
+        panels=(legend(compared.names), *(chart.drawn() for chart in charts)),
+    )
+
+
+def _frontier(compared: Compared, cost: Quantity, quality: Quantity, placed: Sequence[str]) -> Chart:
+    rows = [(i, row, compared.rows[row]) for i, row in enumerate(compared.names) if row in placed]
+    rows = [(i, row, own) for i, row, own in rows if quality in own]
+    metric, up = quality.metric, bool(quality.metric.higher_is_better)
+    ends = [x for _, _, own in rows for x in (own[quality].value, *(own[quality].interval or ()))]
+    points = {row: (own[cost].value, own[quality].value) for _, row, own in rows}
+    best = pareto(list(points.values()), up=up)
+    return Chart(
+        title=quality.label,
+        told="; ".join(
+            f"{row}: {told(cost.metric, own[cost])}, {told(metric, own[quality])}" for _, row, own in rows
+        ),
+        x=Axis(
+            label="multiply-accumulates",
+            high=1.1 * max(x for x, _ in points.values()) or 1.0,
+            written=lambda value: count(value).replace(".00", ""),
+        ),
+        y=Axis.around(
+            f"{quality.heading}, {'higher' if up else 'lower'} is better", ends, written="{:.4g}".format
+        ),
+        series=[
+            Series(
+                points=[points[row]],
+                look=look(i),
+                kind="marks",
+                spans=[own[quality].interval],
+                titles=[f"{row}: {told(metric, own[quality])}"],
+            )
+            for i, row, own in rows
+        ],
+        guides=[best] if len(best) > 1 else [],
+    )
+
+
+def pareto(points: Sequence[Point], *, up: bool) -> list[Point]:
+    """Return the points that no other is at least as good as in both, and better in one: cheap ones, and high ones if `up`."""
+    sign = 1 if up else -1
+    found: list[Point] = []
+    for point in sorted({*points}, key=lambda p: (p[0], -sign * p[1])):
+        if not found or sign * point[1] > sign * found[-1][1]:
+            found.append(point)
+    return found
+
+
+def _drawn(
+    compared: Compared, chart: Callable[[int, str, Sequence[Curves]], Chart | None]
+) -> tuple[Drawing, ...]:
+    """Return a chart of each row that has curves, told its number, its name and its curves in every report."""
+    charts = [chart(i, row, kept) for i, row in enumerate(compared.names) if (kept := _curves(compared, row))]
+    return tuple(each.drawn() for each in charts if each is not None)
+
+
+def _curves(compared: Compared, row: str) -> list[Curves]:
+    found = [own.curves for own in _rows(compared, row)]
+    return [curves for curves in found if curves is not None]
+
+
+def _rows(compared: Compared, name: str) -> list[Row]:
+    return [row for report in compared.reports for row in report.rows if row.name == name]
+
+
+def _reliability(compared: Compared) -> Figure | None:
+    def chart(i: int, row: str, kept: Sequence[Curves]) -> Chart:
+        bins = [bin_ for bin_ in pooled([curves.reliability for curves in kept]) if bin_[0]]
+        most = max(n for n, _, _ in bins)
+        ece = Quantity("ece")
+        own = compared.rows[row].get(ece)
+        return Chart(
+            title=row if own is None else f"{row}: ECE {written(ece.metric, own.value)}",
+            told="; ".join(f"{n} at confidence {c:.3f}, accuracy {a:.3f}" for n, c, a in bins),
+            x=Axis(label="confidence"),
+            y=Axis(label="accuracy"),
+            series=[
+                Series(
+                    points=[(c, a) for _, c, a in bins],
+                    look=look(i),
+                    kind="bars",
+                    bar=0.045,
+                    weights=[sqrt(n / most) for n, _, _ in bins],
+                    titles=[
+                        f"{counted(n, 'sample')}: confidence {c:.3f}, accuracy {a:.3f}" for n, c, a in bins
+                    ],
+                )
+            ],
+            guides=[DIAGONAL],
+        )
+
+    panels = _drawn(compared, chart)
+    return _figure(
+        "reliability",
+        "Reliability",
+        "How often answers of a confidence are right: bars below the dashed line are of answers that are surer than right. Bins are "
+        "those of ECE; a bar stands at the mean confidence of its samples, and is pale where they are few.",
+        panels,
+    )
+
+
+def pooled(every: Sequence[Bins]) -> list[tuple[int, float, float]]:
+    """Return bins of several reports together: how many samples, and their mean confidence and accuracy."""
+    found = []
+    for parts in zip(*(zip(b.count, b.confidence, b.accuracy, strict=True) for b in every), strict=True):
+        number = sum(n for n, _, _ in parts)
+        confidence, accuracy = (sum(part[0] * part[k] for part in parts) / max(1, number) for k in (1, 2))
+        found.append((number, confidence, accuracy))
+    return found
+
+
+def _confidence(compared: Compared) -> Figure | None:
+    sets = ("id", *compared.reports[0].near, *compared.reports[0].far)
+
+    def chart(_: int, row: str, kept: Sequence[Curves]) -> Chart:
+        shares = {name: _shares([curves.confidence[name] for curves in kept]) for name in sets}
+        high = max(max(own) for own in shares.values())
+        return Chart(
+            title=row,
+            told="; ".join(
+                f"{name}: {100 * own[-1]:.0f} % in the surest part" for name, own in shares.items()
+            ),
+            x=Axis(label="confidence"),
+            y=Axis(label="share of samples", high=1.05 * high),
+            series=[
+                Series(points=_steps(own), look=look(i), titles=[name])
+                for i, (name, own) in enumerate(shares.items())
+            ],
+        )
+
+    panels = _drawn(compared, chart)
+    return _figure(
+        "confidence",
+        "Confidence",
+        "How sure the answers are on in-distribution data (id) and on each out-of-distribution set, of which a good model is less sure.",
+        (legend(sets), *panels) if panels else (),
+    )
+
+
+def _shares(counts: Sequence[Sequence[int]]) -> list[float]:
+    sums = [sum(parts) for parts in zip(*counts, strict=True)]
+    return [each / max(1, sum(sums)) for each in sums]
+
+
+def _steps(shares: Sequence[float]) -> list[Point]:
+    """Return the outline of a histogram over [0, 1]."""
+    edges = [i / len(shares) for i in range(len(shares) + 1)]
+    return [
+        (0.0, 0.0),
+        *((x, y) for (a, b), y in zip(pairwise(edges), shares, strict=True) for x in (a, b)),
+        (1.0, 0.0),
+    ]
+
+
+def _roc(compared: Compared) -> Figure | None:
+    report = compared.reports[0]
+    sets = dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
+
+    def of(name: str) -> Chart:
+        return Chart(
+            title=f"{name} ({sets[name]} OOD)",
+            told="; ".join(_numbers(compared, Quantity("auroc", name))) or "ROC curves",
+            x=Axis(label="share of ID flagged"),
+            y=Axis(label="share of OOD flagged"),
+            series=_lines(compared, lambda curves: curves.roc[name]),
+            guides=[DIAGONAL],
+        )
+
+    panels = (
+        tuple(of(name).drawn() for name in sets)
+        if any(_curves(compared, row) for row in compared.names)
+        else ()
+    )
+    return _figure(
+        "roc",
+        "ROC",
+        f"What share of out-of-distribution samples is flagged by {report.ood_scores[0]} where so much of in-distribution data is; "
+        "the dashed line is chance.",
+        (legend(compared.names), *panels) if panels else (),
+    )
+
+
+def _risk(compared: Compared) -> Figure | None:
+    series = _lines(compared, lambda curves: curves.risk)
+    if not series:
+        return None
+    high = max(y for own in series for _, y in own.points)
+    chart = Chart(
+        title="Risk over coverage",
+        told="; ".join(_numbers(compared, Quantity("accuracy"))) or "risk over coverage",
+        x=Axis(label="share answered, surest first"),
+        y=Axis(label="share of these wrong", high=1.05 * high or 1.0, written="{:.3g}".format),
+        series=series,
+    )
+    return _figure(
+        "risk",
+        "Risk and coverage",
+        "What share of answers is wrong where only the surest ones are given: lower is better.",
+        (legend(compared.names), chart.drawn()),
+    )
+
+
+def _numbers(compared: Compared, quantity: Quantity) -> list[str]:
+    return [
+        f"{row}: {quantity.label} {told(quantity.metric, own[quantity])}"
+        for row, own in compared.rows.items()
+        if quantity in own
+    ]
+
+
+def _lines(compared: Compared, pick: Callable[[Curves], Line]) -> list[Series]:
+    """Return a line of each row, or of each report's row."""
+    found = []
+    for i, row in enumerate(compared.names):
+        kept = [pick(curves) for curves in _curves(compared, row)]
+        found += [
+            Series(
+                points=[*zip(line.x, line.y, strict=True)],
+                look=look(i),
+                opacity=1.0 if len(kept) == 1 else 0.55,
+                titles=[row],
+            )
+            for line in kept
+        ]
+    return found
+
+
+def _heads(compared: Compared) -> Figure | None:
+    maps = [
+        head_map(f"{name}{tower}", mask)
+        for report, file in zip(compared.reports, compared.files, strict=True)
+        for row in report.rows
+        for origin in row.origins
+        for name, masks in zip(_names(report, file, row, origin, compared), origin.masks, strict=True)
+        for tower, mask in ((f", {t}" if len(masks) > 1 else "", m) for t, m in masks.items())
+        if any(tower.removed for tower in masks.values())
+    ]
+    return _figure(
+        "heads",
+        "Heads",
+        "Which attention heads each member keeps (dark), layer by layer from the top.",
+        tuple(maps),
+    )
+
+
+def _names(report: Report, file: str, row: Row, origin: Origin, compared: Compared) -> list[str]:
+    """Return what the members of a model are called, with whatever tells them from others."""
+    own = member_names(origin) if len(origin.masks) > 1 else (origin.name,)
+    where = [*([file] if len(compared.reports) > 1 else []), *([row.name] if len(report.rows) > 1 else [])]
+    return [": ".join((*where, name)) for name in own]
+
+
+def head_map(name: str, mask: TowerKeep) -> Drawing:
+    """Return the map of one tower of one member."""
+    wide, high = min(CELL, MAP / mask.num_heads), min(CELL, MAP / mask.layers)
+    left, top = 24.0, 42.0
+
+    def cells(heads: Sequence[Sequence[int]]) -> list[list[Point]]:
+        gap_x, gap_y = GAP * wide / CELL, GAP * high / CELL
+        return [
+            [(x, y), (x + wide - gap_x, y), (x + wide - gap_x, y + high - gap_y), (x, y + high - gap_y)]
+            for layer, own in enumerate(heads)
+            for x, y in ((left + wide * head, top + high * layer) for head in own)
+        ]
+
+    total = mask.num_heads * mask.layers
+    said = f"{total - mask.removed} of {counted(total, 'head')} kept"
+    bottom = top + high * mask.layers
+    shapes: list[Path | Text] = [
+        Text(at=(0, 14), text=shortened(name, LETTERS // 2)),
+        Text(at=(0, 30), text=said, paint="soft", size=TEXT - 1),
+        Path(parts=cells(mask.drop), fill="rule"),
+        Path(parts=cells(mask.keep), fill="c0", title=f"{name}: {said}"),
+        Text(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
+    ]
+    if mask.layers > 1:
+        last = str(mask.layers - 1)
+        shapes.append(
+            Text(at=(left - 5, bottom - high * 0.2), text=last, anchor="end", paint="soft", size=TEXT - 2)
+        )
+    each = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
+    width = max(170.0, left + wide * mask.num_heads + 12)
+    return Drawing(title=name, told=f"{said}; {each}", width=width, height=bottom + 14, shapes=shapes)
+
+
+def _figure(name: str, title: str, told: str, panels: tuple[Drawing, ...]) -> Figure | None:
+    return Figure(name=name, title=title, told=told, panels=panels) if panels else None

@@ -1,0 +1,128 @@
+"""The numbers of a report by what they are of, and how a person reads them. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from hydractl.metrics.metric import Metric, Needs, Unit
+from hydractl.metrics.scores import number_name
+from hydractl.metrics.table import METRICS
+from hydractl.progress import count
+
+if TYPE_CHECKING:
+    from hydractl.manifest.report import Report, Row
+
+GROUPS = ("near", "far", "all")
+"""What has a mean over data sets."""
+_WRITTEN: Mapping[Unit, Callable[[float], str]] = {
+    Unit.COUNT: count,
+    Unit.MS: lambda value: f"{value:.2f} ms",
+}
+
+
+class Quantity(NamedTuple):
+    """Something that is measured of every row.
+
+    Attributes:
+        name: A metric, perhaps by another OOD score than the first: `auroc@mi`.
+        scope: None for the ID set and costs, else an OOD set or a group of them.
+    """
+
+    name: str
+    scope: str | None = None
+
+    def __str__(self) -> str:
+        """Return it as a condition of `eval --fail-if` has it."""
+        return self.name if self.scope is None else f"{self.name}[{self.scope}]"
+
+    @property
+    def metric(self) -> Metric:
+        """What it is of."""
+        return METRICS[self.name.partition("@")[0]]
+
+    @property
+    def heading(self) -> str:
+        """What stands above it, in a table of its scope."""
+        metric, _, score = self.name.partition("@")
+        column = {"latency_batch_ms": "Latency of a batch"}.get(metric, self.metric.column or metric)
+        return f"{column} by {score}" if score else column
+
+    @property
+    def label(self) -> str:
+        """What it is called where anything may stand beside it."""
+        heading = {"Acc": "accuracy"}.get(self.heading, self.heading)
+        if self.scope is None:
+            return heading
+        return (
+            f"{heading} (mean over {self.scope} sets)"
+            if self.scope in GROUPS
+            else f"{heading} on {self.scope}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number with its 95 % interval where it has one; of several reports the mean, and the deviation among them."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    deviation: float | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends, if there are any."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+def scopes(report: Report) -> tuple[str, ...]:
+    """Return where OOD metrics are shown: means over groups of several sets, the widest first, and every set."""
+    sets = {"all": (*report.near, *report.far), "near": report.near, "far": report.far}
+    groups = [name for name in ("all", "near", "far") if len(sets[name]) > 1]
+    if groups[1:] and sets[groups[1]] == sets["all"]:
+        groups.pop()
+    return (*groups, *sets["all"])
+
+
+def quantities(report: Report) -> tuple[Quantity, ...]:
+    """Return what tables show of a report, in their order, as far as some row has it."""
+    found = []
+    for metric in METRICS.values():
+        by = report.ood_scores if metric.needs is Needs.OOD else report.ood_scores[:1]
+        where = [None, *scopes(report)] if metric.needs in {Needs.OOD, Needs.MEMBERS} else [None]
+        found += [
+            Quantity(number_name(metric.name, score, report.ood_scores), scope)
+            for scope in where
+            for score in by
+        ]
+    return tuple(q for q in found if q.metric.column and any(number_of(row, q) for row in report.rows))
+
+
+def number_of(row: Row, quantity: Quantity) -> Number | None:
+    """Return what a row says of it."""
+    name, scope = quantity
+    if scope in GROUPS:
+        mean = row.means.get(scope, {}).get(name)
+        return None if mean is None else Number(value=mean)
+    value = (row.values if scope is None else row.ood[scope]).get(name)
+    return None if value is None else Number(value=value.value, low=value.low, high=value.high)
+
+
+def written(metric: Metric, value: float) -> str:
+    """Return a number as tables have it."""
+    return _WRITTEN.get(metric.unit, "{:.3f}".format)(value)
+
+
+def told(metric: Metric, number: Number | None) -> str:
+    """Return a number with its deviation and its interval."""
+    return "" if number is None else " ".join(_parts(metric, number))
+
+
+def _parts(metric: Metric, number: Number) -> Iterator[str]:
+    yield written(metric, number.value)
+    if number.deviation is not None:
+        yield f"± {written(metric, number.deviation)}"
+    if number.interval is not None:
+        yield f"[{', '.join(written(metric, end) for end in number.interval)}]"

@@ -1,0 +1,37 @@
+"""A report as a page of HTML: one file that loads nothing, for a screen of any width, light or dark, or paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.content import checks, facts, lineages, tables, title
+from hydractl.reporting.drawing import style, svg
+from hydractl.reporting.figures import Figure
+from hydractl.reporting.verdict import verdict
+from hydractl.version import __version__
+
+TEMPLATE = "page.html"
+
+
+def page(compared: Compared, figures: Sequence[Figure]) -> str:
+    """Return the page. What is of the user is text in it, whatever it says."""
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
+
+    made = Environment(autoescape=True, undefined=StrictUndefined)
+    template = made.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
+    return template.render(
+        version=__version__,
+        title=title(compared),
+        svg=svg,
+        style=style(),
+        verdict=verdict(compared),
+        notes=compared.notes,
+        checks=tuple(checks(compared)),
+        tables=tuple(tables(compared)),
+        figures=figures,
+        lineage=lineages(compared),
+        facts=tuple(facts(compared)),
+        definitions=compared.reports[0].definitions,
+    )

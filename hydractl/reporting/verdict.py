@@ -1,0 +1,104 @@
+"""Whether the first row of a report is better than the others, in sentences that say where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hydractl.metrics.metric import Needs
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.numbers import GROUPS, Number, Quantity, told
+
+JUDGED = ("accuracy", "nll", "ece", "auroc")
+"""What sentences speak of; tables have the rest."""
+MOST_SETS = 3
+"""More OOD sets are spoken of by their mean."""
+COSTS = {"macs": "multiply-accumulates", "parameters": "parameters"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What sentences say of one other row: how much better the first one is by each quantity, with the sign that it then has."""
+
+    better: list[str] = field(default_factory=list)
+    worse: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+
+
+def verdict(compared: Compared) -> tuple[str, ...]:
+    """Return one sentence for each row that the first one is compared with, or what it measures where there is none."""
+    first = compared.names[0]
+    if not compared.differences:
+        own = compared.rows[first]
+        numbers = ", ".join(f"{q.label} {told(q.metric, own[q])}" for q in judged(compared) if q in own)
+        alone = "nothing stands beside it, so this does not say whether it is better than anything"
+        return (f"{first}: {numbers or 'nothing to judge it by'}; {alone}.",)
+    return tuple(_sentence(compared, other) for other in compared.differences)
+
+
+def judged(compared: Compared) -> list[Quantity]:
+    """Return what sentences speak of, as far as it was measured."""
+    sets = {q.scope for q in compared.quantities if q.metric.needs is Needs.OOD} - {*GROUPS}
+    hidden = sets if len(sets) > MOST_SETS else {*GROUPS}
+    return [q for name in JUDGED for q in compared.quantities if q.name == name and q.scope not in hidden]
+
+
+def _sentence(compared: Compared, other: str) -> str:
+    first, differences = compared.names[0], compared.differences[other]
+    found = _judge(differences, judged(compared))
+    parts = []
+    if found.better:
+        parts.append(f"is better than {other} in {_listed(found.better)}")
+    if found.worse:
+        parts.append(f"is worse {'' if found.better else f'than {other} '}in {_listed(found.worse)}")
+    if found.open:
+        parts.append(
+            f"is not told apart from {'it' if parts else other} in {_listed(found.open)}, where the interval of the difference includes 0"
+        )
+    if found.unsure:
+        parts.append(
+            f"differs {'' if parts else f'from {other} '}by {_listed(found.unsure)}, without an interval"
+        )
+    if not parts:
+        parts.append(f"has no number of {', '.join(JUDGED)} to compare with {other}")
+    parts += _costs(compared.rows[first], compared.rows[other], other)
+    return f"{first} {'; it '.join(parts)}."
+
+
+def _judge(differences: Mapping[Quantity, Number], wanted: Sequence[Quantity]) -> _Judged:
+    found = _Judged()
+    for quantity in wanted:
+        lead = differences.get(quantity)
+        if lead is None:
+            continue
+        gain = lead if quantity.metric.higher_is_better else negated(lead)
+        if gain.interval is None:
+            found.unsure.append(f"{told(quantity.metric, lead)} in {quantity.label}")
+        elif gain.interval[0] > 0:
+            found.better.append(f"{quantity.label} by {told(quantity.metric, gain)}")
+        elif gain.interval[1] < 0:
+            found.worse.append(f"{quantity.label} by {told(quantity.metric, negated(gain))}")
+        else:
+            found.open.append(f"{quantity.label} ({told(quantity.metric, lead)})")
+    return found
+
+
+def negated(number: Number) -> Number:
+    """Return a number with the other sign."""
+    low, high = (None if end is None else 0.0 - end for end in (number.high, number.low))
+    return Number(value=0.0 - number.value, low=low, high=high, deviation=number.deviation)
+
+
+def _costs(own: Mapping[Quantity, Number], other: Mapping[Quantity, Number], name: str) -> Iterator[str]:
+    ratios = [
+        f"{own[q].value / other[q].value:.3g} times the {word}"
+        for q, word in ((Quantity(metric), word) for metric, word in COSTS.items())
+        if q in own and q in other and other[q].value
+    ]
+    if ratios:
+        yield f"takes {_listed(ratios)} of {name}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

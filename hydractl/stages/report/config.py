@@ -1,0 +1,67 @@
+"""What `report` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from hydractl.errors import UsageError
+from hydractl.jsonfile import STDIN
+from hydractl.places import Content
+from hydractl.publish import Folder
+from hydractl.settings import Role, Setting, check, flag, required, setting
+from hydractl.stages.shared import settings as shared
+
+PAGE, TEXT = ".html", ".md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportConfig:
+    """Which reports to read, and what to make of them."""
+
+    COMMAND: ClassVar[str] = "report"
+
+    files: tuple[Path, ...] = required(
+        Setting(
+            "What `hydractl eval -o` wrote; of several seeds one each. `-` is standard input.",
+            positional=True,
+            metavar="REPORT...",
+            shows=False,
+            role=Role.FILE,
+        )
+    )
+    out: Path | None = setting(
+        None,
+        "The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output.",
+        metavar="PATH",
+        spelled=shared.OUT.spelled,
+        holds=Content(what="a page", suffixes=(PAGE, TEXT), decides=True),
+        shows=False,
+        role=Role.OUTPUT,
+    )
+    figures: Path | None = setting(
+        None,
+        "Write each figure into this folder too, as .png and .svg; a page of Markdown shows them.",
+        parse=Folder,
+        metavar="DIR",
+        shows=False,
+        role=Role.OUTPUT,
+    )
+    force: bool = flag(shared.FORCE)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.files:
+            raise UsageError("nothing to report", hint="give what `hydractl eval -o report.json` wrote")
+        if self.files.count(STDIN) > 1:
+            raise UsageError("only one report can come from standard input")
+        if self.force and self.out is None and self.figures is None:
+            raise UsageError(
+                "`--force` replaces what is written, and nothing is", hint="add `-o report.html`"
+            )
+
+    @property
+    def form(self) -> str:
+        """How the page is written."""
+        return PAGE if self.out is not None and self.out.suffix.lower() == PAGE else TEXT

@@ -1,0 +1,119 @@
+"""report: read what `eval` measured, put several seeds together, and make a page and figures of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from hydractl.claims import Claim
+from hydractl.errors import InputError, UsageError
+from hydractl.jsonfile import STDIN
+from hydractl.manifest.report import Report
+from hydractl.places import check_folder
+from hydractl.progress import SILENT, Progress
+from hydractl.publish import is_stream, publish_together
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.drawing import Drawing, png, svg
+from hydractl.reporting.figures import Figure, figures
+from hydractl.reporting.heads_figure import told_apart
+from hydractl.reporting.markdown import markdown
+from hydractl.reporting.page import page
+from hydractl.reporting.verdict import verdict
+from hydractl.stages.report.config import PAGE, ReportConfig
+from hydractl.stages.shared.outputs import check_outputs, claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportReport:
+    """What reports say together, and the files written."""
+
+    compared: Compared
+    paths: tuple[Path, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        """Return what `--json` prints; quantities are called as conditions of `eval --fail-if` have them."""
+        return {
+            "files": self.compared.files,
+            "verdict": verdict(self.compared),
+            "notes": self.compared.notes,
+            "rows": self.compared.rows,
+            "differences": self.compared.differences,
+            "paths": self.paths,
+        }
+
+
+def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportReport:
+    """Read reports, compare their rows, and write a page and figures if wanted.
+
+    Raises:
+        InputError: If a file is no report, or the reports do not measure the same, or two are one.
+        UsageError: If there are no figures to write.
+        OutputExists: If an output is there already.
+    """
+    with claim([config.out, config.figures], progress, force=config.force) as own:
+        inputs = [path for path in config.files if path != STDIN]
+        if config.out is not None:
+            check_outputs([config.out], force=own.may_replace, files=inputs)
+        compared = Compared.of(_read(config.files))
+        drawn = tuple(figures(compared))
+        files = _drawn(config.figures, drawn, own, progress) if config.figures is not None else {}
+        if config.out is not None:
+            progress.step("Writing the page")
+            text = (
+                page(compared, drawn) if config.form == PAGE else markdown(compared, _places(config, drawn))
+            )
+            files[config.out] = text.encode()
+        with publish_together(own) as begin:
+            for path, content in files.items():
+                begin(path).write(content)
+        return ReportReport(compared=compared, paths=tuple(files))
+
+
+def _read(paths: Sequence[Path]) -> dict[str, Report]:
+    found: dict[str, str] = {}
+    reports: list[Report] = []
+    for path in paths:
+        report = Report.read(path)
+        same = found.setdefault(report.digest(), str(path))
+        if len(found) == len(reports):
+            raise InputError(
+                f"{path}: is the same report as {same}", hint="name one report of each seed, each once"
+            )
+        reports.append(report)
+    names = told_apart(["stdin" if path == STDIN else str(path) for path in paths])
+    return dict(zip(names, reports, strict=True))
+
+
+def _drawn(folder: Path, figures: Sequence[Figure], own: Claim, progress: Progress) -> dict[Path, bytes]:
+    """Return the files of all figures; reports never have such names."""
+    if not figures:
+        raise UsageError(
+            "`--figures`: the reports have nothing to draw",
+            hint="add `--curves` to `hydractl eval`, and report again",
+        )
+    check_folder(folder)
+    drawers: dict[str, Callable[[Drawing], bytes]] = {
+        ".png": png,
+        ".svg": lambda sheet: svg(sheet, alone=True).encode(),
+    }
+    places = [
+        (folder / f"{figure.name}{suffix}", figure, draw)
+        for figure in figures
+        for suffix, draw in drawers.items()
+    ]
+    if folder.is_dir():
+        check_outputs([path for path, _, _ in places], force=own.may_replace, option="--figures")
+    tracked = progress.track(places, label="figures", total=len(places))
+    return {path: draw(figure.sheet()) for path, figure, draw in tracked}
+
+
+def _places(config: ReportConfig, drawn: Sequence[Figure]) -> dict[str, tuple[str, str]]:
+    """Return where Markdown finds the pictures, from the folder that it lies in."""
+    if config.figures is None:
+        return {}
+    beside = Path() if config.out is None or is_stream(config.out) else config.out.parent
+    folder = quote(Path(os.path.relpath(config.figures, beside)).as_posix())
+    return {figure.title: (figure.told, f"{folder}/{figure.name}.png") for figure in drawn}

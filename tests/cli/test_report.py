@@ -1,0 +1,180 @@
+"""`hydractl report`: what is written where, what is refused, and curves from `eval` to the page."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from hydractl.manifest.report import Report
+from hydractl.metrics.curves import PARTS
+from support.reports import seeded
+
+DATA = "digits::split=test,classes=0-6,limit=30"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Three reports of seeds, in the current folder."""
+    for seed in range(3):
+        (tmp_path / f"{seed}.json").write_text(seeded(seed).to_json())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_an_output_the_tables_are_shown(call, folder):
+    seen = call("report", "0.json", "1.json")
+
+    assert (seen.code, seen.err) == (0, "")
+    assert seen.out.startswith("hydra ")
+    assert "In-distribution data: hydra less each other row" in seen.out
+    assert sorted(path.name for path in folder.iterdir()) == ["0.json", "1.json", "2.json"]
+
+
+def test_json_names_quantities_as_conditions_do(call, folder):
+    seen = call("report", "0.json", "1.json", "--json")
+
+    found = json.loads(seen.out)
+    assert found["files"] == ["0.json", "1.json"]
+    assert found["rows"]["hydra"]["auroc[all]"].keys() == {"value", "low", "high", "deviation"}
+    assert found["differences"].keys() == {"base", "Deep ensemble"}
+    assert (len(found["verdict"]), found["paths"]) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("p.html", "<!doctype html>"), ("p.md", "# hydra against base")]
+)
+def test_the_suffix_says_what_is_written(call, folder, name, begins):
+    seen = call("report", "0.json", "-o", name)
+
+    text = (folder / name).read_text()
+    assert (seen.code, seen.out.splitlines()[-1]) == (0, f"Wrote {name}")
+    assert text.startswith(begins)
+    assert call("report", "0.json", "-o", name).code == 6
+    assert call("report", "1.json", "-o", name, "--force", "-q").out == f"{name}\n"
+    assert (folder / name).read_text() != text
+
+
+def test_standard_output_gets_markdown(call, folder):
+    seen = call("report", "0.json", "-o", "-")
+
+    assert seen.out.startswith("# hydra against base and Deep ensemble\n")
+    assert call("report", "0.json", "-o", "p.md").code == 0
+    assert (folder / "p.md").read_text() in seen.out
+
+
+def test_figures_are_files_that_markdown_shows(call, folder):
+    (folder / "text").mkdir()
+    seen = call("report", "0.json", "1.json", "-o", "text/p.md", "--figures", "a figure's folder", "-q")
+
+    figures = folder / "a figure's folder"
+    names = ["confidence", "cost", "heads", "reliability", "risk", "roc"]
+    assert (seen.code, seen.err) == (0, "")
+    assert sorted(path.name for path in figures.iterdir()) == [
+        f"{n}{s}" for n in names for s in (".png", ".svg")
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures.glob("*.png"))
+    shown = re.findall(r"!\[.+\]\((.+)\)", (folder / "text" / "p.md").read_text())
+    assert sorted(shown) == [f"../a%20figure%27s%20folder/{name}.png" for name in names]
+    assert len(seen.out.splitlines()) == 13
+
+    again = call("report", "0.json", "--figures", "a figure's folder")
+    assert (again.code, "a figure's folder/cost.png: already exists" in again.err) == (6, True)
+    assert call("report", "0.json", "1.json", "--figures", "new", "-q").code == 0
+    for path in figures.iterdir():
+        assert (folder / "new" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["0.json", "0.json"], 3, "0.json: is the same report as 0.json"),
+        (["0.json", "copy.json"], 3, "copy.json: is the same report as 0.json"),
+        (["0.json", "few.json"], 3, "few.json: has no row `Deep ensemble`, which 0.json has"),
+        (["none.json"], 3, "none.json: "),
+        (["mask.json"], 3, "mask.json: schema is"),
+        (["0.json", "-o", "p.pdf"], 2, "`-o p.pdf`: a page is a file that ends in .html or .md"),
+        (["0.json", "-o", "none/p.md"], 3, "none/p.md: folder `none` does not exist"),
+        (["0.json", "-o", "here.md", "--figures", "0.json"], 3, "0.json: is a file, not a folder"),
+        (["0.json", "-q"], 2, "`-q` prints the paths written, and nothing is written"),
+        (["0.json", "--force"], 2, "`--force` replaces what is written, and nothing is"),
+        (["-", "-"], 2, "only one report can come from standard input"),
+        (["bare.json", "--figures", "figures"], 2, "`--figures`: the reports have nothing to draw"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_nothing_is_written(call, folder, argv, code, said):
+    (folder / "copy.json").write_text(" " + (folder / "0.json").read_text())
+    (folder / "few.json").write_text(seeded(7, names=("hydra", "base")).to_json())
+    (folder / "bare.json").write_text(seeded(7, names=("hydra",), curves=False).to_json())
+    (folder / "mask.json").write_text('{"schema": "hydractl.head-mask/1"}')
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+
+    seen = call("report", *argv)
+
+    assert (seen.code, seen.out) == (code, "")
+    assert seen.err.startswith(f"error: {said}")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_eval_says_who_makes_pages(call, folder):
+    seen = call("eval", "m.st", "--data", "digits", "-o", "r.html")
+
+    assert seen.code == 2
+    assert "hint: `-o r.json`, and then `hydractl report r.json -o r.html`" in seen.err
+
+
+@pytest.fixture(scope="module")
+def curved(made, tmp_path_factory):
+    """What `eval` writes of a hydra and a base, with curves, without, and with them again."""
+    from hydractl.cli.app import main
+
+    folder = tmp_path_factory.mktemp("curved")
+    line = [
+        "eval", str(made / "hydra.st"), "--data", DATA, "--near", "9=digits::classes=9,limit=20", "--far", "noise::limit=20,size=8",
+        "--compare", f"base={made / 'base.st'}", "--no-latency", "--bootstrap", "4", "--device", "cpu", "-q", "-o",
+    ]  # fmt: skip
+    for name, more in (("with", ["--curves"]), ("without", []), ("again", ["--curves"])):
+        assert main([*line, str(folder / f"{name}.json"), *more]) == 0
+    return folder
+
+
+def test_curves_are_kept_if_wanted_and_say_what_the_numbers_do(curved, made):
+    report, without = (Report.read(curved / f"{name}.json") for name in ("with", "without"))
+
+    assert (curved / "with.json").read_bytes() == (curved / "again.json").read_bytes()
+    assert "curves" not in (curved / "without.json").read_text()
+    bare = [row.model_copy(update={"curves": None, "origins": ()}) for row in report.rows]
+    assert tuple(bare) == without.rows
+    for row in report.rows:
+        bins = row.curves.reliability
+        ece = (
+            sum(n * abs(a - c) for n, c, a in zip(bins.count, bins.confidence, bins.accuracy, strict=True))
+            / 30
+        )
+        assert ece == pytest.approx(row.values["ece"].value, abs=1e-9)
+        assert row.curves.risk.y[-1] == pytest.approx(1 - row.values["accuracy"].value)
+        assert {name: (len(own), sum(own)) for name, own in row.curves.confidence.items()} == {
+            "id": (PARTS, 30), "9": (PARTS, 20), "noise": (PARTS, 20)
+        }  # fmt: skip
+        assert row.curves.roc.keys() == {"9", "noise"}
+    hydra, base = (row.origins[0] for row in report.rows)
+    assert (len(hydra.masks), hydra.made_by.command, base.made_by) == (3, "fuse", None)
+
+
+def test_a_real_report_becomes_a_page(curved, call, tmp_path):
+    seen = call("report", curved / "with.json", "-o", tmp_path / "page.html", "-q")
+
+    text = (tmp_path / "page.html").read_text()
+    assert seen.code == 0
+    assert all(
+        f'<section id="{name}">' in text
+        for name in ("cost", "reliability", "confidence", "roc", "risk", "heads")
+    )
+    assert str(tmp_path.parent) not in text
+
+
+def test_curves_need_a_report_to_stand_in(call, made):
+    seen = call("eval", made / "base.st", "--data", DATA, "--curves")
+
+    assert (seen.code, seen.err.splitlines()[0]) == (2, "error: `--curves`: no report keeps them")

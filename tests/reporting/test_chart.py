@@ -1,0 +1,118 @@
+"""Charts and drawings: every point where it belongs, rows that can be told apart, pictures of the right size."""
+
+from __future__ import annotations
+
+import io
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from hydractl.manifest.curves import Bins
+from hydractl.manifest.heads import TowerKeep
+from hydractl.reporting.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, Series, look
+from hydractl.reporting.drawing import DASHES, PAINTS, Drawing, Path, Text, joined, png, svg
+from hydractl.reporting.figures import head_map, pareto, pooled
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_few_even_and_inside(low, wide):
+    axis = Axis(label="x", low=low, high=low + wide)
+    if not axis.high - axis.low > abs(low) * 1e-9:
+        return
+    ticks = axis.ticks()
+
+    assert 2 <= len(ticks) <= 7
+    assert axis.low <= ticks[0] <= ticks[-1] <= axis.high
+    steps = [b - a for a, b in pairwise(ticks)]
+    assert max(steps) - min(steps) <= 1e-6 * max(steps) + 1e-9
+
+
+def test_rows_are_told_apart_without_colours_too():
+    looks = [look(i) for i in range(24)]
+
+    assert len({*looks}) == 24
+    assert [own.dash for own in looks[:4]] == list(DASHES)
+    assert len({own.corners for own in looks[:4]}) == 4
+
+
+def luminance(colour):
+    def linear(part):
+        share = int(part, 16) / 255
+        return share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
+
+    red, green, blue = (linear(colour[i : i + 2]) for i in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_colours_stand_out_from_the_sheet(scheme):
+    """WCAG 2: 4.5 for text, 3 for graphics."""
+    sheet = luminance(PAINTS["sheet"][scheme])
+    for name, both in PAINTS.items():
+        low, high = sorted((luminance(both[scheme]), sheet))
+        least = {"ink": 7, "soft": 4.5, "rule": 1.2, "sheet": 1}.get(name, 3)
+        assert (high + 0.05) / (low + 0.05) >= least, name
+
+
+def test_points_stand_where_axes_say():
+    chart = Chart(
+        title="t",
+        told="t",
+        x=Axis(label="x", high=2),
+        y=Axis(label="y", low=-1),
+        series=[Series(points=[(0, -1), (2, 1), (1, 0)], look=look(0))],
+    )
+    *_, line = chart.drawn().shapes
+
+    left, right, top, bottom = LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM
+    assert line.parts == [[(left, bottom), (right, top), ((left + right) / 2, (top + bottom) / 2)]]
+
+
+def test_nothing_on_the_pareto_line_is_beaten():
+    points = [(1, 0.5), (2, 0.4), (2, 0.6), (3, 0.6), (4, 0.9)]
+
+    assert pareto(points, up=True) == [(1, 0.5), (2, 0.6), (4, 0.9)]
+    assert pareto(points, up=False) == [(1, 0.5), (2, 0.4)]
+
+
+def test_bins_of_several_seeds_are_those_of_all_samples():
+    one = Bins(count=(1, 0), confidence=(0.2, 0.0), accuracy=(1.0, 0.0))
+    other = Bins(count=(3, 2), confidence=(0.4, 0.9), accuracy=(0.0, 0.5))
+
+    assert pooled([one, other]) == [(4, pytest.approx(0.35), 0.25), (2, 0.9, 0.5)]
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(24, 16), (1, 1), (3, 200)])
+def test_a_map_shows_every_head(layers, heads):
+    keep = tuple(tuple(range(layer % heads, heads, 2)) for layer in range(layers))
+    drawing = head_map("m", TowerKeep(num_heads=heads, keep=keep))
+    gone, kept = (shape for shape in drawing.shapes if isinstance(shape, Path))
+
+    assert (len(kept.parts), len(gone.parts)) == (sum(map(len, keep)), layers * heads - sum(map(len, keep)))
+    corners = [point for part in (*kept.parts, *gone.parts) for point in part]
+    assert max(x for x, _ in corners) <= drawing.width
+    assert max(y for _, y in corners) <= drawing.height
+    assert len({*map(tuple, kept.parts)} | {*map(tuple, gone.parts)}) == layers * heads
+
+
+def test_a_picture_has_the_size_of_its_drawing_and_no_date():
+    shapes = [
+        Path(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1"),
+        Path(parts=[], fill="c2"),
+        Path(parts=[[(5, 30), (75, 30)]], stroke="ink", dash="2 2"),
+        Text(at=(40, 38), text="$x^2$ <&> 中\n", anchor="middle", turned=True),
+    ]
+    drawing = Drawing(title="t", told="t", width=80, height=40, shapes=shapes)
+    both = joined("two", "two", [drawing, drawing, drawing], across=2)
+
+    picture = Image.open(io.BytesIO(png(both)))
+    assert picture.size == (320, 160)
+    colour = tuple(int(PAINTS["c1"][0][i : i + 2], 16) for i in (1, 3, 5))
+    assert picture.convert("RGB").getpixel((20, 20)) == picture.convert("RGB").getpixel((180, 20)) == colour
+    assert png(drawing) == png(drawing)
+    assert b"Date" not in png(drawing)
+    assert re.search(r">\$x\^2\$ &lt;&amp;&gt; 中\?<", svg(drawing))

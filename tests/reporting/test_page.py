@@ -1,0 +1,194 @@
+"""The page: whole in one file, of whatever reports come, and nothing that they say is markup in it."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from functools import cache
+from html.parser import HTMLParser
+
+import pytest
+
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.drawing import PAINTS, svg
+from hydractl.reporting.figures import figures
+from hydractl.reporting.markdown import markdown
+from hydractl.reporting.page import page
+from support.reports import seeded
+
+ALL = ["cost", "reliability", "confidence", "roc", "risk", "heads"]
+EVIL = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a|b `c` [d](e) 中文 ${x} {{ 7 * 7 }}")
+VOID = {"meta", "link", "img", "br", "input"}
+
+
+class Read(HTMLParser):
+    """What a browser finds: elements in order, their attributes, the text of each, and whether they are nested well."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.setdefault(self.open[-1] if self.open else "", []).append(data)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def made(*reports):
+    compared = Compared.of({f"{i}.json": report for i, report in enumerate(reports)})
+    return page(compared, tuple(figures(compared)))
+
+
+MANY = {
+    "names": tuple(f"row {i}" for i in range(30)),
+    "near": tuple(map(str, range(9))),
+    "shape": (16, 24, 16),
+}
+PAGES = {
+    "one report": ({}, ALL),
+    "several seeds": ({"seeds": 3}, ALL),
+    "no comparison": ({"names": ("hydra",)}, ALL[1:]),
+    "no OOD data": ({"near": (), "far": ()}, [name for name in ALL if name != "roc"]),
+    "one member": ({"names": ("member",), "shape": (1, 2, 2)}, ALL[1:]),
+    "no curves": ({"curves": False}, ["cost"]),
+    "nothing to draw": ({"names": ("hydra",), "curves": False}, []),
+    "many of all": (MANY, ALL),
+    "evil names": ({"names": EVIL, "near": ("</title><script>1",), "far": ("<b>",)}, ALL),
+}
+
+
+@cache
+def text_of(name):
+    given = dict(PAGES[name][0])
+    return made(*(seeded(seed, **given) for seed in range(given.pop("seeds", 1))))
+
+
+@pytest.fixture(params=PAGES)
+def case(request):
+    return text_of(request.param), PAGES[request.param][1]
+
+
+def test_each_figure_is_there_and_says_what_it_shows(case):
+    text, drawn = case
+    read = Read(text)
+
+    ids = [attributes["id"] for _, attributes in read.found if "id" in attributes]
+    assert not read.open
+    assert len(ids) == len({*ids})
+    assert [name for name in ids if name in ALL] == drawn
+    assert len(read.all("figure")) == len(read.all("figcaption")) == len(drawn)
+    pictures = read.all("svg")
+    assert len(pictures) == len(read.texts.get("desc", ())) >= len(drawn)
+    assert all(picture["role"] == "img" for picture in pictures)
+    assert all(told.strip() for told in read.texts.get("desc", ()))
+
+
+def test_it_loads_nothing(case):
+    read = Read(text := case[0])
+
+    assert {tag for tag, _ in read.found} & {
+        "script",
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "image",
+        "use",
+    } == set()
+    for _, attributes in read.found:
+        assert {*attributes} & {"src", "href", "srcset", "xlink:href", "onerror", "onload"} == set()
+    styles = " ".join([*read.texts["style"], *(a.get("style") or "" for _, a in read.found)])
+    assert not re.search(r"url\(|@import|expression", styles)
+    assert {*re.findall(r"var\(--(\w+)\)", text)} <= {*PAINTS}
+
+
+def test_it_has_a_title_a_language_and_a_width(case):
+    read = Read(case[0])
+
+    assert read.all("html") == [{"lang": "en"}]
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in read.all("meta")
+    assert len(read.all("h1")) == len(read.all("main")) == 1
+    assert all("scope" in cell for cell in read.all("th"))
+
+
+def test_what_reports_say_is_text():
+    read = Read(text_of("evil names"))
+
+    said = " ".join(text for texts in read.texts.values() for text in texts)
+    assert all(name in said for name in (*EVIL, "</title><script>1"))
+    assert "49" not in " ".join(read.texts["h1"])
+
+
+def test_class_names_are_text_however_many():
+    report = seeded(0)
+    classes = tuple(f"<script>{i}</script>" for i in range(1000))
+    text = made(report.model_copy(update={"options": {"classes": classes}}))
+
+    assert Read(text).all("script") == []
+    assert "&lt;script&gt;999" in text
+
+
+def test_equal_reports_are_equal_bytes_and_others_are_not():
+    assert made(seeded(0)) == made(seeded(0)) != made(seeded(1))
+
+
+def test_numbers_and_differences_are_in_tables():
+    text = text_of("several seeds")
+    read = Read(text)
+
+    assert "In-distribution data: hydra less each other row" in read.texts["caption"]
+    assert sum(cell.startswith("± ") for cell in read.texts["small"]) > 10
+    assert any(cell.endswith(("better", "worse", "includes 0")) for cell in read.texts["small"])
+
+
+def test_lineage_is_told_once():
+    read = Read(text_of("one report"))
+
+    assert [text for text in read.texts["summary"] if ".st" in text] == [
+        "hydra: hydra.st",
+        "base: base.st",
+        "Deep ensemble: base.st",
+    ]
+    commands = [text for text in read.texts["code"] if not text.startswith("sha256:")]
+    assert commands[:3] == ["fuse mlp=merge seed=0", "prune keep=2", "import arch=vit"]
+    assert sum("as above" in text for text in read.texts["span"]) == 2
+
+
+def test_markdown_is_made_of_the_same_sentences_and_tables():
+    compared = Compared.of({"a.json": seeded(0, names=EVIL)})
+    text = markdown(compared, {"Cost": ("what is to be seen", "figures/cost.png")})
+
+    assert "![what is to be seen](figures/cost.png)" in text
+    assert not re.search(r"(?<!\\)<(?!/?(details|summary)>)", text)
+    tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    assert len(tables) > 4
+    for table in tables:
+        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(columns) == 1
+        assert "`" not in re.sub(r"\\`", "", table)
+
+
+def test_a_figure_of_its_own_is_xml():
+    for figure in figures(Compared.of({"a.json": seeded(0, names=EVIL)})):
+        root = ET.fromstring(svg(figure.sheet(), alone=True))  # noqa: S314 - of ours
+        tags = [child.tag.rpartition("}")[2] for child in root]
+
+        assert root.tag.endswith("svg")
+        assert tags[:4] == ["title", "desc", "style", "rect"]
+        assert {*tags[4:]} == {"path", "text"}
