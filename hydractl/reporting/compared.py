@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot, sqrt
+from math import hypot, inf, sqrt
 from statistics import fmean, stdev
 
 from hydractl.errors import InputError, ManifestError
@@ -59,7 +59,7 @@ class Compared:
             files=files,
             reports=every,
             quantities=wanted,
-            rows={row: {q: _together(found) for q, found in own.items()} for row, own in values.items()},
+            rows={row: {q: _together(q, found) for q, found in own.items()} for row, own in values.items()},
             differences={
                 row: {
                     q: lead(values[first][q], values[row][q])
@@ -77,13 +77,21 @@ class Compared:
         return tuple(self.rows)
 
 
-def student(values: Sequence[float]) -> Number:
-    """Return the mean of two or more values, their deviation, and the interval of the mean by Student's t (1908)."""
+def student(values: Sequence[float], *, low: float = -inf, high: float = inf) -> Number:
+    """Return the mean of two or more values, their deviation, and the interval of the mean by Student's t (1908).
+
+    Args:
+        values: Where all are equal, nothing but that is said.
+        low: No value can be less, so the interval does not reach beyond.
+        high: Likewise.
+    """
+    if len({*values}) == 1:
+        return Number(value=values[0])
     from scipy.special import stdtrit  # noqa: PLC0415 - `--help` does without
 
     mean, deviation = fmean(values), stdev(values)
     half = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * deviation / sqrt(len(values))
-    return Number(value=mean, low=mean - half, high=mean + half, deviation=deviation)
+    return Number(value=mean, low=max(low, mean - half), high=min(high, mean + half), deviation=deviation)
 
 
 def square_and_add(first: Number, other: Number) -> Number:
@@ -116,8 +124,11 @@ def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Num
     return [number for number in found if number is not None]
 
 
-def _together(numbers: Sequence[Number]) -> Number:
-    return numbers[0] if len(numbers) == 1 else student([number.value for number in numbers])
+def _together(quantity: Quantity, numbers: Sequence[Number]) -> Number:
+    metric = quantity.metric
+    if len(numbers) == 1:
+        return numbers[0]
+    return student([number.value for number in numbers], low=metric.low, high=metric.high)
 
 
 def _check_known(name: str, report: Report) -> None:

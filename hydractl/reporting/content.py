@@ -10,7 +10,7 @@ from hydractl.metrics.metric import Metric, Needs
 from hydractl.progress import counted
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.lineage import Node, lineage, plain, short
-from hydractl.reporting.numbers import GROUPS, Number, Quantity, scopes, told, written
+from hydractl.reporting.numbers import GROUPS, Number, Quantity, centre, interval, scopes
 from hydractl.reporting.verdict import negated
 
 FEW = 2
@@ -91,23 +91,19 @@ def _groups(compared: Compared) -> Iterator[tuple[str, list[Quantity]]]:
 
 
 def _cell(metric: Metric, number: Number | None) -> Cell:
-    if number is None:
-        return Cell()
-    value = written(metric, number.value)
-    return Cell(value, told(metric, number).removeprefix(value).strip())
+    return Cell() if number is None else Cell(centre(metric, number), interval(metric, number))
 
 
 def _lead(metric: Metric, number: Number | None) -> Cell:
     """Return a difference, and whether the first row is better by it."""
     if number is None:
         return Cell()
-    value, more = _cell(metric, number)
     gain = number if metric.higher_is_better else negated(number)
-    sign = "+" if number.value > 0 else ""
     word = ""
     if gain.interval is not None:
         word = "better" if gain.interval[0] > 0 else "worse" if gain.interval[1] < 0 else "includes 0"
-    return Cell(sign + value, " ".join(filter(None, (more, word))))
+    value, more = _cell(metric, number)
+    return Cell("+" * (number.value > 0) + value, f"{more} {word}".strip())
 
 
 def checks(compared: Compared) -> Iterator[tuple[bool, str]]:

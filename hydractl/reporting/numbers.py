@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -117,12 +117,18 @@ def written(metric: Metric, value: float) -> str:
 
 def told(metric: Metric, number: Number | None) -> str:
     """Return a number with its deviation and its interval."""
-    return "" if number is None else " ".join(_parts(metric, number))
+    return (
+        "" if number is None else " ".join(filter(None, (centre(metric, number), interval(metric, number))))
+    )
 
 
-def _parts(metric: Metric, number: Number) -> Iterator[str]:
-    yield written(metric, number.value)
-    if number.deviation is not None:
-        yield f"± {written(metric, number.deviation)}"
-    if number.interval is not None:
-        yield f"[{', '.join(written(metric, end) for end in number.interval)}]"
+def centre(metric: Metric, number: Number) -> str:
+    """Return a number with its deviation, if it has one."""
+    value = written(metric, number.value)
+    return value if number.deviation is None else f"{value} ± {written(metric, number.deviation)}"
+
+
+def interval(metric: Metric, number: Number) -> str:
+    """Return the interval of a number, if it has one."""
+    ends = () if number.interval is None else (written(metric, end) for end in number.interval)
+    return f"[{', '.join(ends)}]" if number.interval else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hydractl.metrics.metric import Needs
 from hydractl.reporting.compared import Compared
@@ -69,9 +69,9 @@ def _sentence(compared: Compared, other: str) -> str:
 def _judge(differences: Mapping[Quantity, Number], wanted: Sequence[Quantity]) -> _Judged:
     found = _Judged()
     for quantity in wanted:
-        lead = differences.get(quantity)
-        if lead is None:
+        if quantity not in differences:
             continue
+        lead = replace(differences[quantity], deviation=None)  # which is in the tables
         gain = lead if quantity.metric.higher_is_better else negated(lead)
         if gain.interval is None:
             found.unsure.append(f"{told(quantity.metric, lead)} in {quantity.label}")
@@ -87,7 +87,7 @@ def _judge(differences: Mapping[Quantity, Number], wanted: Sequence[Quantity]) -
 def negated(number: Number) -> Number:
     """Return a number with the other sign."""
     low, high = (None if end is None else 0.0 - end for end in (number.high, number.low))
-    return Number(value=0.0 - number.value, low=low, high=high, deviation=number.deviation)
+    return replace(number, value=0.0 - number.value, low=low, high=high)
 
 
 def _costs(own: Mapping[Quantity, Number], other: Mapping[Quantity, Number], name: str) -> Iterator[str]:

@@ -41,6 +41,16 @@ def test_an_interval_of_a_mean_is_scipys(count):
     assert found.deviation == pytest.approx(stats.tstd(values))
 
 
+def test_an_interval_ends_where_values_do():
+    found = student([0.99, 1.0, 0.97], low=0, high=1)
+
+    assert (found.high, found.low) == (1, pytest.approx(student([0.99, 1.0, 0.97]).low))
+
+
+def test_what_is_the_same_in_every_report_has_no_deviation():
+    assert student([3.0, 3.0]) == Number(value=3.0)
+
+
 def wilson(hits, n):
     z = NormalDist().inv_cdf(0.975)
     p = hits / n

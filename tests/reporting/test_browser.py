@@ -1,0 +1,88 @@
+"""Pages in a real browser, where one is installed: every figure is seen, nothing is wider than a phone, and the scheme is the reader's."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.drawing import PAINTS
+from hydractl.reporting.figures import figures
+from hydractl.reporting.page import page
+from support.reports import seeded
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+PHONE, DESK = 375, 1280
+NAMES = ("<script>document.title='broken into'</script>", "an_unbroken_name_" * 12, "base")
+CASES = {
+    "one": (seeded(0),),
+    "seeds": (seeded(0), seeded(1)),
+    "many": (seeded(0, names=NAMES, near=("a" * 90, "<b>"), shape=(16, 24, 16)),),
+}
+LOOK = """<script>
+addEventListener("load", () => {
+  const found = [...document.querySelectorAll("iframe")].map(frame => {
+    const page = frame.contentDocument, wide = page.documentElement.clientWidth;
+    for (const each of page.querySelectorAll("details")) each.open = true;
+    const sticking = [...page.querySelectorAll("body *")].filter(
+      one => !one.closest(".wide > *, svg > *, head") && one.getBoundingClientRect().right > wide + 0.5);
+    return {
+      name: frame.name, wide, scroll: page.documentElement.scrollWidth, title: page.title,
+      sticking: sticking.map(one => one.tagName + "." + one.className),
+      seen: [...page.querySelectorAll("section:has(figure)")].map(
+        one => [one.id, [...one.querySelectorAll("svg")].every(svg => svg.getBoundingClientRect().height > 20)]),
+      sheet: getComputedStyle(page.body).backgroundColor,
+      letters: Math.min(...[...page.querySelectorAll("svg text")].map(
+        text => parseFloat(text.getAttribute("font-size")) * Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b))),
+    };
+  });
+  const told = document.body.appendChild(document.createElement("pre"));
+  told.textContent = "FOUND" + JSON.stringify(found) + "END";
+});
+</script>"""
+
+
+@pytest.fixture
+def shown(tmp_path):
+    """What a browser makes of each page on a phone in the dark and on a desk in the light, and what its console says."""
+    frames = []
+    for name, reports in CASES.items():
+        compared = Compared.of({f"{i}.json": report for i, report in enumerate(reports)})
+        text = html.escape(page(compared, tuple(figures(compared))))
+        frames += [
+            f'<iframe name="{name}" style="width:{wide}px;height:800px;border:0;color-scheme:{scheme}" srcdoc="{text}"></iframe>'
+            for wide, scheme in ((PHONE, "dark"), (DESK, "light"))
+        ]
+    (tmp_path / "all.html").write_text(f"<!doctype html><meta charset=utf-8><body>{''.join(frames)}{LOOK}")
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}",
+            "--hide-scrollbars", "--dump-dom", (tmp_path / "all.html").as_uri(),
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    (found,) = re.findall(r"<pre>FOUND(.+)END</pre>", done.stdout)
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(html.unescape(found)), console
+
+
+def test_every_figure_is_seen_and_nothing_sticks_out(shown):
+    found, console = shown
+
+    assert console == []
+    assert [(one["name"], one["wide"]) for one in found] == [(n, w) for n in CASES for w in (PHONE, DESK)]
+    for one in found:
+        assert one["seen"] == [
+            [name, True] for name in ("cost", "reliability", "confidence", "roc", "risk", "heads")
+        ]
+        assert (one["scroll"], one["sticking"]) == (one["wide"], [])
+        assert one["letters"] > 8.5
+        assert one["title"] != "broken into"
+        sheet = PAINTS["sheet"][one["wide"] == PHONE]
+        assert one["sheet"] == f"rgb({', '.join(str(int(sheet[i : i + 2], 16)) for i in (1, 3, 5))})"
