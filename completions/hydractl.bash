@@ -250,7 +250,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --figures --force --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --figures --force --if-changed --json -q --quiet -h --help'
             else
                 : # any text
             fi

@@ -251,6 +251,7 @@ complete -c hydractl -n '__hydractl_in eval' -a '(__hydractl_files st safetensor
 complete -c hydractl -n '__hydractl_in report' -s o -l output -l out -r -F -d 'The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output'
 complete -c hydractl -n '__hydractl_in report' -l figures -x -d 'Write each figure into this folder too, as .png and .svg; a page of Markdown shows them'
 complete -c hydractl -n '__hydractl_in report' -l force -d 'Replace an existing output'
+complete -c hydractl -n '__hydractl_in report' -l if-changed -d 'Do nothing where the outputs are what this command would write'
 complete -c hydractl -n '__hydractl_in report' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in report' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in report' -s h -l help -d 'Show this message and exit'

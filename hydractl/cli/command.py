@@ -42,6 +42,7 @@ def command(
     quiet: Setting = QUIET,
     streams: tuple[str, ...] = ("out",),
     unchanged: Callable[[C, Terminal], None] | None = None,
+    compares: bool = False,
     provenance: bool = False,
 ) -> Callable[[Callable[[C, Terminal], None]], Callable[..., None]]:
     """Make a command of a function that is given a configuration and the terminal; its docstring is the help.
@@ -52,6 +53,7 @@ def command(
         streams: The options that name an output; where one is `-`, standard output belongs to it.
         provenance: Whether it makes checkpoints, and so may say in a file of its own how.
         unchanged: What is said where outputs are as they would be written; None for their paths.
+        compares: Whether the function itself makes outputs and compares them, as that is quick.
     """
     options = (
         *options_of(config),
@@ -72,7 +74,8 @@ def command(
             statement = typed.get("provenance")
             if isinstance(statement, Path):
                 check_statement(statement, made)
-            if not (getattr(made, "if_changed", False) and _is_up_to_date(made, terminal, unchanged)):
+            looks = getattr(made, "if_changed", False) and not compares
+            if not (looks and _is_up_to_date(made, terminal, unchanged)):
                 _check_inputs(made)
                 function(made, terminal)
             if isinstance(statement, Path) and terminal.speaks:

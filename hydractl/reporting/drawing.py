@@ -32,6 +32,8 @@ PAINTS = {
 LINES = tuple(name for name in PAINTS if name[1:].isdigit())
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 TEXT = 11.0
+MARK = "hydractl report"
+"""Stands in every file of a report."""
 RESOLUTION = 2
 """Pixels of a PNG for each unit of a drawing."""
 
@@ -112,7 +114,11 @@ def style() -> str:
 def svg(drawing: Drawing, *, alone: bool = False) -> str:
     """Return a drawing as an `svg` element, in the colours of the page that it stands on; `alone`, as a file of its own."""
     size = f"{_number(drawing.width)} {_number(drawing.height)}"
-    sheet = f'<style>{style()}</style><rect width="100%" height="100%" fill="var(--sheet)"/>' if alone else ""
+    sheet = (
+        f'<!-- {MARK} --><style>{style()}</style><rect width="100%" height="100%" fill="var(--sheet)"/>'
+        if alone
+        else ""
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" '
         f'font-family="system-ui,sans-serif"><title>{_literal(drawing.title)}</title>'
@@ -122,7 +128,7 @@ def svg(drawing: Drawing, *, alone: bool = False) -> str:
 
 def png(drawing: Drawing) -> bytes:
     """Return a drawing as a PNG file."""
-    return picture(lambda figure: _paint(figure, drawing), suffix=".png", dpi=72 * RESOLUTION)
+    return picture(lambda figure: _paint(figure, drawing), suffix=".png", dpi=72 * RESOLUTION, software=MARK)
 
 
 def _element(shape: Path | Text) -> str:

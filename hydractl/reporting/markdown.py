@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from hydractl.errors import harmless
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.content import Table, checks, facts, tables, title
+from hydractl.reporting.drawing import MARK
 from hydractl.reporting.verdict import verdict
 
 
@@ -22,7 +23,7 @@ def markdown(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> str
 
 
 def _lines(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> Iterator[str]:
-    yield f"# {literal(title(compared))}"
+    yield from (f"# {literal(title(compared))}", "", f"<!-- {MARK} -->")
     for sentence in (*verdict(compared), *compared.notes):
         yield from ("", literal(sentence))
     for i, (failed, said) in enumerate(checks(compared)):

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.content import checks, facts, lineages, tables, title
-from hydractl.reporting.drawing import style, svg
+from hydractl.reporting.drawing import MARK, style, svg
 from hydractl.reporting.figures import Figure
 from hydractl.reporting.verdict import verdict
 from hydractl.version import __version__
@@ -22,6 +22,7 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
     made = Environment(autoescape=True, undefined=StrictUndefined)
     template = made.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
+        mark=MARK,
         version=__version__,
         title=title(compared),
         svg=svg,

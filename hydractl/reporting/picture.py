@@ -16,13 +16,16 @@ FORMATS = (".png", ".svg")
 DPI = 150
 
 
-def picture(draw: Callable[[Figure], None], *, suffix: str, dpi: int = DPI) -> bytes:
+def picture(
+    draw: Callable[[Figure], None], *, suffix: str, dpi: int = DPI, software: str | None = None
+) -> bytes:
     """Return a figure's file: the user's matplotlib settings play no part, and it holds no date.
 
     Args:
         draw: Gives a figure its size, and fills it.
         suffix: One of `FORMATS`.
         dpi: Pixels an inch.
+        software: What a PNG says made it.
 
     Raises:
         UsageError: If the environment names a backend that matplotlib does not know.
@@ -43,7 +46,7 @@ def picture(draw: Callable[[Figure], None], *, suffix: str, dpi: int = DPI) -> b
         FigureCanvasAgg(figure)
         draw(figure)
         file = io.BytesIO()
-        nothing = {"Date": None, "Creator": None} if suffix == ".svg" else {"Software": None}
+        nothing = {"Date": None, "Creator": None} if suffix == ".svg" else {"Software": software}
         figure.savefig(file, format=suffix.removeprefix("."), dpi=dpi, metadata=nothing)
     return file.getvalue()
 

@@ -117,6 +117,22 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(call, folder, argv, co
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_what_is_up_to_date_is_left_and_what_a_report_made_is_replaced(call, folder):
+    line = ["report", "0.json", "-o", "p.md", "--figures", "figures", "--if-changed"]
+    first, second = call(*line), call(*line)
+    made = {path: path.stat().st_mtime_ns for path in [folder / "p.md", *(folder / "figures").iterdir()]}
+
+    assert (first.code, second.code, second.out.splitlines()[-1]) == (0, 0, "p.md: up to date")
+    assert (len(made), len(second.out.splitlines())) == (13, 13)
+    (folder / "0.json").write_text((folder / "1.json").read_text())
+    assert call(*line, "--json").code == 0
+    assert all(path.stat().st_mtime_ns != when for path, when in made.items())
+    (folder / "figures" / "cost.svg").write_text("<svg/>")
+    assert call(*line).err.startswith("error: figures/cost.svg: was made by something else")
+    assert (folder / "figures" / "cost.svg").read_text() == "<svg/>"
+    assert call("report", "0.json", "--if-changed").code == 2
+
+
 def test_eval_says_who_makes_pages(call, folder):
     seen = call("eval", "m.st", "--data", "digits", "-o", "r.html")
 

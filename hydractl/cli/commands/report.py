@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hydractl.stages.report.run import ReportReport
 
 
-@command(ReportConfig)
+@command(ReportConfig, compares=True)
 def report(config: ReportConfig, terminal: Terminal) -> None:
     """Make a page of what `eval` measured: is the first model better than the others, by how much, and where is it not?
 
@@ -38,6 +38,8 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
     found = run_report(config, terminal.progress())
     if terminal.as_json:
         terminal.document(as_json(found.document()))
+    elif found.up_to_date:
+        terminal.up_to_date(found.paths)
     else:
         terminal.result(found, render)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -49,6 +49,12 @@ class ReportConfig:
         role=Role.OUTPUT,
     )
     force: bool = flag(shared.FORCE)
+    if_changed: bool = flag(
+        replace(
+            shared.IF_CHANGED,
+            help="Do nothing where the outputs are what this command would write. Else replace what it wrote before.",
+        )
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -9,14 +9,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hydractl.claims import Claim
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, OutputExists, UsageError
 from hydractl.jsonfile import STDIN
 from hydractl.manifest.report import Report
 from hydractl.places import check_folder
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish_together
 from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import Drawing, png, svg
+from hydractl.reporting.drawing import MARK, Drawing, png, svg
 from hydractl.reporting.figures import Figure, figures
 from hydractl.reporting.heads_figure import told_apart
 from hydractl.reporting.markdown import markdown
@@ -24,14 +24,16 @@ from hydractl.reporting.page import page
 from hydractl.reporting.verdict import verdict
 from hydractl.stages.report.config import PAGE, ReportConfig
 from hydractl.stages.shared.outputs import check_outputs, claim
+from hydractl.stages.shared.unchanged import check_comparable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportReport:
-    """What reports say together, and the files written."""
+    """What reports say together, and the files written, or those that `--if-changed` found to be up to date."""
 
     compared: Compared
     paths: tuple[Path, ...] = ()
+    up_to_date: bool = False
 
     def document(self) -> dict[str, object]:
         """Return what `--json` prints; quantities are called as conditions of `eval --fail-if` have them."""
@@ -42,6 +44,7 @@ class ReportReport:
             "rows": self.compared.rows,
             "differences": self.compared.differences,
             "paths": self.paths,
+            "up_to_date": self.up_to_date,
         }
 
 
@@ -50,26 +53,39 @@ def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportRepor
 
     Raises:
         InputError: If a file is no report, or the reports do not measure the same, or two are one.
-        UsageError: If there are no figures to write.
+        UsageError: If there are no figures to write, or `--if-changed` cannot compare.
         OutputExists: If an output is there already.
     """
-    with claim([config.out, config.figures], progress, force=config.force) as own:
-        inputs = [path for path in config.files if path != STDIN]
-        if config.out is not None:
-            check_outputs([config.out], force=own.may_replace, files=inputs)
+    if config.if_changed:
+        check_comparable(config)
+    with claim([config.out, config.figures], progress, force=config.force or config.if_changed) as own:
+        _check([] if config.out is None else [config.out], config, own)
+        if config.figures is not None:
+            check_folder(config.figures)
         compared = Compared.of(_read(config.files))
-        drawn = tuple(figures(compared))
-        files = _drawn(config.figures, drawn, own, progress) if config.figures is not None else {}
-        if config.out is not None:
-            progress.step("Writing the page")
-            text = (
-                page(compared, drawn) if config.form == PAGE else markdown(compared, _places(config, drawn))
-            )
-            files[config.out] = text.encode()
+        files = _files(config, compared, own, progress)
+        if config.if_changed and all(path.exists() and path.read_bytes() == files[path] for path in files):
+            return ReportReport(compared=compared, paths=tuple(files), up_to_date=True)
         with publish_together(own) as begin:
             for path, content in files.items():
                 begin(path).write(content)
         return ReportReport(compared=compared, paths=tuple(files))
+
+
+def _check(paths: Sequence[Path], config: ReportConfig, own: Claim, *, option: str = "-o") -> None:
+    """Refuse outputs that must not be written; `--if-changed` replaces none but a report's."""
+    inputs = [path for path in config.files if path != STDIN]
+    check_outputs(paths, force=own.may_replace, files=inputs, option=option)
+    strange = [path for path in paths if config.if_changed and path.exists() and not _is_ours(path)]
+    if strange:
+        raise OutputExists(
+            f"{strange[0]}: was made by something else, and `--if-changed` replaces what `hydractl report` made",
+            hint="choose another name, move it away, or add `--force` in place of `--if-changed`",
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    return MARK.encode() in path.read_bytes()
 
 
 def _read(paths: Sequence[Path]) -> dict[str, Report]:
@@ -87,25 +103,38 @@ def _read(paths: Sequence[Path]) -> dict[str, Report]:
     return dict(zip(names, reports, strict=True))
 
 
-def _drawn(folder: Path, figures: Sequence[Figure], own: Claim, progress: Progress) -> dict[Path, bytes]:
-    """Return the files of all figures; reports never have such names."""
-    if not figures:
+def _files(config: ReportConfig, compared: Compared, own: Claim, progress: Progress) -> dict[Path, bytes]:
+    """Return the content of every output."""
+    drawn = tuple(figures(compared))
+    files: dict[Path, bytes] = {}
+    if config.figures is not None:
+        files |= _pictures(config, config.figures, drawn, own, progress)
+    if config.out is not None:
+        html = config.form == PAGE
+        text = page(compared, drawn) if html else markdown(compared, _places(config, drawn))
+        files[config.out] = text.encode()
+    return files
+
+
+def _pictures(
+    config: ReportConfig, folder: Path, drawn: Sequence[Figure], own: Claim, progress: Progress
+) -> dict[Path, bytes]:
+    if not drawn:
         raise UsageError(
             "`--figures`: the reports have nothing to draw",
             hint="add `--curves` to `hydractl eval`, and report again",
         )
-    check_folder(folder)
-    drawers: dict[str, Callable[[Drawing], bytes]] = {
+    kinds: dict[str, Callable[[Drawing], bytes]] = {
         ".png": png,
         ".svg": lambda sheet: svg(sheet, alone=True).encode(),
     }
     places = [
         (folder / f"{figure.name}{suffix}", figure, draw)
-        for figure in figures
-        for suffix, draw in drawers.items()
+        for figure in drawn
+        for suffix, draw in kinds.items()
     ]
     if folder.is_dir():
-        check_outputs([path for path, _, _ in places], force=own.may_replace, option="--figures")
+        _check([path for path, _, _ in places], config, own, option="--figures")
     tracked = progress.track(places, label="figures", total=len(places))
     return {path: draw(figure.sheet()) for path, figure, draw in tracked}
 

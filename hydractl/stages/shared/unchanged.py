@@ -67,10 +67,12 @@ def outputs_of(config: Stage) -> tuple[Path, ...]:
     return tuple(value for role, value in settings_of(config) if role is Role.OUTPUT)
 
 
-def _made(config: Stage) -> dict[Path, Made | None]:
-    """Return what every output says of itself; None of those that are not there."""
-    from hydractl.stages.shared.made import made_by  # noqa: PLC0415 - loads pydantic, which `--help` does without
+def check_comparable(config: Stage) -> tuple[Path, ...]:
+    """Return the paths of all outputs, which are compared with what would be written.
 
+    Raises:
+        UsageError: If there is nothing to compare, or it is a stream.
+    """
     if config.force:
         raise UsageError("`--force` and `--if-changed` exclude each other", hint="leave one of them out")
     paths = outputs_of(config)
@@ -83,7 +85,14 @@ def _made(config: Stage) -> dict[Path, Made | None]:
         )
     if getattr(config, "out", None) is None:
         raise UsageError("`--if-changed` compares with an output, and none is named", hint="add `-o FILE`")
-    return {path: made_by(path, config.COMMAND) for path in paths}
+    return paths
+
+
+def _made(config: Stage) -> dict[Path, Made | None]:
+    """Return what every output says of itself; None of those that are not there."""
+    from hydractl.stages.shared.made import made_by  # noqa: PLC0415 - loads pydantic, which `--help` does without
+
+    return {path: made_by(path, config.COMMAND) for path in check_comparable(config)}
 
 
 def _why(config: Stage, outputs: Sequence[Made]) -> str | None:
