@@ -28,7 +28,7 @@ def score(
     max_length: int | None = ...,
     objective: str | None = ...,
     ood: str | None = ...,
-    ood_score: Literal["msp", "entropy", "mi", "energy", "max-logit"] | None = ...,
+    ood_score: Literal["msp", "entropy", "mi", "energy", "max-logit", "msp+mi"] | None = ...,
     search: Literal["exact", "lazy"] | None = ...,
     recheck: int | None = ...,
     max_memory: str | int | None = ...,
@@ -408,9 +408,14 @@ def evaluate(
     far: str | Sequence[str] | None = ...,
     compare: str | Sequence[str] | None = ...,
     temperature: str | Path | float | None = ...,
+    corrupt: str | Sequence[str] | None = ...,
+    fit: str | Path | None = ...,
+    ood_val: str | Sequence[str] | None = ...,
+    val: str | Path | None = ...,
     name: str | None = ...,
     metrics: str | Sequence[str] | None = ...,
     ood_score: str | Sequence[str] | None = ...,
+    knn_k: int | None = ...,
     latency: bool | None = ...,
     bootstrap: int | None = ...,
     fail_if: str | Sequence[str] | None = ...,
@@ -441,11 +446,16 @@ def evaluate(
         data: In-distribution data, with labels: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name.
         near: OOD data close to it.
         far: OOD data far from it; also photos, noise, manual, letters.
-        compare: One more row: a model, or an ensemble of several.
+        compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::data=DATA` doubts the last layer.
         temperature: Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. Or the number. On top of what a checkpoint stores.
+        corrupt: Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `all`, or of images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg; of texts typos, drop, swap, case.
+        fit: Labelled training data, which OOD scores of features are fitted on, for each row.
+        ood_val: Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs `--val`.
+        val: Held-out ID data, which `--ood-val` is told from.
         name: What the first row is called.
         metrics: Measure these only.
-        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, energy, max-logit (default msp).
+        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, energy, max-logit, msp+mi, mahalanobis, relative-mahalanobis, knn, vim (default msp). Those of features (mahalanobis, relative-mahalanobis, knn, vim) need `--fit`.
+        knn_k: Which nearest sample `knn` looks at (default 50).
         latency: Measure time too.
         bootstrap: Resamples for 95 % intervals; 0 makes none.
         fail_if: Exit 5 if this is so of MODEL, for example `ece>0.02` or `acc<95%`.
@@ -508,7 +518,7 @@ def predict(
     *,
     out: str | Path,
     top_k: int | None = ...,
-    ood_score: Literal["msp", "entropy", "mi", "energy", "max-logit"] | None = ...,
+    ood_score: Literal["msp", "entropy", "mi", "energy", "max-logit", "msp+mi", "mahalanobis", "relative-mahalanobis", "knn", "vim"] | None = ...,
     threshold: str | Path | float | None = ...,
     skip_bad: bool | None = ...,
     max_length: int | None = ...,
@@ -532,7 +542,7 @@ def predict(
         data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line.
         out: A file that ends in .jsonl, .csv, .parquet, which decides its form; by default standard output, as JSON lines.
         top_k: Tell the K most probable classes.
-        ood_score: What tells OOD samples: msp, entropy, mi, energy, max-logit (default msp).
+        ood_score: What tells OOD samples: msp, entropy, mi, energy, max-logit, msp+mi (default msp).
         threshold: Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses nothing. Default: as the checkpoint says.
         skip_bad: Tell of an image that cannot be read in its line, and go on.
         max_length: Tokens of a text at most; default: as many as the model reads.

@@ -13,7 +13,6 @@ from hydractl.metrics.curves import curves_of, histogram, reliability, risk_cove
 from hydractl.metrics.labelled import ece
 from hydractl.metrics.ranking import auroc
 from hydractl.metrics.samples import Responses, places
-from hydractl.metrics.scores import SCORES
 
 
 def drawn(seed, n, *, levels=None):
@@ -78,11 +77,11 @@ def test_what_is_looked_at_together_plays_no_part(monkeypatch):
     generator = torch.Generator().manual_seed(5)
     labels = torch.randint(0, 4, (50,), generator=generator)
     said, strange = (Responses(torch.randn(3, n, 4, generator=generator).log_softmax(-1)) for n in (50, 30))
-    whole = curves_of(said, labels, {"far": strange}, SCORES["mi"])
+    whole = curves_of(said, labels, {"far": strange}, "mi")
     monkeypatch.setattr(module, "SAMPLES_AT_ONCE", 7)
     monkeypatch.setattr("hydractl.metrics.measures.SAMPLES_AT_ONCE", 7)
 
-    assert curves_of(said, labels, {"far": strange}, SCORES["mi"]) == whole
+    assert curves_of(said, labels, {"far": strange}, "mi") == whole
     assert whole.is_of(["far"])
     assert not whole.is_of([])
-    assert whole.roc["far"] != curves_of(said, labels, {"far": strange}, SCORES["msp"]).roc["far"]
+    assert whole.roc["far"] != curves_of(said, labels, {"far": strange}, "msp").roc["far"]
