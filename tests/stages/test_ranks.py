@@ -46,12 +46,13 @@ COMMANDS = {
             "--no-latency",
         ),
         *("--compare", "Both={images},{images}", "--temperature", "digits::split=val,classes=0-6,limit=31"),
-        *("--ood-score", "energy,mi", "--bootstrap", "5", "--threshold-for", "risk<=0.99"),
+        *("--ood-score", "energy,mi,knn,vim", "--bootstrap", "5", "--threshold-for", "risk<=0.99"),
+        *("--fit", "digits::split=train,classes=0-6,limit=50", "--corrupt", "gaussian-noise:3"),
         *("-o", "{out}.json", "--save-predictions", "{out}.st", "--store", "{out}-stored.st"),
     ),
     "eval-texts": (
         *("eval", "{texts}", "--data", "{reviews}", "--device", "cpu", "--batch-size", "9", "--no-latency"),
-        *("--bootstrap", "0", "-o", "{out}.json", "--save-predictions", "{out}.st"),
+        *("--bootstrap", "0", "-o", "{out}.json", "--save-predictions", "{out}.st", "--corrupt", "typos:3"),
     ),
     "fuse-data": (
         *(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -205,17 +205,15 @@ def _measure_rows(
         for model, opened_as in zip(row.models, models, strict=True):
             settle(model, opened_as, data.classes)
         row, derived = derive(named, row, models, data, progress)
-        asked = detecting(row, models, data, config, machine.keeping.team, progress)
-        pairs = [*zip(asked, row.preprocess, models, strict=True)]
-        said = partial(_predict_row, pairs, keeping=machine.keeping, progress=progress)
+        ask = partial(_ask, row, models, keeping=machine.keeping, progress=progress)
+        said = ask(detecting(row, models, data, config, machine.keeping.team, progress))
         held = None if data.heldout is None else said(data.heldout[0])
         scaling = _scaling(config, named, held, data, progress)
         del held
         every = {name: said(inputs) for name, inputs in data.inputs.items()}
         found = {name: scaling(each) for name, each in every.items() if each is not None}
-        plain = [*zip(row.models, row.preprocess, models, strict=True)]
-        said = partial(_predict_row, plain, keeping=machine.keeping, progress=progress)
-        shift = under_corruptions(config, corruptions, data, said, scaling)
+        shift = under_corruptions(config, corruptions, data, ask(row.models), scaling)
+        del ask, said  # they hold the row
         if not leads:
             del row  # before the next one is loaded
             continue
@@ -261,6 +259,19 @@ def _scaling(
     if held is None or data.heldout is None:
         return Scaling(temperature=config.given_temperature)
     return Scaling.fit(held, data.heldout[1], row=named.name, progress=progress)
+
+
+def _ask(
+    row: Loaded,
+    opened: Sequence[OpenModel],
+    asked: Sequence[Predictor | Detecting],
+    *,
+    keeping: Keeping,
+    progress: Progress,
+) -> Callable[[PreparedData], Kept | None]:
+    """Return what has the models of a row answer, or what stands for each."""
+    each = [*zip(asked, row.preprocess, opened, strict=True)]
+    return partial(_predict_row, each, keeping=keeping, progress=progress)
 
 
 def _predict_row(
