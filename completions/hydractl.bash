@@ -58,7 +58,7 @@ _hydractl() {
             _hydractl_words 'acc ood avg'
             ;;
         --ood-score)
-            _hydractl_words 'msp entropy mi energy max-logit msp+mi'
+            _hydractl_words 'msp entropy mi msp+mi energy max-logit'
             ;;
         --search)
             _hydractl_words 'exact lazy'
@@ -220,7 +220,7 @@ _hydractl() {
             _hydractl_words 'all gaussian-noise shot-noise impulse-noise defocus-blur glass-blur motion-blur zoom-blur snow frost fog brightness contrast elastic pixelate jpeg typos drop swap case'
             ;;
         --ood-score)
-            _hydractl_words 'msp entropy mi energy max-logit msp+mi mahalanobis relative-mahalanobis knn vim'
+            _hydractl_words 'msp entropy mi msp+mi energy max-logit mahalanobis relative-mahalanobis knn vim'
             ;;
         --store | -o | --output | --out | --save-predictions)
             _hydractl_files ''
@@ -266,7 +266,7 @@ _hydractl() {
             : # any text
             ;;
         --ood-score)
-            _hydractl_words 'msp entropy mi energy max-logit msp+mi mahalanobis relative-mahalanobis knn vim'
+            _hydractl_words 'mahalanobis relative-mahalanobis knn vim msp entropy mi msp+mi energy max-logit'
             ;;
         --device)
             _hydractl_words 'auto cpu cuda mps'

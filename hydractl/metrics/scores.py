@@ -120,6 +120,13 @@ _TABLE = (
         alone="0 everywhere, so its numbers are those of chance",
     ),
     Score(
+        name="msp+mi",
+        definition="Sum of `msp` and `mi`; for one member `msp`.",
+        compute=msp_and_information,
+        low=-1.0,
+        alone="`msp`",
+    ),
+    Score(
         name="energy",
         definition="Mean over members of the energy, the negated logsumexp of a member's logits (Liu et al. 2020).",
         compute=energy,
@@ -130,13 +137,6 @@ _TABLE = (
         definition="Negated largest of the members' mean logits (Hendrycks et al. 2022).",
         compute=max_logit,
         raw=True,
-    ),
-    Score(
-        name="msp+mi",
-        definition="Sum of `msp` and `mi`; for one member `msp`.",
-        compute=msp_and_information,
-        low=-1.0,
-        alone="`msp`",
     ),
 )
 

@@ -79,6 +79,9 @@ TEXTS = {
     "train": "norm,head",
     "data": "digits::limit=3",
     "val": "digits::limit=3",
+    "fit": "digits::limit=3",
+    "ood_val": "birds=noise",
+    "corrupt": "fog:3",
 }
 """What is typed where any word will not do."""
 MEANT = {"classes": ("a", "b"), "recipe": [*RECIPES.values()][-1]}
@@ -87,6 +90,7 @@ INSIDE = {"keep": "keep_per_layer", "classes": "names", "template": "templates"}
 """What options are called in what is composed of them, where not the same."""
 ALWAYS = {"score": ("--objective", "acc"), "prune": ("--scores", "s.json", "--keep", "2")}
 SCORED = ("--scores", "s.json")
+KNN = ("--near", "ants=noise", "--ood-score")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
 COMPANIONS = {
     "report": {"force": ("-o", "a.md")},
@@ -127,6 +131,10 @@ COMPANIONS = {
     "export": dict.fromkeys(("ood", "report", "quantize"), ("--data", "digits")),
     "eval": {
         "ood_score": ("--near", "birds=noise"),
+        "fit": (*KNN, "knn"),
+        "knn_k": (*KNN, "knn", "--fit", "digits"),
+        "val": (*KNN, "msp,mi", "--ood-val", "bees=noise"),
+        "ood_val": (*KNN, "msp,mi", "--val", "digits"),
         **dict.fromkeys(("delta", "store"), ("--threshold-for", "risk<=0.5")),
     },
     "finetune": {

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from hydractl.data.reference import FILE_SUFFIXES, IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
-from hydractl.metrics.scores import EVERY, FITTED, MSP, SCORES
+from hydractl.metrics.scores import FITTED, MSP, SCORES
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import Content
 from hydractl.publish import STDOUT, is_stream
@@ -85,7 +85,7 @@ class PredictConfig:
         None,
         f"What tells OOD samples: {', '.join(SCORES)} (default {MSP}).",
         metavar="SCORE",
-        choices=EVERY,
+        choices=(*FITTED, *SCORES),
     )
     threshold: float | Path | None = setting(
         None,

@@ -212,7 +212,7 @@ def test_a_single_model_is_warned_of(here, capsys):
     [
         (
             {"ood_score": ("odin",)},
-            "`--ood-score odin`: unknown choose from msp, entropy, mi, energy, max-logit",
+            "`--ood-score odin`: unknown choose from msp, entropy, mi, msp+mi, energy, max-logit, mahalanobis",
         ),
         ({"ood_score": ("msp", "")}, "`--ood-score `: unknown"),
         ({"ood_score": ("mi", "msp", "mi")}, "`--ood-score mi,msp,mi` names a score twice"),
