@@ -15,6 +15,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 42.0
 LETTERS = 42
 """That fit on a line."""
 TICKS = 5
+LARGEST = 1e300
+"""More could not be drawn in proportion."""
 PALEST = 0.2
 """The opacity of a bar of nothing."""
 CORNERS = (16, 4, 3, 5)
@@ -47,7 +49,7 @@ class Axis:
     @classmethod
     def around(cls, label: str, values: Sequence[float], *, written: Callable[[float], str]) -> Axis:
         """Return an axis with all values well inside it."""
-        low, high = min(values), max(values)
+        low, high = max(min(values), -LARGEST), min(max(values), LARGEST)
         room = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
         return cls(label=label, low=low - room, high=high + room, written=written)
 

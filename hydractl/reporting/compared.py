@@ -180,6 +180,8 @@ def _notes(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
         f"Numbers are means over {len(reports)} reports, ± is the standard deviation among them, in brackets are 95 % intervals of the "
         f"mean by Student's t with {len(others)} degrees of freedom. Differences are taken report by report."
     )
+    if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
+        yield "Curves are drawn where every report has them: `hydractl eval --curves` was not given for all."
     for row in first.rows:
         models = [
             [m.sha256 for m in own.models] for each in reports for own in each.rows if own.name == row.name

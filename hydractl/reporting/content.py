@@ -134,11 +134,11 @@ def facts(compared: Compared) -> Iterator[tuple[str, str]]:
 
 
 def lineages(compared: Compared) -> Sequence[Node]:
-    """Return the tree of each model that a report has the lineage of, each once."""
-    found = [
-        lineage(f"{row.name}: {origin.name}", origin.made_by)
-        for report in compared.reports
+    """Return the tree of each model that a report has the lineage of."""
+    several = len(compared.files) > 1
+    return [
+        lineage(": ".join((*[file] * several, row.name, origin.name)), origin.made_by)
+        for file, report in zip(compared.files, compared.reports, strict=True)
         for row in report.rows
         for origin in row.origins
     ]
-    return [node for i, node in enumerate(found) if node not in found[:i]]

@@ -7,24 +7,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
-from hydractl.errors import shortened
 from hydractl.manifest.curves import Bins, Curves, Line, Origin
-from hydractl.manifest.heads import TowerKeep
-from hydractl.manifest.report import Report, Row
+from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Needs
 from hydractl.progress import count, counted
-from hydractl.reporting.chart import LETTERS, Axis, Chart, Series, legend, look
+from hydractl.reporting.chart import Axis, Chart, Series, legend, look
 from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import TEXT, Drawing, Path, Point, Text, joined
+from hydractl.reporting.drawing import Drawing, Point, joined
 from hydractl.reporting.lineage import member_names
+from hydractl.reporting.maps import head_map
 from hydractl.reporting.numbers import GROUPS, Quantity, told, written
 from hydractl.reporting.verdict import JUDGED
 
 ACROSS = 3
 """Panels of a file side by side."""
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
-CELL, GAP, MAP = 9.0, 1.0, 300.0
-"""The side of a head, what parts it from the next, and the most that a map of many takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +90,7 @@ def _frontier(compared: Compared, cost: Quantity, quality: Quantity, placed: Seq
         ),
         x=Axis(
             label="multiply-accumulates",
-            high=1.1 * max(x for x, _ in points.values()) or 1.0,
+            high=max(1.0, *(1.1 * x for x, _ in points.values())),
             written=lambda value: count(value).replace(".00", ""),
         ),
         y=Axis.around(
@@ -132,8 +129,11 @@ def _drawn(
 
 
 def _curves(compared: Compared, row: str) -> list[Curves]:
+    """Return a row's curves in every report; nothing where one has none, or others."""
     found = [own.curves for own in _rows(compared, row)]
-    return [curves for curves in found if curves is not None]
+    kept = [curves for curves in found if curves is not None]
+    shapes = {(len(curves.reliability.count), *map(len, curves.confidence.values())) for curves in kept}
+    return kept if len(kept) == len(found) and len(shapes) == 1 else []
 
 
 def _rows(compared: Compared, name: str) -> list[Row]:
@@ -141,8 +141,10 @@ def _rows(compared: Compared, name: str) -> list[Row]:
 
 
 def _reliability(compared: Compared) -> Figure | None:
-    def chart(i: int, row: str, kept: Sequence[Curves]) -> Chart:
+    def chart(i: int, row: str, kept: Sequence[Curves]) -> Chart | None:
         bins = [bin_ for bin_ in pooled([curves.reliability for curves in kept]) if bin_[0]]
+        if not bins:
+            return None
         most = max(n for n, _, _ in bins)
         ece = Quantity("ece")
         own = compared.rows[row].get(ece)
@@ -198,7 +200,7 @@ def _confidence(compared: Compared) -> Figure | None:
                 f"{name}: {100 * own[-1]:.0f} % in the surest part" for name, own in shares.items()
             ),
             x=Axis(label="confidence"),
-            y=Axis(label="share of samples", high=1.05 * high),
+            y=Axis(label="share of samples", high=1.05 * high or 1.0),
             series=[
                 Series(points=_steps(own), look=look(i), titles=[name])
                 for i, (name, own) in enumerate(shares.items())
@@ -303,14 +305,20 @@ def _lines(compared: Compared, pick: Callable[[Curves], Line]) -> list[Series]:
 
 
 def _heads(compared: Compared) -> Figure | None:
-    maps = [
-        head_map(f"{name}{tower}", mask)
-        for report, file in zip(compared.reports, compared.files, strict=True)
+    pruned = [
+        (file, row, origin)
+        for file, report in zip(compared.files, compared.reports, strict=True)
         for row in report.rows
         for origin in row.origins
-        for name, masks in zip(_names(report, file, row, origin, compared), origin.masks, strict=True)
-        for tower, mask in ((f", {t}" if len(masks) > 1 else "", m) for t, m in masks.items())
-        if any(tower.removed for tower in masks.values())
+        if any(tower.removed for masks in origin.masks for tower in masks.values())
+    ]
+    several = len({row.name for _, row, _ in pruned}) > 1
+    maps = [
+        head_map(f"{name}, {tower}" if len(masks) > 1 else name, mask, where=", ".join(where))
+        for file, row, origin in pruned
+        for where in [[file] * (len(compared.files) > 1) + [row.name] * several]
+        for name, masks in zip(_members(origin), origin.masks, strict=True)
+        for tower, mask in masks.items()
     ]
     return _figure(
         "heads",
@@ -320,44 +328,8 @@ def _heads(compared: Compared) -> Figure | None:
     )
 
 
-def _names(report: Report, file: str, row: Row, origin: Origin, compared: Compared) -> list[str]:
-    """Return what the members of a model are called, with whatever tells them from others."""
-    own = member_names(origin) if len(origin.masks) > 1 else (origin.name,)
-    where = [*([file] if len(compared.reports) > 1 else []), *([row.name] if len(report.rows) > 1 else [])]
-    return [": ".join((*where, name)) for name in own]
-
-
-def head_map(name: str, mask: TowerKeep) -> Drawing:
-    """Return the map of one tower of one member."""
-    wide, high = min(CELL, MAP / mask.num_heads), min(CELL, MAP / mask.layers)
-    left, top = 24.0, 42.0
-
-    def cells(heads: Sequence[Sequence[int]]) -> list[list[Point]]:
-        gap_x, gap_y = GAP * wide / CELL, GAP * high / CELL
-        return [
-            [(x, y), (x + wide - gap_x, y), (x + wide - gap_x, y + high - gap_y), (x, y + high - gap_y)]
-            for layer, own in enumerate(heads)
-            for x, y in ((left + wide * head, top + high * layer) for head in own)
-        ]
-
-    total = mask.num_heads * mask.layers
-    said = f"{total - mask.removed} of {counted(total, 'head')} kept"
-    bottom = top + high * mask.layers
-    shapes: list[Path | Text] = [
-        Text(at=(0, 14), text=shortened(name, LETTERS // 2)),
-        Text(at=(0, 30), text=said, paint="soft", size=TEXT - 1),
-        Path(parts=cells(mask.drop), fill="rule"),
-        Path(parts=cells(mask.keep), fill="c0", title=f"{name}: {said}"),
-        Text(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
-    ]
-    if mask.layers > 1:
-        last = str(mask.layers - 1)
-        shapes.append(
-            Text(at=(left - 5, bottom - high * 0.2), text=last, anchor="end", paint="soft", size=TEXT - 2)
-        )
-    each = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
-    width = max(170.0, left + wide * mask.num_heads + 12)
-    return Drawing(title=name, told=f"{said}; {each}", width=width, height=bottom + 14, shapes=shapes)
+def _members(origin: Origin) -> Sequence[str]:
+    return member_names(origin) if len(origin.masks) > 1 else [origin.name]
 
 
 def _figure(name: str, title: str, told: str, panels: tuple[Drawing, ...]) -> Figure | None:

@@ -15,7 +15,8 @@ from hydractl.manifest.curves import Bins
 from hydractl.manifest.heads import TowerKeep
 from hydractl.reporting.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, Series, look
 from hydractl.reporting.drawing import DASHES, PAINTS, Drawing, Path, Text, joined, png, svg
-from hydractl.reporting.figures import head_map, pareto, pooled
+from hydractl.reporting.figures import pareto, pooled
+from hydractl.reporting.maps import head_map
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))

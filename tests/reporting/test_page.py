@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from hydractl.manifest.curves import Bins
+from hydractl.manifest.report import Value
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import PAINTS, svg
 from hydractl.reporting.figures import figures
@@ -142,6 +144,32 @@ def test_class_names_are_text_however_many():
 
     assert Read(text).all("script") == []
     assert "&lt;script&gt;999" in text
+
+
+def changed(report, **updates):
+    return report.model_copy(update={"rows": (report.rows[0].model_copy(update=updates), *report.rows[1:])})
+
+
+def test_whatever_numbers_a_file_holds_there_is_a_page():
+    report = seeded(0)
+    row = report.rows[0]
+    nothing = row.curves.model_copy(
+        update={
+            "reliability": Bins(count=(0,), confidence=(0.0,), accuracy=(0.0,)),
+            "confidence": dict.fromkeys(row.curves.confidence, (0, 0)),
+        }
+    )
+    for value in (-1e308, 0.0, 1e308):
+        same = Value(value=value, low=-1e308, high=1e308)
+        text = made(changed(report, values=dict.fromkeys(row.values, same), curves=nothing))
+        assert len(Read(text).all("figure")) == len(ALL)
+
+
+def test_curves_are_drawn_where_every_report_has_them():
+    text = made(seeded(0), seeded(1, curves=False))
+
+    assert [a["id"] for a in Read(text).all("section")] == ["numbers", "cost", "heads", "lineage", "data"]
+    assert "Curves are drawn where every report has them" in text
 
 
 def test_equal_reports_are_equal_bytes_and_others_are_not():
