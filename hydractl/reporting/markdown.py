@@ -57,4 +57,4 @@ def _table(table: Table) -> Iterator[str]:
 def literal(text: str) -> str:
     """Return a text in which nothing is markup."""
     line = re.sub(r"\s+", " ", harmless(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]#|~!@])", r"\\\1", line)
+    return re.sub(r"([\\`*_{}#|~!@]|\](?=[\[(:]))", r"\\\1", line)  # brackets alone mark nothing

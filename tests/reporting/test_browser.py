@@ -22,7 +22,7 @@ PHONE, DESK = 375, 1280
 NAMES = ("<script>document.title='broken into'</script>", "an_unbroken_name_" * 12, "base")
 CASES = {
     "one": (seeded(0),),
-    "seeds": (seeded(0), seeded(1)),
+    "seeds": (seeded(0, shape=(2, 3, 200)), seeded(1, shape=(2, 3, 200))),
     "many": (seeded(0, names=NAMES, near=("a" * 90, "<b>"), shape=(16, 24, 16)),),
 }
 LOOK = """<script>

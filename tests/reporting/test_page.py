@@ -203,6 +203,7 @@ def test_markdown_is_made_of_the_same_sentences_and_tables():
     text = markdown(compared, {"Cost": ("what is to be seen", "figures/cost.png")})
 
     assert "![what is to be seen](figures/cost.png)" in text
+    assert len(re.findall(r"(?<!\\)\][(\[:]", text)) == 1
     assert not re.search(r"(?<!\\)<(?!/?(details|summary)>|!-- hydractl report -->)", text)
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     assert len(tables) > 4
