@@ -234,6 +234,8 @@ def _measure_rows(
             saved.add(
                 named.name, found, raw=any(SCORES[score].raw for score in config.scores if score in SCORES)
             )
+        if config.curves:
+            rows[-1] = _with_curves(config, rows[-1], models, found, data.labels)
         if timed:
             loaded.append(row)
         del row  # before the next one is loaded
@@ -306,7 +308,6 @@ def _row(
     numbers: Numbers,
 ) -> Row:
     by_score, best = validated(config, found)
-    foreign = {d.name: found[d.name] for d in config.ood}
     return Row(
         name=named.name,
         models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
@@ -319,9 +320,16 @@ def _row(
         ood_val=by_score,
         best_score=best,
         tuned_on_ood=tuned_on_ood(models),
-        curves=curves_of(found[ID_NAME], labels, foreign, config.scores[0]) if config.curves else None,
-        origins=tuple(map(_origin, models)) if config.curves else (),
     )
+
+
+def _with_curves(
+    config: EvalConfig, row: Row, models: Sequence[OpenModel], found: dict[str, Kept], labels: Tensor
+) -> Row:
+    """Return a row with what figures show."""
+    foreign = {d.name: found[d.name] for d in config.ood}
+    curves = curves_of(found[ID_NAME], labels, foreign, config.scores[0])
+    return row.model_copy(update={"curves": curves, "origins": tuple(map(_origin, models))})
 
 
 def _origin(model: OpenModel) -> Origin:
