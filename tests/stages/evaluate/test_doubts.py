@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hydractl.data.reference import DataRef
@@ -12,7 +13,7 @@ from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import HeadScores, TowerScores
 from hydractl.manifest.report import Report, Row
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
+from hydractl.stages.evaluate.doubts import DIGEST, of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.shared.lineage import scoring_step
@@ -167,3 +168,13 @@ def test_without_intervals_there_are_no_differences(folder):
 
     assert document.rows[1].difference is None
     assert "difference" not in document.to_json()
+
+
+def test_what_is_shared_is_counted_where_it_would_be_told(folder):
+    """An OOD set that holds one sample of the ID set twice has two that cannot be told, of its own three."""
+    data = {name: Fingerprint(reference=name, sha256=sha(name)) for name in ("id", "few")}
+    contents = {"id": np.array([1, 4], DIGEST), "few": np.array([1, 1, 2], DIGEST)}
+
+    said = list(of_data(config(folder, near=NEAR[:1], metrics=("auroc",)), data, contents))
+
+    assert said == ["2 of 3 samples of `few` are in `--data`, so they cannot be told from it"]
