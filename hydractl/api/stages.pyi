@@ -28,7 +28,7 @@ def score(
     max_length: int | None = ...,
     objective: str | None = ...,
     ood: str | None = ...,
-    ood_score: Literal["msp", "entropy", "mi", "energy", "max-logit", "msp+mi"] | None = ...,
+    ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit"] | None = ...,
     search: Literal["exact", "lazy"] | None = ...,
     recheck: int | None = ...,
     max_memory: str | int | None = ...,
@@ -454,7 +454,7 @@ def evaluate(
         val: Held-out ID data, which `--ood-val` is told from.
         name: What the first row is called.
         metrics: Measure these only.
-        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, energy, max-logit, msp+mi, mahalanobis, relative-mahalanobis, knn, vim (default msp). Those of features (mahalanobis, relative-mahalanobis, knn, vim) need `--fit`.
+        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, msp+mi, energy, max-logit, mahalanobis, relative-mahalanobis, knn, vim (default msp). Those of features (mahalanobis, relative-mahalanobis, knn, vim) need `--fit`.
         knn_k: Which nearest sample `knn` looks at (default 50).
         latency: Measure time too.
         bootstrap: Resamples for 95 % intervals; 0 makes none.
@@ -518,7 +518,7 @@ def predict(
     *,
     out: str | Path,
     top_k: int | None = ...,
-    ood_score: Literal["msp", "entropy", "mi", "energy", "max-logit", "msp+mi", "mahalanobis", "relative-mahalanobis", "knn", "vim"] | None = ...,
+    ood_score: Literal["mahalanobis", "relative-mahalanobis", "knn", "vim", "msp", "entropy", "mi", "msp+mi", "energy", "max-logit"] | None = ...,
     threshold: str | Path | float | None = ...,
     skip_bad: bool | None = ...,
     max_length: int | None = ...,
@@ -542,7 +542,7 @@ def predict(
         data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line.
         out: A file that ends in .jsonl, .csv, .parquet, which decides its form; by default standard output, as JSON lines.
         top_k: Tell the K most probable classes.
-        ood_score: What tells OOD samples: msp, entropy, mi, energy, max-logit, msp+mi (default msp).
+        ood_score: What tells OOD samples: msp, entropy, mi, msp+mi, energy, max-logit (default msp).
         threshold: Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses nothing. Default: as the checkpoint says.
         skip_bad: Tell of an image that cannot be read in its line, and go on.
         max_length: Tokens of a text at most; default: as many as the model reads.
