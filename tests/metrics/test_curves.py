@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_curve
 
 from hydractl.manifest.curves import MOST_POINTS
-from hydractl.metrics import curves as module
+from hydractl.metrics import samples as module
 from hydractl.metrics.curves import curves_of, histogram, reliability, risk_coverage, roc
 from hydractl.metrics.labelled import ece
 from hydractl.metrics.ranking import auroc

@@ -98,7 +98,8 @@ def scored_by(scores: HeadScores, opened: OpenModel) -> Step | None:
         own = InputFile(name=scores.model.reference, sha256=scores.model.sha256)
     elif own.made_by is not None and own.made_by.command == "score":  # which trained the model too
         return own.made_by
-    data = [InputFile(name=DataRef.parse(d.reference).name, sha256=d.sha256) for d in scores.data.values()]
+    read = [scores.data[role] for role in sorted(scores.data)]
+    data = [InputFile(name=DataRef.parse(one.reference).name, sha256=one.sha256) for one in read]
     told = {} if scores.objective is None else {"objective": scores.objective}
     return Step(
         command="score",

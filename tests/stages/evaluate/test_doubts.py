@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hydractl.data.reference import DataRef
+from hydractl.families.opening import open_model
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import HeadScores, TowerScores
@@ -16,7 +17,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.doubts import DIGEST, of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.shared.lineage import scoring_step
+from hydractl.stages.shared.lineage import scored_by
 from support.builders import base, sha
 from support.heard import Heard
 
@@ -115,7 +116,7 @@ def test_objectives_that_rank_ood_samples_mark_a_row(folder, objective, tuned):
     assert row_of(folder, made("prune", ("scores", made("score", objective=objective))))[1] == tuned
 
 
-def test_scores_say_what_they_are_of():
+def test_scores_say_what_they_are_of(folder):
     data = {
         "ood": Fingerprint(reference="birds/::limit=5", sha256=sha("birds")),
         "id": Fingerprint(reference="/home/me/val", sha256=sha("val")),
@@ -131,10 +132,11 @@ def test_scores_say_what_they_are_of():
         tool="it",
     )
 
-    step = scoring_step(scores)
+    step = scored_by(scores, open_model(str(folder / "member.st")))
 
     assert step.options == {"method": "circuit", "objective": "avg"}
     assert [(file.name, file.sha256) for file in step.inputs] == [
+        ("base.st", sha("base")),
         ("val", sha("val")),
         ("birds::limit=5", sha("birds")),
     ]
