@@ -129,12 +129,12 @@ def test_draws_hang_on_the_sample_alone():
 def test_images_are_corrupted_after_the_crop_and_before_normalisation():
     items, how = open_data("digits::limit=3"), base().header.preprocess
     corruption = Corruption("jpeg", 3)
-    *before, last = eval_transform(how).steps
+    transform = eval_transform(how)
     image = items.image(2)
-    for step in before:
+    for step in transform.steps:
         image = step(image)
 
-    expected = last(corrupted(image, corruption, random()))
+    expected = transform.finish(corrupted(image, corruption, random()))
 
     torch.testing.assert_close(
         inputs(with_corruption(items, corruption), batch_size=3)[2], expected, rtol=0, atol=0

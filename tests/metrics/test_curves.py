@@ -79,7 +79,6 @@ def test_what_is_looked_at_together_plays_no_part(monkeypatch):
     said, strange = (Responses(torch.randn(3, n, 4, generator=generator).log_softmax(-1)) for n in (50, 30))
     whole = curves_of(said, labels, {"far": strange}, "mi")
     monkeypatch.setattr(module, "SAMPLES_AT_ONCE", 7)
-    monkeypatch.setattr("hydractl.metrics.measures.SAMPLES_AT_ONCE", 7)
 
     assert curves_of(said, labels, {"far": strange}, "mi") == whole
     assert whole.is_of(["far"])

@@ -83,7 +83,7 @@ def of_row(
     for name in config.scores if row.members == 1 else ():
         if name in SCORES and SCORES[name].alone:
             yield f"{row.name}: `{name}` of a single model is {SCORES[name].alone}"
-    tested = {found[name].sha256: name for name in _tested(config)}
+    tested = {data.sha256: name for name, data in found.items() if name in _tested(config)}
     steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
     seen = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
     for name, command in sorted(seen):
