@@ -87,7 +87,9 @@ class Row(Strict):
     origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
 
     @model_validator(mode="after")
-    def _one_a_model(self) -> Self:
+    def _drawn_whole(self) -> Self:
+        if self.curves is not None and not self.curves.is_of(self.ood):
+            raise ValueError(f"curves: must be of the ID set and of {sorted(self.ood)}")
         if self.origins and len(self.origins) != len(self.models):
             raise ValueError("origins: there is one a model, or none")
         return self
@@ -150,8 +152,6 @@ class Report(Document):
                 raise ValueError(
                     f"rows[{i}].ood: has {sorted(row.ood)}, but near and far name {sorted(sets)}"
                 )
-            if row.curves is not None and not row.curves.is_of(sets):
-                raise ValueError(f"rows[{i}].curves: must be of the ID set and of {sorted(sets)}")
             if not row.means.keys() <= {"near", "far", "all"}:
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
             if row.difference is not None and row.difference.ood.keys() != {*sets}:
