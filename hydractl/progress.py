@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -26,6 +26,11 @@ def count(value: float) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """Return a number and what it counts, in the singular for one: `1 member`, `3 members`."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as a sentence has them: a, b and c."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def quoted(names: Iterable[object], *, most: int | None = None) -> str:

@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.report import Report
 from hydractl.metrics.table import METRICS
-from hydractl.progress import quoted
-from hydractl.reporting.numbers import Number, Quantity, number_of, quantities
+from hydractl.progress import listed, quoted
+from hydractl.reporting.numbers import Number, Quantity, difference_of, number_of, quantities
 
 LEVEL = 0.95
 
@@ -54,7 +54,6 @@ class Compared:
         wanted = quantities(every[0])
         values = {row: {q: found for q in wanted if (found := _values(every, row, q))} for row in names}
         first, *others = names
-        lead = _lead if len(every) == 1 else _paired
         return cls(
             files=files,
             reports=every,
@@ -62,7 +61,7 @@ class Compared:
             rows={row: {q: _together(q, found) for q, found in own.items()} for row, own in values.items()},
             differences={
                 row: {
-                    q: lead(values[first][q], values[row][q])
+                    q: _lead(every, row, q, values[first][q], values[row][q])
                     for q in wanted
                     if q in values[first] and q in values[row]
                 }
@@ -110,12 +109,14 @@ def square_and_add(first: Number, other: Number) -> Number:
     )
 
 
-def _lead(first: Sequence[Number], other: Sequence[Number]) -> Number:
-    return square_and_add(first[0], other[0])
-
-
-def _paired(first: Sequence[Number], other: Sequence[Number]) -> Number:
-    return student([mine.value - theirs.value for mine, theirs in zip(first, other, strict=True)])
+def _lead(
+    reports: Sequence[Report], row: str, quantity: Quantity, first: Sequence[Number], other: Sequence[Number]
+) -> Number:
+    """Return how much more the first row has than another one."""
+    if len(reports) > 1:
+        return student([mine.value - theirs.value for mine, theirs in zip(first, other, strict=True)])
+    (own,) = (own for own in reports[0].rows if own.name == row)
+    return difference_of(own, quantity) or square_and_add(first[0], other[0])
 
 
 def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Number]:
@@ -164,18 +165,32 @@ def _measured(report: Report) -> list[tuple[str, set[str]]]:
 
 
 def _notes(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
-    first, *others = reports
-    if not others:
+    """Yield what makes numbers less than they seem."""
+    yield from _of_several(files, reports) if len(reports) > 1 else _of_one(reports[0])
+    marked = [row.name for row in reports[0].rows if row.ood and row.tuned_on_ood]
+    for name in marked:
+        yield f"Heads of {name} were chosen by how well they tell OOD data, an advantage over other rows."
+    for file, report in zip(files, reports, strict=True):
+        yield from (f"{file}: {warning}" if len(reports) > 1 else warning for warning in report.warnings)
+
+
+def _of_one(report: Report) -> Iterator[str]:
+    yield (
+        "Intervals are of these very models, over the samples that they were measured on. Models of other seeds would give other "
+        "numbers: reports of several seeds together say how much."
+    )
+    others = report.rows[1:]
+    if paired := [row.name for row in others if row.difference is not None]:
+        yield f"Differences from {listed(paired)} are of both rows on the same resamples."
+    if apart := [row.name for row in others if row.difference is None]:
         yield (
-            "Intervals are of these very models, over the samples that they were measured on. Models of other seeds would give other "
-            "numbers: reports of several seeds together say how much."
+            f"Intervals of differences from {listed(apart)} follow from those of both rows as if each had samples of its own "
+            "(square-and-add). Rows are right and wrong on the same ones, so these are too wide rather than too narrow."
         )
-        if len(first.rows) > 1:
-            yield (
-                "Intervals of differences follow from those of both rows as if each had samples of its own (square-and-add). Rows are "
-                "right and wrong on the same ones, so these intervals are too wide rather than too narrow."
-            )
-        return
+
+
+def _of_several(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
+    first, *others = reports
     yield (
         f"Numbers are means over {len(reports)} reports, ± is the standard deviation among them, in brackets are 95 % intervals of the "
         f"mean by Student's t with {len(others)} degrees of freedom. Differences are taken report by report."
@@ -184,7 +199,10 @@ def _notes(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
         yield "Curves are drawn where every report has them: `hydractl eval --curves` was not given for all."
     for row in first.rows:
         models = [
-            [m.sha256 for m in own.models] for each in reports for own in each.rows if own.name == row.name
+            ([m.sha256 for m in own.models], own.derived)
+            for each in reports
+            for own in each.rows
+            if own.name == row.name
         ]
         if any(model in models[:i] for i, model in enumerate(models)):
             yield f"{row.name} is the same model in several reports: its deviation does not say what another seed does."

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.progress import counted
 from hydractl.reporting.compared import Compared
-from hydractl.reporting.lineage import Node, lineage, plain, short
+from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
 from hydractl.reporting.numbers import GROUPS, Number, Quantity, centre, interval, scopes
 from hydractl.reporting.verdict import negated
 
@@ -120,10 +121,7 @@ def checks(compared: Compared) -> Iterator[tuple[bool, str]]:
 def facts(compared: Compared) -> Iterator[tuple[str, str]]:
     """Yield what was measured, and how."""
     for file, report in zip(compared.files, compared.reports, strict=True):
-        models = ", ".join(
-            f"{row.name} ({', '.join(f'{m.reference} {short(m.sha256)}' for m in row.models)})"
-            for row in report.rows
-        )
+        models = "; ".join(f"{row.name}: {', '.join(_models(row))}" for row in report.rows)
         yield file, models
     report = compared.reports[0]
     for name, data in report.data.items():
@@ -131,6 +129,13 @@ def facts(compared: Compared) -> Iterator[tuple[str, str]]:
         yield f"data: {name}", f"{data.reference}{number}, {short(data.sha256)}"
     yield from ((name, plain(value)) for name, value in report.options.items() if value is not None)
     yield "versions", ", ".join(f"{name} {version}" for name, version in report.versions.items())
+
+
+def _models(row: Row) -> Iterator[str]:
+    """Yield what answers in a row."""
+    for model, derived in zip(row.models, row.derived or [None] * len(row.models), strict=True):
+        made = "" if derived is None else f", {derived.kind} {pairs(derived.options)}".rstrip()
+        yield f"{model.reference} {short(model.sha256)}{made}"
 
 
 def lineages(compared: Compared) -> Sequence[Node]:

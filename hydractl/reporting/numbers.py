@@ -12,7 +12,7 @@ from hydractl.metrics.table import METRICS
 from hydractl.progress import count
 
 if TYPE_CHECKING:
-    from hydractl.manifest.report import Report, Row
+    from hydractl.manifest.report import Difference, Report, Row
 
 GROUPS = ("near", "far", "all")
 """What has a mean over data sets."""
@@ -102,11 +102,20 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
 
 def number_of(row: Row, quantity: Quantity) -> Number | None:
     """Return what a row says of it."""
-    name, scope = quantity
-    if scope in GROUPS:
-        mean = row.means.get(scope, {}).get(name)
+    if quantity.scope in GROUPS:
+        mean = row.means.get(str(quantity.scope), {}).get(quantity.name)
         return None if mean is None else Number(value=mean)
-    value = (row.values if scope is None else row.ood[scope]).get(name)
+    return _found(row, quantity)
+
+
+def difference_of(row: Row, quantity: Quantity) -> Number | None:
+    """Return what the first row of a report has more than this one, where both were measured on the same resamples."""
+    return None if row.difference is None else _found(row.difference, quantity)
+
+
+def _found(said: Row | Difference, quantity: Quantity) -> Number | None:
+    name, scope = quantity
+    value = (said.values if scope is None else said.ood.get(scope, {})).get(name)
     return None if value is None else Number(value=value.value, low=value.low, high=value.high)
 
 

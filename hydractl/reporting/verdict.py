@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hydractl.metrics.metric import Needs
+from hydractl.progress import listed
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.numbers import GROUPS, Number, Quantity, told
 
@@ -49,16 +50,16 @@ def _sentence(compared: Compared, other: str) -> str:
     found = _judge(differences, judged(compared))
     parts = []
     if found.better:
-        parts.append(f"is better than {other} in {_listed(found.better)}")
+        parts.append(f"is better than {other} in {listed(found.better)}")
     if found.worse:
-        parts.append(f"is worse {'' if found.better else f'than {other} '}in {_listed(found.worse)}")
+        parts.append(f"is worse {'' if found.better else f'than {other} '}in {listed(found.worse)}")
     if found.open:
         parts.append(
-            f"is not told apart from {'it' if parts else other} in {_listed(found.open)}, where the interval of the difference includes 0"
+            f"is not told apart from {'it' if parts else other} in {listed(found.open)}, where the interval of the difference includes 0"
         )
     if found.unsure:
         parts.append(
-            f"differs {'' if parts else f'from {other} '}by {_listed(found.unsure)}, without an interval"
+            f"differs {'' if parts else f'from {other} '}by {listed(found.unsure)}, without an interval"
         )
     if not parts:
         parts.append(f"has no number of {', '.join(JUDGED)} to compare with {other}")
@@ -97,8 +98,4 @@ def _costs(own: Mapping[Quantity, Number], other: Mapping[Quantity, Number], nam
         if q in own and q in other and other[q].value
     ]
     if ratios:
-        yield f"takes {_listed(ratios)} of {name}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+        yield f"takes {listed(ratios)} of {name}"

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from hydractl.errors import InputError, ManifestError
-from hydractl.manifest.report import Value
+from hydractl.manifest.report import Difference, Value
 from hydractl.reporting.compared import Compared, square_and_add, student
 from hydractl.reporting.numbers import Number, Quantity
 from hydractl.reporting.verdict import verdict
@@ -121,6 +121,47 @@ def test_what_does_not_measure_the_same_is_refused(other, said):
         Compared.of({"a.json": seeded(8), "b.json": other})
 
     assert refused.value.hint
+
+
+def paired(report, *, marked=False, **update):
+    """Return a report whose second row was measured on the resamples of the first."""
+    first, second, *others = report.rows
+    gap = Value(value=0.5, low=0.4, high=0.7)
+    difference = Difference(values={"nll": gap}, ood={name: {"auroc": gap} for name in second.ood})
+    second = second.model_copy(update={"difference": difference, "tuned_on_ood": marked})
+    return report.model_copy(update={"rows": (first, second, *others), **update})
+
+
+def test_a_paired_difference_counts_where_there_is_one():
+    report = paired(seeded(0))
+    compared = Compared.of({"a.json": report})
+    plain = Compared.of({"a.json": seeded(0)})
+
+    found, without = compared.differences["base"], plain.differences["base"]
+    gap = Number(value=0.5, low=0.4, high=0.7)
+    assert {q for q in found if found[q] == gap} == {
+        Quantity("nll"),
+        Quantity("auroc", "birds"),
+        Quantity("auroc", "noise"),
+    }
+    assert found[Quantity("ece")] == without[Quantity("ece")]
+    assert compared.differences["Deep ensemble"] == plain.differences["Deep ensemble"]
+    assert "Differences from base are of both rows on the same resamples." in compared.notes
+    assert any(
+        note.startswith("Intervals of differences from Deep ensemble follow") for note in compared.notes
+    )
+    both = Compared.of({"a.json": report, "b.json": paired(seeded(1))}).differences["base"]
+    assert both == Compared.of({"a.json": seeded(0), "b.json": seeded(1)}).differences["base"]
+
+
+def test_warnings_and_marks_of_reports_are_notes():
+    report = paired(seeded(0), marked=True, warnings=("few samples",))
+
+    one = Compared.of({"a.json": report}).notes
+    two = Compared.of({"a.json": report, "b.json": seeded(1)}).notes
+    said = "Heads of base were chosen by how well they tell OOD data, an advantage over other rows."
+    assert one[-2:] == (said, "few samples")
+    assert two[-2:] == (said, "a.json: few samples")
 
 
 def test_a_metric_of_a_newer_release_is_refused():

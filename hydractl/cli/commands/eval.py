@@ -13,7 +13,7 @@ from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
-from hydractl.progress import counted
+from hydractl.progress import counted, listed
 from hydractl.reporting.numbers import GROUPS, written
 from hydractl.stages.evaluate.config import EvalConfig
 
@@ -168,7 +168,7 @@ def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence
     if len(others) > 1 and len(document.ood_scores) == 1 and document.ood_scores != (MSP,):
         yield f"OOD samples are told by {document.ood_scores[0]}"
     if tuned := [row.name for row in document.rows if _is_marked(row)]:
-        yield f"*: heads of {_listed(tuned)} were chosen by how well they tell OOD data, an advantage over other rows"
+        yield f"*: heads of {listed(tuned)} were chosen by how well they tell OOD data, an advantage over other rows"
     for row in document.rows if document.ood_val else ():
         yield _best(row, document)
     if any(TEMPERATURE in row.values or row.stored_temperatures for row in document.rows):
@@ -312,9 +312,9 @@ def _notes(main: Sequence[Column], others: Sequence[Sequence[Column]]) -> str:
     order = needing(METRICS, Needs.LABELS) + needing(METRICS, Needs.OOD) + needing(METRICS, Needs.MEMBERS)
     shares = [str(METRICS[name].column) for name in order if name in shown]
     sets = len(others) - 1
-    over = f"; {_listed(means)} {'are means' if len(means) > 1 else 'is a mean'} over {sets} OOD sets"
+    over = f"; {listed(means)} {'are means' if len(means) > 1 else 'is a mean'} over {sets} OOD sets"
     return (over if means and sets > 1 else "") + (
-        f". {_listed(shares)} {'are shares' if len(shares) > 1 else 'is a share'} of 1" if shares else ""
+        f". {listed(shares)} {'are shares' if len(shares) > 1 else 'is a share'} of 1" if shares else ""
     )
 
 
@@ -328,7 +328,7 @@ def _scaling(document: Report) -> str:
         ["times what a checkpoint stores" if sources else "as the checkpoint stores it"] if stored else []
     )
     apart = [row.name for row in document.rows if len({*row.stored_temperatures}) > 1]
-    rest = f"; the models of {_listed(apart)} store different ones, which T does not count" if apart else ""
+    rest = f"; the models of {listed(apart)} store different ones, which T does not count" if apart else ""
     return f"Logits are divided by T, {', '.join(sources)}{rest}"
 
 
@@ -343,7 +343,7 @@ def _best(row: Row, document: Report) -> str:
     }
     order = sorted(means, key=lambda score: (score != row.best_score, -means[score]))
     found = [f"{score} {means[score]:.3f}" for score in order]
-    return f"{row.name}: best on validation OOD ({_listed(document.ood_val)}), by AUROC: {found[0]}; then {', '.join(found[1:])}"
+    return f"{row.name}: best on validation OOD ({listed(document.ood_val)}), by AUROC: {found[0]}; then {', '.join(found[1:])}"
 
 
 def _threshold(row: Row, document: Report) -> str:
@@ -360,10 +360,6 @@ def _threshold(row: Row, document: Report) -> str:
 
 def _samples(data: Fingerprint, between: str) -> str:
     return data.reference + ("" if data.count is None else between + counted(data.count, "sample"))
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _known_metrics() -> str:
