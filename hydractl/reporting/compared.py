@@ -170,6 +170,10 @@ def _notes(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
     marked = [row.name for row in reports[0].rows if row.ood and row.tuned_on_ood]
     for name in marked:
         yield f"Heads of {name} were chosen by how well they tell OOD data, an advantage over other rows."
+    for row in reports[0].rows:
+        best = {own.best_score for report in reports for own in report.rows if own.name == row.name} - {None}
+        if best:
+            yield f"Of OOD scores {listed(sorted(map(str, best)))} {'is' if len(best) == 1 else 'are'} best for {row.name} on validation data."
     for file, report in zip(files, reports, strict=True):
         yield from (f"{file}: {warning}" if len(reports) > 1 else warning for warning in report.warnings)
 

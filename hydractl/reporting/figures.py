@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import sqrt
 
 from hydractl.manifest.curves import Bins, Curves, Line, Origin
-from hydractl.manifest.report import Row
+from hydractl.manifest.report import ALL_SEVERITIES, Row
 from hydractl.metrics.metric import Needs
 from hydractl.progress import count, counted
 from hydractl.reporting.chart import Axis, Chart, Series, legend, look
@@ -21,6 +21,9 @@ from hydractl.reporting.verdict import JUDGED
 
 ACROSS = 3
 """Panels of a file side by side."""
+SEVERAL = 0.55
+"""The opacity of one line of several of a row."""
+UNDER_SHIFT = ("accuracy", "nll", "ece")
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
 
 
@@ -47,7 +50,7 @@ class Figure:
 
 def figures(compared: Compared) -> Iterator[Figure]:
     """Yield every figure that there are numbers for."""
-    for draw in (_cost, _reliability, _confidence, _roc, _risk, _heads):
+    for draw in (_cost, _reliability, _confidence, _roc, _risk, _shift, _heads):
         figure = draw(compared)
         if figure is not None:
             yield figure
@@ -279,6 +282,60 @@ def _risk(compared: Compared) -> Figure | None:
     )
 
 
+def _shift(compared: Compared) -> Figure | None:
+    """Quality by the severity of corruptions, clean data at 0."""
+    shifts = [own.shift for row in compared.names for own in _rows(compared, row)]
+    known = [
+        {(severity, name) for severity in each.means for name in each.means[severity]}
+        for each in shifts
+        if each
+    ]
+    wanted = set.intersection(*known) if len(known) == len(shifts) else set()
+    severities = sorted({severity for severity, _ in wanted} - {ALL_SEVERITIES})
+    charts = [
+        _by_severity(compared, quantity, severities)
+        for quantity in map(Quantity, UNDER_SHIFT)
+        if severities and all((each, quantity.name) in wanted for each in severities)
+    ]
+    return _figure(
+        "shift",
+        "Corruption",
+        "In-distribution data as corruptions leave them, means over the corruptions that were tried; 0 is the clean data.",
+        (legend(compared.names), *(chart.drawn() for chart in charts)) if charts else (),
+    )
+
+
+def _by_severity(compared: Compared, quantity: Quantity, severities: Sequence[str]) -> Chart:
+    name, metric = quantity.name, quantity.metric
+    series = [
+        Series(
+            points=[
+                *([(0.0, row.values[name].value)] if name in row.values else []),
+                *((float(each), row.shift.means[each][name]) for each in severities if row.shift is not None),
+            ],
+            look=look(i),
+            opacity=1.0 if len(compared.reports) == 1 else SEVERAL,
+            titles=[row.name],
+        )
+        for i, own in enumerate(compared.names)
+        for row in _rows(compared, own)
+    ]
+    ends = [y for own in series for _, y in own.points]
+    return Chart(
+        title=f"{quantity.label} under corruption",
+        told="; ".join(
+            f"{s.titles[0]}: {', '.join(written(metric, y) for _, y in s.points)}" for s in series
+        ),
+        x=Axis(label="severity", high=5.0),
+        y=Axis.around(
+            f"{quantity.heading}, {'higher' if metric.higher_is_better else 'lower'} is better",
+            ends,
+            written="{:.4g}".format,
+        ),
+        series=series,
+    )
+
+
 def _numbers(compared: Compared, quantity: Quantity) -> list[str]:
     return [
         f"{row}: {quantity.label} {told(quantity.metric, own[quantity])}"
@@ -296,7 +353,7 @@ def _lines(compared: Compared, pick: Callable[[Curves], Line]) -> list[Series]:
             Series(
                 points=[*zip(line.x, line.y, strict=True)],
                 look=look(i),
-                opacity=1.0 if len(kept) == 1 else 0.55,
+                opacity=1.0 if len(kept) == 1 else SEVERAL,
                 titles=[row],
             )
             for line in kept

@@ -19,6 +19,7 @@ from hydractl.reporting.page import page
 from support.reports import seeded
 
 ALL = ["cost", "reliability", "confidence", "roc", "risk", "heads"]
+FIGURES = [*ALL[:-1], "shift", "heads"]
 EVIL = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a|b `c` [d](e) 中文 ${x} {{ 7 * 7 }}")
 VOID = {"meta", "link", "img", "br", "input"}
 
@@ -68,6 +69,8 @@ PAGES = {
     "no comparison": ({"names": ("hydra",)}, ALL[1:]),
     "no OOD data": ({"near": (), "far": ()}, [name for name in ALL if name != "roc"]),
     "one member": ({"names": ("member",), "shape": (1, 2, 2)}, ALL[1:]),
+    "corrupted": ({"shift": True}, FIGURES),
+    "corrupted seeds": ({"shift": True, "seeds": 2}, FIGURES),
     "no curves": ({"curves": False}, ["cost"]),
     "nothing to draw": ({"names": ("hydra",), "curves": False}, []),
     "many of all": (MANY, ALL),
@@ -93,7 +96,7 @@ def test_each_figure_is_there_and_says_what_it_shows(case):
     ids = [attributes["id"] for _, attributes in read.found if "id" in attributes]
     assert not read.open
     assert len(ids) == len({*ids})
-    assert [name for name in ids if name in ALL] == drawn
+    assert [name for name in ids if name in FIGURES] == drawn
     assert len(read.all("figure")) == len(read.all("figcaption")) == len(drawn)
     pictures = read.all("svg")
     assert len(pictures) == len(read.texts.get("desc", ())) >= len(drawn)
@@ -170,6 +173,17 @@ def test_curves_are_drawn_where_every_report_has_them():
 
     assert [a["id"] for a in Read(text).all("section")] == ["numbers", "cost", "heads", "lineage", "data"]
     assert "Curves are drawn where every report has them" in text
+
+
+def test_corruptions_are_drawn_by_severity_from_the_clean_data_on():
+    report = seeded(0, shift=True)
+    row = report.rows[0]
+    text = made(report)
+
+    said = [row.values["accuracy"].value, *(row.shift.means[str(i)]["accuracy"] for i in range(1, 6))]
+    assert f"hydra: {', '.join(f'{value:.3f}' for value in said)}" in text
+    assert "ECE under corruption" not in text  # which the report does not have
+    assert 'id="shift"' not in made(report, seeded(1))
 
 
 def test_equal_reports_are_equal_bytes_and_others_are_not():

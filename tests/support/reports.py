@@ -9,7 +9,7 @@ from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import TowerKeep
-from hydractl.manifest.report import Report, Row, Value
+from hydractl.manifest.report import Report, Row, Shift, Value
 from hydractl.metrics.table import METRICS
 from support.builders import sha
 
@@ -50,6 +50,7 @@ def seeded(
     curves: bool = True,
     shape: tuple[int, int, int] = (3, 2, 4),
     fixed: tuple[str, ...] = (),
+    shift: bool = False,
 ) -> Report:
     """Return a report as one seed gives it.
 
@@ -60,6 +61,7 @@ def seeded(
         curves: Whether `--curves` was given.
         shape: Members of the first row, and layers and heads of each.
         fixed: The rows that are the same model whatever the seed.
+        shift: Whether `--corrupt all` was given.
     """
     draw = Random(seed)  # noqa: S311 - no secret
     rows = tuple(_row(i, name, near + far, draw, shape, curves) for i, name in enumerate(names))
@@ -75,6 +77,8 @@ def seeded(
         )
         for row in rows
     )
+    if shift:
+        rows = tuple(row.model_copy(update={"shift": _shift(draw)}) for row in rows)
     return Report(
         rows=rows,
         data={name: Fingerprint(reference=name, sha256=sha(name), count=100) for name in ("id", *near, *far)},
@@ -116,6 +120,14 @@ def _row(
         curves=_curves(sets, draw) if curves else None,
         origins=(_origin(name, i, draw, shape),) if curves else (),
     )
+
+
+def _shift(draw: Random) -> Shift:
+    severities = {
+        str(i): {"accuracy": 0.9 - i * draw.uniform(0.05, 0.08), "nll": 0.3 + i * draw.random()}
+        for i in range(1, 6)
+    }
+    return Shift(values={"fog": severities}, means=severities | {"all": severities["3"]})
 
 
 def _curves(sets: tuple[str, ...], draw: Random) -> Curves:

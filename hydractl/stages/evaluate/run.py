@@ -19,11 +19,9 @@ from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.hub.folders import publish_models
-from hydractl.manifest.curves import Origin
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Report, Row
-from hydractl.metrics.curves import curves_of
 from hydractl.metrics.measures import Numbers, means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
@@ -36,6 +34,7 @@ from hydractl.publish import is_stream
 from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.curves import with_curves
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.detection import check_apart, detecting, validated
 from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
@@ -235,7 +234,7 @@ def _measure_rows(
                 named.name, found, raw=any(SCORES[score].raw for score in config.scores if score in SCORES)
             )
         if config.curves:
-            rows[-1] = _with_curves(config, rows[-1], models, found, data.labels)
+            rows[-1] = with_curves(config, rows[-1], models, found, data.labels)
         if timed:
             loaded.append(row)
         del row  # before the next one is loaded
@@ -321,19 +320,6 @@ def _row(
         best_score=best,
         tuned_on_ood=tuned_on_ood(models),
     )
-
-
-def _with_curves(
-    config: EvalConfig, row: Row, models: Sequence[OpenModel], found: dict[str, Kept], labels: Tensor
-) -> Row:
-    """Return a row with what figures show."""
-    foreign = {d.name: found[d.name] for d in config.ood}
-    curves = curves_of(found[ID_NAME], labels, foreign, config.scores[0])
-    return row.model_copy(update={"curves": curves, "origins": tuple(map(_origin, models))})
-
-
-def _origin(model: OpenModel) -> Origin:
-    return Origin(name=model.as_input().name, masks=model.header.masks, made_by=model.header.made_by)
 
 
 def _stored(models: Sequence[OpenModel]) -> tuple[float, ...]:
