@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -175,6 +176,14 @@ def test_curves_are_kept_if_wanted_and_say_what_the_numbers_do(curved, made):
         assert row.curves.roc.keys() == {"9", "noise"}
     hydra, base = (row.origins[0] for row in report.rows)
     assert (len(hydra.masks), hydra.made_by.command, base.made_by) == (3, "fuse", None)
+
+
+def test_curves_of_this_version_are_read_for_ever_and_dumped_byte_for_byte(call):
+    golden = Path(__file__).parent.parent / "golden" / "report-curves-1.json"
+    text = golden.read_text(encoding="utf-8")
+
+    assert Report.from_json(text, where="golden").to_json() == text
+    assert call("report", golden).code == 0
 
 
 def test_a_real_report_becomes_a_page(curved, call, tmp_path):

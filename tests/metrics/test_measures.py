@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hydractl.metrics import samples
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import Responses
@@ -39,7 +38,7 @@ def numbers(measured):
 @pytest.mark.parametrize("at_once", [1, 20, 49])
 def test_the_parts_do_not_matter(at_once, monkeypatch):
     whole = numbers(found())
-    monkeypatch.setattr(samples, "SAMPLES_AT_ONCE", at_once)
+    monkeypatch.setattr("hydractl.metrics.samples.SAMPLES_AT_ONCE", at_once)
 
     assert numbers(found()) == pytest.approx(whole, abs=1e-12)
 
