@@ -220,13 +220,8 @@ def _measure_rows(
         numbers.append(_numbers(config, found, data.labels))
         measured = _row(config, named, models, found, data.labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
-        more = {
-            "values": measured.values | others,
-            "derived": derived,
-            "difference": compared,
-            "shift": shift,
-        }
-        rows.append(measured.model_copy(update=more))
+        told = {"values": measured.values | others, "shift": shift, "difference": compared}
+        rows.append(measured.model_copy(update={"derived": derived, **told}))
         for doubt in of_row(config, rows[-1], models, data.fingerprints):
             progress.warn(doubt)
         if config.save_predictions is not None:
