@@ -41,6 +41,14 @@ _OTHERS = (
         higher_is_better=False,
     ),
     Metric(
+        name="macs_textbook",
+        definition="Multiply-accumulates as papers count them, which are not those that run: of each member by itself in the "
+        "library's own model, all tokens through every block, times the passes of a row.",
+        needs=Needs.WEIGHTS,
+        unit=Unit.COUNT,
+        higher_is_better=False,
+    ),
+    Metric(
         name="latency_ms",
         column="Latency",
         definition="Median wall-clock time of one forward pass of one sample, its last kernel included.",

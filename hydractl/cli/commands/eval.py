@@ -70,6 +70,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
       hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'
+      hydractl eval hydra.st --data val/ --compare mc:base.st::passes=10,rate=0.1 --compare laplace:base.st::data=train/
     """
     from hydractl.stages.evaluate.run import run_eval
 

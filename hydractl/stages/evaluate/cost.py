@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hydractl.families.probe import blank_inputs
+from hydractl.families.tower import Block, Stream
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Value
@@ -47,9 +50,14 @@ def count_sizes(row: Loaded, metrics: Sequence[str]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     if "parameters" in metrics:
         found["parameters"] = Value(value=float(sum(count_parameters(m) for m in row.models)))
+    pairs = [*zip(row.models, row.preprocess, strict=True)]
     if "macs" in metrics:
-        pairs = zip(row.models, row.preprocess, strict=True)
         found["macs"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
+    if "macs_textbook" in metrics:
+        with ExitStack() as stack:
+            for model in row.models:
+                stack.enter_context(_whole(model))
+            found["macs_textbook"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
     return found
 
 
@@ -87,6 +95,31 @@ def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:
     tensors = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
     inputs = blank_inputs(preprocess, 1, device="meta")
     return count_macs(lambda x: functional_call(model, tensors, (x,)), inputs)
+
+
+@contextmanager
+def _whole(model: Predictor) -> Iterator[None]:
+    """Have members run apart, and all tokens through every block, as libraries' own models do."""
+    towers = [model.tower(name) for name in model.towers]
+    before = [(tower, tower.reads, tower.fork) for tower in towers]
+    hooks = []
+    for tower, reads, _ in before:
+        tower.reads = None
+        tower.fork = 0 if tower.members > 1 else tower.fork
+        if reads is not None:
+            hooks.append(tower.layers()[-1].register_forward_hook(partial(_cut, reads)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for tower, reads, fork in before:
+            tower.reads, tower.fork = reads, fork
+
+
+def _cut(reads: slice, _: Block, __: object, stream: Stream) -> Stream:
+    """Return the tokens of the last block's stream that the readout takes."""
+    return stream.with_tokens(stream.tokens[:, reads])
 
 
 def _call(row: Loaded, batch_size: int) -> Callable[[], object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hydractl.families.probe import blank_inputs
 from hydractl.fusion.hydra import Hydra
 from hydractl.metrics.cost import count_macs
 from hydractl.metrics.metric import Needs
@@ -12,6 +13,7 @@ from hydractl.metrics.table import METRICS, needing
 from hydractl.stages.evaluate import cost as evaluate_cost
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from support.builders import base
+from support.variants import VARIANTS
 
 SIZES, LATENCIES = (needing(METRICS, needs) for needs in (Needs.WEIGHTS, Needs.TIME))
 KEEP = ((0, 1), (2,), (0, 3))
@@ -41,7 +43,38 @@ def test_shared_parameters_count_once_and_sums_are_over_models():
 
     for metric in SIZES:
         assert twice[metric].value == 2 * alone[metric].value
-        assert hydra[metric].value == alone[metric].value
+        times = 2 if metric == "macs_textbook" else 1
+        assert hydra[metric].value == times * alone[metric].value
+
+
+@pytest.mark.parametrize("family", ["timm-vit", "transformers-bert", "transformers-beit"])
+def test_textbook_macs_are_those_of_the_librarys_own_model(family):
+    sample = base(next(variant for variant in VARIANTS if variant.family == family))
+    how, library = sample.header.preprocess, sample.library()
+    inputs = blank_inputs(how, 1, device="cpu")
+
+    found = count_sizes(Loaded(models=(sample.model(),), preprocess=(how,)), SIZES)
+
+    expected = count_macs(lambda: library(inputs))
+    assert found["macs_textbook"].value == expected
+    assert found["macs"].value <= expected
+
+
+def test_textbook_macs_of_a_hydra_are_its_members():
+    """Though they share a trunk, and the last block is cut."""
+    models = [base().model(), base().pruned((0, 1, 2, 3), (2,), (0, 3)).model()]
+    alone = [count_sizes(loaded(model), SIZES)["macs_textbook"].value for model in models]
+    first, second = (model.tower() for model in models)
+    second.embed, second.blocks[0] = first.embed, first.blocks[0]
+    hydra = Hydra(models)
+    fork = hydra.tower().fork
+
+    found = count_sizes(loaded(hydra), SIZES)
+
+    assert found["macs_textbook"].value == sum(alone)
+    assert found["macs"].value < sum(alone)
+    assert hydra.tower().fork == fork == 2
+    assert hydra.tower().reads == first.reads is not None
 
 
 def test_counting_leaves_the_model_as_it_was():
