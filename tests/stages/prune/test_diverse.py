@@ -15,6 +15,7 @@ from hydractl.manifest.heads import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ranking import auroc
 from hydractl.metrics.samples import places
+from hydractl.stages.evaluate.doubts import tuned_on_ood
 from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune
@@ -220,7 +221,8 @@ def test_origin_and_lineage_say_what_decided(pictures):
     report = pictures.prune(pictures.scores(), asked={"ood": OTHERS})
 
     mask = HeadMask.read(report.members[1].mask_path)
-    step = open_model(str(report.members[1].path)).header.made_by
+    opened = open_model(str(report.members[1].path))
+    step = opened.header.made_by
     assert mask.origin is not None
     assert mask.origin.strategy == "diverse"
     assert mask.origin.budget == {
@@ -229,6 +231,8 @@ def test_origin_and_lineage_say_what_decided(pictures):
     }  # fmt: skip
     assert step is not None
     assert [i.name for i in step.inputs][2:] == [DIGITS, OTHERS]
+    assert step.inputs[1].made_by.command == "score"
+    assert tuned_on_ood([opened])
 
 
 @pytest.mark.parametrize(
