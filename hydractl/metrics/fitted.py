@@ -81,7 +81,7 @@ def mahalanobis(data: Training) -> Fitted:
 
 
 def relative_mahalanobis(data: Training) -> Fitted:
-    """Return `mahalanobis` less (f - m)^T S_0^-1 (f - m), of the mean and covariance of all data (Ren et al. 2021, eq. 3, negated).
+    """Return `mahalanobis` less (f - m)^T S_0^-1 (f - m), of the mean and covariance of all data (Ren et al. 2021, negated).
 
     Raises:
         DataError: As `mahalanobis`.
@@ -95,7 +95,7 @@ def relative_mahalanobis(data: Training) -> Fitted:
 
 
 def knn(data: Training) -> Fitted:
-    """Return the Euclidean distance to the k-th nearest training sample, features of length one, in [0, 2] (Sun et al. 2022, eq. 4).
+    """Return the Euclidean distance to the k-th nearest training sample, features of length one, in [0, 2] (Sun et al. 2022, section 3).
 
     k counts from 1; if all of N < k samples are nearer, it is the distance to the farthest. A feature vector of zeros stays one.
     OpenOOD has the square, which ranks alike.
@@ -119,7 +119,7 @@ def vim(data: Training) -> Fitted:
 
     With x = f - o, where o = -W^+ b is the point whose logits are nearest to zero, the principal space is spanned by the
     eigenvectors of the largest eigenvalues of sum_i x_i x_i^T, and the virtual logit is a times the length of what x has outside
-    of it (eqs. 3 to 6); a makes its mean over training data that of the largest logit.
+    of it (section 4); a makes its mean over training data that of the largest logit.
 
     Raises:
         DataError: If training data has nothing outside of its principal space.
