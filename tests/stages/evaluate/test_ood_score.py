@@ -241,6 +241,7 @@ def test_a_report_with_a_score_that_it_does_not_list_is_refused(report):
 
 
 def test_conditions_on_a_score_read_back():
+    assert Condition.parse("auroc@msp+mi[near]>0.5").score == "msp+mi"
     condition = Condition.parse(" fpr95@max-logit [far] > 0.5")
 
     assert (condition.metric, condition.score, condition.scope) == ("fpr95", "max-logit", "far")
