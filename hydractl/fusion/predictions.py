@@ -34,7 +34,7 @@ class Predictions:
         probabilities: The mean of the members' probabilities, (N, C), float32.
         member_probabilities: Each member's own, (N, M, C), float32.
         votes: The class (N, M), int64, that each member takes for the most probable.
-        scores: Every OOD score of `eval` by its name, (N,), float32; the higher, the stranger the sample.
+        scores: Every OOD score of logits that `eval` has by its name, (N,), float32; the higher, the stranger the sample.
         accepted: Whether the model answers for each sample, (N,), boolean: by the threshold that its checkpoint stores, None
             where it stores none.
     """
