@@ -238,12 +238,8 @@ class EvalConfig:
             refuse_shared_input(model)
         written = [path for path in (self.out, self.save_predictions, self.store) if path is not None]
         if len({*written}) < len(written):
-            names = (
-                "`-o` and `--save-predictions`"
-                if self.store is None
-                else "`-o`, `--save-predictions` and `--store`"
-            )
-            raise UsageError(f"{names} name the same file")
+            names = "`-o`" if self.store is None else "`-o`, `--store`"
+            raise UsageError(f"{names} and `--save-predictions` name the same file")
         self._check_threshold()
         self._check_temperature()
         chosen = self.chosen  # refuses what cannot be measured
@@ -310,6 +306,11 @@ class EvalConfig:
             raise UsageError(
                 f"`--ood-score {fitted[0]}` looks at features, and must know those of training data",
                 hint="add `--fit DATA`, the labelled data that the model was trained on",
+            )
+        if fitted and (made := next((row.name for row in self.rows if row.rivals), None)):
+            raise UsageError(
+                f"`--ood-score {fitted[0]}` looks at features of models as they are, and `{made}` is made of one",
+                hint="compare it by scores of logits: `--ood-score msp,entropy,energy`",
             )
         if not fitted and self.fit is not None:
             raise UsageError(

@@ -19,7 +19,7 @@ from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.hub.folders import publish_models
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import Fingerprint, Option
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Report, Row
 from hydractl.metrics.measures import Numbers, means, measure
@@ -339,27 +339,7 @@ def _document(
         ood_scores=config.scores,
         definitions={name: metric.definition for name, metric in METRICS.items() if name in shown}
         | _definitions(config.scores),
-        options={
-            "batch_size": config.batch_size,
-            "bootstrap": config.bootstrap,
-            "device": device.type,
-            "dtype": config.dtype,
-            **(
-                {}
-                if data.classes is None
-                else {"classes": data.classes.names, "templates": data.classes.templates}
-            ),
-            **({} if config.max_length is None else {"max_length": config.max_length}),
-            "seed": config.seed,
-            **(
-                {}
-                if config.threshold_for is None
-                else {"threshold_for": told(config.threshold_for), "delta": config.chance}
-            ),
-            **({} if config.given_temperature is None else {"temperature": config.given_temperature}),
-            **({"corrupt": tuple(map(str, config.corrupt))} if config.corrupt else {}),
-            **({"knn_k": config.neighbours} if KNN in config.scores else {}),
-        },
+        options=_options(config, data, device),
         warnings=(
             *data.doubts,
             *(
@@ -372,6 +352,27 @@ def _document(
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         asked=asked_of(config),
     )
+
+
+def _options(config: EvalConfig, data: EvalData, device: torch.device) -> dict[str, Option]:
+    """Return the options that shape the numbers; those that were not given are left out."""
+    named, kept = data.classes, config.threshold_for
+    given: dict[str, Option] = {
+        "batch_size": config.batch_size,
+        "bootstrap": config.bootstrap,
+        "device": device.type,
+        "dtype": config.dtype,
+        "classes": None if named is None else named.names,
+        "templates": None if named is None else named.templates,
+        "max_length": config.max_length,
+        "seed": config.seed,
+        "threshold_for": None if kept is None else told(kept),
+        "delta": None if kept is None else config.chance,
+        "temperature": config.given_temperature,
+        "corrupt": tuple(map(str, config.corrupt)) or None,
+        "knn_k": config.neighbours if KNN in config.scores else None,
+    }
+    return {name: value for name, value in given.items() if value is not None or name == "dtype"}
 
 
 def _definitions(scores: Sequence[str]) -> dict[str, str]:
