@@ -66,9 +66,8 @@ def _cost(compared: Compared) -> Figure | None:
         for q in compared.quantities
         if q.name == name and (q.metric.needs is not Needs.OOD or q.scope == "all" or not means)
     ]
-    placed = [row for row, own in compared.rows.items() if cost in own]
-    charts = [_frontier(compared, cost, q, placed) for q in shown]
-    if len(placed) < 2 or not charts:
+    charts = [chart for q in shown if (chart := _frontier(compared, cost, q)) is not None]
+    if not charts:
         return None
     return Figure(
         name="cost",
@@ -79,9 +78,13 @@ def _cost(compared: Compared) -> Figure | None:
     )
 
 
-def _frontier(compared: Compared, cost: Quantity, quality: Quantity, placed: Sequence[str]) -> Chart:
-    rows = [(i, row, compared.rows[row]) for i, row in enumerate(compared.names) if row in placed]
-    rows = [(i, row, own) for i, row, own in rows if quality in own]
+def _frontier(compared: Compared, cost: Quantity, quality: Quantity) -> Chart | None:
+    """Return a chart of the rows that have both numbers, if there are two to compare."""
+    rows = [
+        (i, row, own) for i, (row, own) in enumerate(compared.rows.items()) if cost in own and quality in own
+    ]
+    if len(rows) < 2:
+        return None
     metric, up = quality.metric, bool(quality.metric.higher_is_better)
     ends = [x for _, _, own in rows for x in (own[quality].value, *(own[quality].interval or ()))]
     points = {row: (own[cost].value, own[quality].value) for _, row, own in rows}

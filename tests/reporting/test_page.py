@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from hydractl.manifest.curves import Bins
-from hydractl.manifest.report import Value
+from hydractl.manifest.report import Report, Value
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import PAINTS, svg
 from hydractl.reporting.figures import figures
@@ -166,6 +166,37 @@ def test_whatever_numbers_a_file_holds_there_is_a_page():
         same = Value(value=value, low=-1e308, high=1e308)
         text = made(changed(report, values=dict.fromkeys(row.values, same), curves=nothing))
         assert len(Read(text).all("figure")) == len(ALL)
+
+
+METRICS = ("accuracy", "nll", "ece", "brier", "macs", "parameters", "auroc", "fpr95")
+
+
+@pytest.mark.parametrize(
+    "kept", [*((name,) for name in METRICS), ("macs", "auroc"), ("accuracy", "macs"), ()]
+)
+@pytest.mark.parametrize("whose", [slice(None), slice(1)], ids=["all", "first"])
+def test_whatever_was_measured_there_is_a_page(kept, whose):
+    def left(values):
+        return {name: value for name, value in values.items() if name in kept}
+
+    report = seeded(0, shift=True)
+    rows = [
+        row.model_copy(
+            update={
+                "values": left(row.values),
+                "ood": {name: left(own) for name, own in row.ood.items()},
+                "means": {name: left(own) for name, own in row.means.items()},
+            }
+        )
+        for row in report.rows[whose]
+    ]
+    report = report.model_copy(update={"rows": (*rows, *report.rows[len(rows) :])})
+    compared = Compared.of({"a.json": Report.from_json(report.to_json(), where="a")})
+
+    read = Read(page(compared, tuple(figures(compared))))
+    both = "macs" in kept and len(kept) > 1
+    assert ("cost" in [a["id"] for a in read.all("section")]) == (both or whose == slice(1))
+    assert markdown(compared, {})
 
 
 def test_curves_are_drawn_where_every_report_has_them():
