@@ -157,16 +157,17 @@ class LastLayer(Derived):
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (1, B, C) that the variance makes less sure, or (S, B, C) of drawn weights."""
         logits, features, _ = self._asked(inputs)
+        features = exact(features)
         if self.drawn is not None:
             return torch.einsum("bd,scd->sbc", with_bias(features), self.drawn).to(logits.dtype)
         variances = self.posterior.variances(features, self.prior)
-        return (logits * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
+        return (exact(logits) * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
 
     def _see(self, layer: nn.Linear, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> None:
         self._seen = [(layer, given[0], found)]  # the last one stays
 
     def _asked(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
-        """Return the model's logits (B, C), the features (B, D) that they are made of, float64, and the last layer."""
+        """Return the model's logits (B, C), the features (B, D) that they are made of, and the last layer."""
         self._seen = []
         logits, *others = super().member_logits(inputs)
         if others:
@@ -175,7 +176,7 @@ class LastLayer(Derived):
         if not fits:
             raise self._unfit("here is no linear layer that gives the logits")
         ((layer, features, _),) = fits
-        return logits, features.double(), layer
+        return logits, features, layer
 
     def _unfit(self, why: str) -> UnsupportedModelError:
         return UnsupportedModelError(
@@ -190,13 +191,13 @@ class LastLayer(Derived):
         for inputs in batches:
             with torch.inference_mode():
                 logits, features, layer = self._asked(inputs)
-                alone = layer(features.to(logits.dtype)) / self.temperature
+                alone = layer(features) / self.temperature
                 if not torch.allclose(alone, logits, rtol=1e-2, atol=1e-3):
                     raise self._unfit("here the logits are made of more")
                 if self.how.hessian == FULL:
                     self._check_size(logits.shape[1] * (features.shape[1] + 1))
-                probs = logits.double().softmax(-1)
-                own = self._sums(probs, features)
+                probs = exact(logits).softmax(-1)
+                own = self._sums(probs, exact(features))
             sums = [old + new for old, new in zip(sums, own, strict=True)] if sums else own
             self.count += len(probs)
         if layer is None:
@@ -205,9 +206,9 @@ class LastLayer(Derived):
         posterior: Posterior = (
             Full(sums[0]) if self.how.hessian == FULL else Kron(sums[0], sums[1], self.count)
         )
-        weight = layer.weight.detach().double()
+        weight = exact(layer.weight.detach())
         bias = cast("torch.Tensor | None", layer.bias)
-        bias = weight.new_zeros(len(weight)) if bias is None else bias.detach().double()
+        bias = weight.new_zeros(len(weight)) if bias is None else exact(bias.detach())
         return posterior, torch.cat([weight, bias[:, None]], 1) / self.temperature
 
     def _sums(self, probs: torch.Tensor, features: torch.Tensor) -> list[torch.Tensor]:
@@ -242,6 +243,11 @@ def likeliest(curvatures: torch.Tensor, squares: float) -> float:
     bounds = (math.log(LOWEST), math.log(HIGHEST))
     found = minimize_scalar(cost, bounds=bounds, method="bounded", options={"xatol": 1e-6})
     return math.exp(float(found.x))
+
+
+def exact(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in float64, which MPS devices have not: on the CPU then."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
 
 
 def with_bias(features: torch.Tensor) -> torch.Tensor:
