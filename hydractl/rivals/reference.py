@@ -32,9 +32,6 @@ def _real(text: str) -> float:
     return number("option", text)
 
 
-SEED = Setting("Of what is drawn.", parse=_whole, low=0, spelled=("seed",))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McDropout:
     """Dropout stays active: each pass is a member (Gal and Ghahramani 2016)."""
@@ -51,7 +48,7 @@ class McDropout:
         below=1.0,
         spelled=("rate",),
     )
-    seed: int = setting(0, SEED.help, parse=_whole, low=0, spelled=("seed",))
+    seed: int = setting(0, "Of what is drawn.", parse=_whole, low=0, spelled=("seed",))
 
     def __post_init__(self) -> None:
         check(self)
@@ -82,7 +79,7 @@ class Laplace:
         finite=True,
         spelled=("prior",),
     )
-    seed: int = setting(0, SEED.help, parse=_whole, low=0, spelled=("seed",))
+    seed: int = setting(0, "Of what is drawn.", parse=_whole, low=0, spelled=("seed",))
 
     def __post_init__(self) -> None:
         check(self)

@@ -15,7 +15,7 @@ from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
-from hydractl.rivals.reference import Laplace, is_rival
+from hydractl.rivals.reference import Laplace
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
@@ -24,6 +24,7 @@ from hydractl.stages.evaluate.refs import (
     NamedData,
     NamedModels,
     check_distinct,
+    check_rivals,
     model_name,
 )
 from hydractl.stages.evaluate.risk import DELTA, OPTION, parse_risk
@@ -224,11 +225,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if is_rival(self.model):
-            raise UsageError(
-                f"`{self.model}`: MODEL answers as it is",
-                hint=f"make it another row: `--compare NAME={self.model}`",
-            )
+        check_rivals(self.model, self.compare, self.fitted)
         check_distinct([row.name for row in self.rows], what="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], what="OOD data sets", option="--near")
         models = [m for row in self.rows for m in row.models]
@@ -306,11 +303,6 @@ class EvalConfig:
             raise UsageError(
                 f"`--ood-score {fitted[0]}` looks at features, and must know those of training data",
                 hint="add `--fit DATA`, the labelled data that the model was trained on",
-            )
-        if fitted and (made := next((row.name for row in self.rows if row.rivals), None)):
-            raise UsageError(
-                f"`--ood-score {fitted[0]}` looks at features of models as they are, and `{made}` is made of one",
-                hint="compare it by scores of logits: `--ood-score msp,entropy,energy`",
             )
         if not fitted and self.fit is not None:
             raise UsageError(

@@ -26,13 +26,13 @@ FEW = 100
 """Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""
 EVAL = EvalConfig.COMMAND
 """Its steps read what they test on, and change nothing by that."""
-SLACK = 1e-9  # 0.95 is a little more or less than it
-HURTS = {
+FLATTERED = {
     TEMPERATURE: "calibration will look better than it is",
     FIT: "scores of features will look better than they are",
-    VAL: "the score that is best there is chosen on what it is tested on",
+    VAL: "the best score is chosen by what it is tested on",
 }
-"""What is wrong where other labelled sets hold what is tested on."""
+"""What becomes of numbers on data that an option reads too."""
+SLACK = 1e-9  # 0.95 is a little more or less than it
 DIGEST = np.dtype("<u8")
 """The first eight bytes of an item's digest: of ten million items no two differ and have the same in a million runs."""
 
@@ -44,7 +44,7 @@ def of_data(
 
     Args:
         config: What is measured.
-        found: Each set, by its name: `id`, `temperature`, and the OOD sets'.
+        found: Each set, by its name: `id`, those of options, and the OOD sets'.
         contents: The digests of its items, as `DIGEST`.
     """
     yield from _shared(config, contents)
@@ -54,8 +54,8 @@ def of_data(
         count = len(contents[name])
         if count < FEW:
             yield f"{_called(name)}: FPR95 of {counted(count, 'sample')} {_grain(name, count)}; at least {FEW} are better"
-    for name in contents if config.bootstrap else ():
-        if name not in HURTS and len(contents[name]) == 1:
+    for name in _tested(config) if config.bootstrap else ():
+        if len(contents[name]) == 1:
             yield (
                 f"{found[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it have no "
                 "width, or too little"
@@ -83,7 +83,7 @@ def of_row(
     for name in config.scores if row.members == 1 else ():
         if name in SCORES and SCORES[name].alone:
             yield f"{row.name}: `{name}` of a single model is {SCORES[name].alone}"
-    tested = {data.sha256: name for name, data in found.items() if name in _tested(config)}
+    tested = {found[name].sha256: name for name in _tested(config)}
     steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
     seen = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
     for name, command in sorted(seen):
@@ -104,6 +104,7 @@ def _reads_ood(step: Step) -> bool:
 
 
 def _tested(config: EvalConfig) -> tuple[str, ...]:
+    """Return the sets that numbers are of."""
     return (ID_NAME, *(d.name for d in config.ood))
 
 
@@ -112,10 +113,14 @@ def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[
     own = contents[ID_NAME]
     for name, content in contents.items():
         twice = 0 if name == ID_NAME else int(np.isin(content, own).sum())
-        if name in HURTS and twice == len(content) == len(own):
-            yield f"`--{name}` and `--data` hold the same samples: {HURTS[name]}"
-        elif twice and name in HURTS:
-            yield f"{twice} of {len(content)} samples of `--{name}` are in `--data`: {HURTS[name]}"
+        if twice and name in FLATTERED and name not in _tested(config):
+            every = twice == len(content) == len(own)
+            what = (
+                f"`--{name}` and `--data` hold the same samples"
+                if every
+                else (f"{twice} of {len(content)} samples of `--{name}` are in `--data`")
+            )
+            yield f"{what}: {FLATTERED[name]}"
         elif twice and needing(config.chosen, Needs.OOD):
             yield f"{twice} of {len(content)} samples of {_called(name)} are in `--data`, so they cannot be told from it"
 

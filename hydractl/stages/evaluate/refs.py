@@ -126,6 +126,24 @@ def check_distinct(names: Sequence[str], *, what: str, option: str) -> None:
             )
 
 
+def check_rivals(model: str, compared: Sequence[NamedModels], fitted: Sequence[str]) -> None:
+    """Refuse to make something of MODEL, and of any model beside scores that are fitted on models' features.
+
+    Raises:
+        UsageError: If that is asked for.
+    """
+    if is_rival(model):
+        raise UsageError(
+            f"`{model}`: MODEL answers as it is", hint=f"make it another row: `--compare NAME={model}`"
+        )
+    made = [row.name for row in compared if any(row.rivals)]
+    if made and fitted:
+        raise UsageError(
+            f"`--ood-score {fitted[0]}`: is of features of models as they are, which `{made[0]}` is not",
+            hint="leave the row out, or choose scores of logits for it in a report of its own",
+        )
+
+
 def _split_name(text: str) -> tuple[str | None, str]:
     """Split at the first `=`, unless what stands before it is the beginning of a reference."""
     name, equals, rest = text.partition("=")

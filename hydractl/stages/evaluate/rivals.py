@@ -18,7 +18,7 @@ from hydractl.rivals.laplace import LastLayer
 from hydractl.rivals.reference import McDropout, Rival
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 
 
 def derive(
@@ -49,13 +49,13 @@ def _derive(
     items, fingerprint = data.fitted_on[str(rival.data)]
     progress.step(f"Fitting the last layer of {opened.reference} on {counted(len(items), 'sample')}")
     like = torch.empty(0, device=model.device, dtype=model.dtype)
+    size = data.inputs[ID_NAME].batch_size
+    every = encoded(items, opened.header.preprocess, batch_size=size, limit_bytes=0)  # each process has all
+    total = -(-len(items) // size)
 
     def batches() -> Iterator[Inputs]:
-        found = encoded(
-            items, opened.header.preprocess, batch_size=data.inputs["id"].batch_size, limit_bytes=0
-        )
-        total = -(-len(items) // data.inputs["id"].batch_size)
-        for batch in progress.track(found, label=f"{opened.reference} on {items.name}", total=total):
+        label = f"{opened.reference} on {items.name}"
+        for batch in progress.track(every, label=label, total=total):
             yield inputs_like(batch.inputs, like)
 
     fitted = LastLayer(model, rival, batches(), name=opened.reference)

@@ -19,7 +19,7 @@ from hydractl.families.tower import Tower
 from hydractl.manifest.report import Report
 from hydractl.metrics.scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.evaluate.saved import SavedPredictions
 from support.builders import base
@@ -191,13 +191,6 @@ def test_a_score_is_never_chosen_on_what_is_tested(here):
         }
         with pytest.raises(DataError, match="which is tested on"):
             run_eval(config(here / "m0.st", **given))
-
-
-def test_what_is_made_of_a_model_has_no_features_of_its_own(here):
-    made = NamedModels.parse("thin=mc:base.st::passes=2,rate=0.1")
-
-    with pytest.raises(UsageError, match="features of models as they are, and `thin` is made of one"):
-        config("base.st", compare=(made,))
 
 
 def test_data_to_fit_on_has_the_classes_of_the_data(here):

@@ -186,3 +186,10 @@ def test_the_first_row_answers_as_it_is():
         config("mc:a.st")
 
     assert "--compare" in caught.value.hint
+
+
+def test_scores_of_features_are_not_of_rivals():
+    with pytest.raises(
+        UsageError, match="`--ood-score knn`: is of features of models as they are, which `MC` is not"
+    ):
+        config("a.st", "MC=mc:b.st", ood_score=("msp", "knn"), fit=ID, near=(NamedData.parse("noise"),))
