@@ -9,6 +9,7 @@ import pytest
 
 from hydractl.cli.app import main
 from hydractl.runtime import digest_file
+from hydractl.stages.shared.asked import without_paths
 
 BACKBONE = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=16,depth=2,num_heads=4,num_classes=10"
 LINES = f"""
@@ -32,7 +33,7 @@ def pasted(tmp_path, monkeypatch, capsys):
     return card.partition("## How it was made\n\n```sh\n")[2].partition("\n```")[0].split("\n")
 
 
-def test_without_folders_they_make_the_same_hydra(pasted, tmp_path, monkeypatch):
+def test_without_paths_they_make_the_same_hydra(pasted, tmp_path, monkeypatch):
     assert "-o 'm-{i}.st'" in pasted[2]
     assert "--mlp keep" in pasted[3]
     assert not [line for line in pasted if "/" in line or "--device" in line or "-q" in line.split()]
@@ -43,3 +44,21 @@ def test_without_folders_they_make_the_same_hydra(pasted, tmp_path, monkeypatch)
     assert [shlex.split(line)[1] for line in pasted] == ["finetune", "score", "prune", "fuse"]
     assert [main([*shlex.split(line)[1:], "-q"]) for line in pasted] == [0] * 4
     assert digest_file(tmp_path / "again" / "hydra.st") == hydra
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("folder/train/::limit=5", "train::limit=5"),
+        ("near={}/folder/shard-{{0..3}}.tar", "near=shard-{{0..3}}.tar"),
+        ("deep=folder/a.st,folder/b.st", "deep=a.st,b.st"),
+        ("hf:org/name::split=test", "hf:org/name::split=test"),
+        ("org/name@main", "org/name@main"),
+        ("A photo of a {{label}} / {{label}}.", "A photo of a {{label}} / {{label}}."),
+    ],
+)
+def test_folders_are_left_out_and_nothing_else(tmp_path, monkeypatch, typed, kept):
+    (tmp_path / "folder" / "train").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    assert without_paths(typed.format(tmp_path)) == kept.format()

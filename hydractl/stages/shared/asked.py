@@ -141,16 +141,19 @@ def typed_by(config: Commanded) -> tuple[str, ...] | None:
             if isinstance(item, bool):
                 options.append(name if item else opposite)
             elif told.positional:
-                arguments.append(_without_folders(str(item)))
+                arguments.append(without_paths(str(item)))
             else:
-                options += [name, _without_folders(str(item))]
+                options += [name, without_paths(str(item))]
     return (*arguments, *options)
 
 
-def _without_folders(text: str) -> str:
-    """Return a text in which what lies on this machine has no more of its path than the last part."""
-    parts = re.split(r"([=,+:]+)", text)
-    return "".join(Path(part).name if "/" in part and os.path.exists(part) else part for part in parts)  # noqa: PTH110 - `Path.exists` raises where a path is too long
+def without_paths(text: str) -> str:
+    """Return a text in which what lies in a folder of this machine has no more of its path than the last part."""
+    return "".join(Path(part).name if _is_path(part) else part for part in re.split(r"([=,+:]+)", text))
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text and os.path.isdir(os.path.dirname(text))  # noqa: PTH112, PTH120 - `Path.is_dir` raises where a path is too long
 
 
 def references(config: object) -> Iterator[Reference]:
