@@ -297,7 +297,7 @@ def write(out: Path, found: dict[str, dict[str, dict[int, Cost]]]) -> None:
     out.with_suffix(".json").write_text(json.dumps(points, indent=1) + "\n")
     axes = [axis for axis in found if axis != "processes"]
     figure, panels = plt.subplots(
-        2, len(axes), figsize=(3.4 * len(axes), 6), squeeze=False, layout="constrained"
+        2, len(axes), figsize=(3.4 * len(axes), 6), squeeze=False, layout="constrained", sharey="row"
     )
     for column, axis in enumerate(axes):
         for row, (of, title) in enumerate(
@@ -305,12 +305,14 @@ def write(out: Path, found: dict[str, dict[str, dict[int, Cost]]]) -> None:
         ):
             panel = panels[row][column]
             for stage, costs in found[axis].items():
-                panel.loglog(
-                    list(costs), [max(getattr(c, of), 0.01) for c in costs.values()], "o-", label=stage
-                )
-            panel.set(xlabel=axis, ylabel=title)
+                values = [max(getattr(c, of), 0.01) for c in costs.values()]
+                panel.loglog(list(costs), values, "o-", color=f"C{list(STAGES).index(stage)}", label=stage)
+            panel.set(xlabel=axis, ylabel=title, xticks=AXES[axis], xticklabels=AXES[axis])
+            panel.minorticks_off()
             panel.grid(visible=True, alpha=0.3)
-    panels[0][-1].legend(fontsize=8)
+    lines = [line for row in panels for panel in row for line in panel.get_lines()]
+    drawn = {str(line.get_label()): line for line in lines}
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=len(drawn))
     figure.savefig(out.with_suffix(".png"), dpi=120)
 
 
