@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.report import Report
 from hydractl.metrics.table import METRICS
-from hydractl.progress import listed, quoted
+from hydractl.progress import counted, listed, quoted
 from hydractl.reporting.numbers import Number, Quantity, difference_of, number_of, quantities
 
 LEVEL = 0.95
@@ -195,9 +195,10 @@ def _of_one(report: Report) -> Iterator[str]:
 
 def _of_several(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
     first, *others = reports
+    freedom = counted(len(others), "degree")
     yield (
         f"Numbers are means over {len(reports)} reports, ± is the standard deviation among them, in brackets are 95 % intervals of the "
-        f"mean by Student's t with {len(others)} degrees of freedom. Differences are taken report by report."
+        f"mean by Student's t with {freedom} of freedom. Differences are taken report by report."
     )
     if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
         yield "Curves are drawn where every report has them: `hydractl eval --curves` was not given for all."
