@@ -245,7 +245,8 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
     """
     values: dict[str, Any] = {}
     kind: type[Any] = config
-    given = {o.name: o.setting.read(typed[o.name]) for o in options_of(config) if typed[o.name] is not None}
+    asked = tuple((o, typed[o.name]) for o in options_of(config) if typed[o.name] is not None)
+    given = {o.name: o.setting.read(value) for o, value in asked}
     for f in fields(kind):
         told = f.metadata.get(KEY)
         if isinstance(told, Setting) and f.name in given:
@@ -254,7 +255,7 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
             names = (*(o.name for o in told.options), *told.also)
             values[f.name] = told.make({name: given[name] for name in names if name in given})
     made = config(**values)
-    _MADE_OF.set((made, tuple((o, typed[o.name]) for o in options_of(config) if typed[o.name] is not None)))
+    _MADE_OF.set((made, asked))
     return made
 
 

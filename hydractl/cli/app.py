@@ -110,7 +110,7 @@ class Tree(typer.core.TyperGroup):
     """A program whose help loads none of its commands."""
 
     @override
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # as below
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         shown = copy.copy(self)
         shown.commands = {
             name: _finished(typer.core.TyperCommand(name, help=SUMMARIES[name]))

@@ -329,14 +329,12 @@ def _commands(facts: Facts, steps: Sequence[Step]) -> Iterator[str]:
             return
         line = ("hydractl", step.command, *map(_plain, step.typed))
         read = (one for other in steps for one in other.inputs if one.made_by == step)
-        names.setdefault(line, []).extend(one.name for one in read)
-    outs = {
-        line: sorted({re.sub(r"\d+", "{i}", _plain(name)) for name in found}) for line, found in names.items()
-    }
+        names.setdefault(line, []).extend(_plain(one.name) for one in read)
     yield "```sh"
-    for line, found in outs.items():
-        several = len(set(names[line])) > 1
-        out = found[0] if several else _plain((names[line] or [f"{facts.header.kind.value}.st"])[0])
+    for line, found in names.items():
+        out = found[0] if found else f"{facts.header.kind.value}.st"
+        if len({*found}) > 1:
+            out = min(re.sub(r"\d+", "{i}", name) for name in found)
         yield shlex.join((*line, "-o", out))
     yield from (
         "```",

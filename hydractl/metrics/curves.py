@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hydractl.manifest.curves import MOST_POINTS, Bins, Curves, Line
 from hydractl.metrics.labelled import BINS
-from hydractl.metrics.measures import scored
-from hydractl.metrics.samples import Kept, answers, at_once, ensemble_log_probs, places
+from hydractl.metrics.measures import answered, scored
+from hydractl.metrics.samples import Kept, places
 from hydractl.metrics.scores import MSP
 
 PARTS = 20
@@ -29,7 +29,8 @@ def curves_of(tested: Kept, labels: Tensor, foreign: Mapping[str, Kept], score: 
         foreign: On each OOD set.
         score: The name of what ROC curves rank samples by.
     """
-    confidence, hits = _answered(tested, labels)
+    found = answered(tested, labels)
+    confidence, hits = found["confidence"], found["hits"]
     own = scored(tested, score) if foreign else confidence
     return Curves(
         reliability=reliability(confidence, hits),
@@ -82,18 +83,6 @@ def roc(*, inside: Tensor, outside: Tensor) -> Line:
         for own in (inside, outside)
     )
     return _line(x, y, along=x + y)
-
-
-def _answered(tested: Kept, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how sure each answer is, (N,), float64, and whether it is right, (N,), boolean."""
-    found, begin = [], 0
-    for part in tested.split(at_once(tested)):
-        ensemble = ensemble_log_probs(part.log_probs.double())
-        own = answers(ensemble.exp(), labels[begin : begin + part.shape[1]], log_probs=ensemble)
-        found.append((own["confidence"], own["hits"]))
-        begin += part.shape[1]
-    confidence, hits = (torch.cat(each) for each in zip(*found, strict=True))
-    return confidence, hits
 
 
 def _line(x: Tensor, y: Tensor, *, along: Tensor) -> Line:

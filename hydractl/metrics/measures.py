@@ -116,6 +116,11 @@ def means(
     }
 
 
+def answered(said: Kept, labels: Tensor) -> dict[str, Tensor]:
+    """Return `samples.answers` of what members say together, of labels (N,)."""
+    return _summary(said, (), (), labels).answers
+
+
 def scored(said: Kept, name: str) -> Tensor:
     """Return a score of every sample, (N,), float64."""
     if isinstance(said, Scored) and name in said.scores:

@@ -100,11 +100,11 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     check_apart(config, data.fingerprints)
     check_count(config, len(data.labels))
     check_storable(config, opened[0][0], data.classes)
-    rows, predictions = _measure_rows(config, opened, data, machine, corruptions, progress)
+    rows, doubts, predictions = _measure_rows(config, opened, data, machine, corruptions, progress)
     if not team.leads:
         document = Report.from_json(team.told(""), where="the report of rank 0")
         return EvalReport(document=document, paths=_paths(config, document), config=config)
-    document = _document(config, data, rows, machine.device, opened)
+    document = _document(config, data, rows, machine.device, opened, doubts)
     model, paths = opened[0][0], _paths(config, document)
     stored = None
     if config.store in paths:
@@ -191,11 +191,13 @@ def _measure_rows(
     machine: Machine,
     corruptions: Sequence[Corruption],
     progress: Progress,
-) -> tuple[list[Row], SavedPredictions]:
+) -> tuple[list[Row], list[str], SavedPredictions]:
+    """Return every row, what is doubtful of them, and what is kept of what they say."""
     leads = machine.keeping.team.leads
     timed = leads and bool(needing(config.chosen, Needs.TIME))
     rows: list[Row] = []
     numbers: list[Numbers] = []
+    doubts = [*data.doubts]
     loaded: list[Loaded] = []
     saved = SavedPredictions(labels={ID_NAME: data.labels})
     for named, models in zip(config.rows, opened, strict=True):
@@ -223,6 +225,7 @@ def _measure_rows(
         told = {"values": measured.values | others, "shift": shift, "difference": compared}
         rows.append(measured.model_copy(update={"derived": derived, **told}))
         for doubt in of_row(config, rows[-1], models, data.fingerprints):
+            doubts.append(doubt)
             progress.warn(doubt)
         if config.save_predictions is not None:
             saved.add(
@@ -238,7 +241,7 @@ def _measure_rows(
             loaded, config.chosen, batch_size=config.batch_size, seed=config.seed, progress=progress
         )
         rows = [r.model_copy(update={"values": r.values | t}) for r, t in zip(rows, times, strict=True)]
-    return rows, saved
+    return rows, doubts, saved
 
 
 def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
@@ -327,6 +330,7 @@ def _document(
     rows: Sequence[Row],
     device: torch.device,
     opened: Sequence[Sequence[OpenModel]],
+    doubts: Sequence[str],
 ) -> Report:
     libraries = {m.family.library for row in opened for m in row}
     shown = {*config.chosen, *(name for row in rows for name in row.values)}
@@ -340,14 +344,7 @@ def _document(
         definitions={name: metric.definition for name, metric in METRICS.items() if name in shown}
         | _definitions(config.scores),
         options=_options(config, data, device),
-        warnings=(
-            *data.doubts,
-            *(
-                d
-                for row, own in zip(rows, opened, strict=True)
-                for d in of_row(config, row, own, data.fingerprints)
-            ),
-        ),
+        warnings=tuple(doubts),
         checks=tuple(condition.check(rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
         asked=asked_of(config),

@@ -15,7 +15,7 @@ from hydractl.errors import HydraError
 from hydractl.jsonfile import compact
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Role, Setting, declared, made_of, spelled
+from hydractl.settings import KEY, Role, Setting, declared, made_of
 from hydractl.source import folder_files, locate, of_hub
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ def typed_by(config: Commanded) -> tuple[str, ...] | None:
         told = option.setting
         if told.role in {Role.OUTPUT, Role.ASIDE} or value == option.default:
             continue
-        name, _, opposite = (told.spelled or (spelled(option.name),))[0].partition("/")
+        name = told.option(option.name)
         for item in value if isinstance(value, list | tuple) else [value]:
             if isinstance(item, bool):
-                options.append(name if item else opposite)
+                options.append(name if item else told.spelled[0].partition("/")[2])
             elif told.positional:
                 arguments.append(without_paths(str(item)))
             else:
