@@ -100,7 +100,7 @@ class Grid:
                 vertical="bottom" if folded else "top",
                 no_wrap=not folded,
                 overflow="fold",
-                width=first if folded else None,
+                max_width=first if folded else None,
             )
         for row in self.rows:
             grid.add_row(*(Text(row[column]) for column in part))

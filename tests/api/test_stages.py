@@ -31,6 +31,7 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.newer  # it exports
 def test_the_page_on_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     """From the first block to the last, one after another; warnings of so small a training do not matter."""
     monkeypatch.chdir(tmp_path)

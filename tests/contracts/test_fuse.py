@@ -305,9 +305,12 @@ def test_load_returns_a_plain_module(loaded):
     assert not any(m.training for m in model.modules())
     assert hydractl.load is load
     with torch.inference_mode():
-        before = answers(model(inputs))
         moved = copy.deepcopy(model).to(torch.float64).to(torch.float32)
-        assert all(torch.equal(a, b) for a, b in zip(answers(moved(inputs)), before, strict=True))
+        # where weights lie in memory may decide how older releases of torch round
+        torch.testing.assert_close(answers(moved(inputs)), answers(model(inputs)), rtol=0, atol=1e-6)
+    states = model.state_dict(), moved.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
 
 
 def test_a_fresh_process_gives_the_same_logits(tmp_path, python):

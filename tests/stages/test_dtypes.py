@@ -28,7 +28,10 @@ STORED = {
 }
 
 
-@pytest.fixture(scope="module", params=STORED)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.newer if n == "8 bits" else ()) for n in STORED],
+)
 def model(request, tmp_path_factory):
     kind, sample = STORED[request.param], base()
     state = {n: t.to(kind(n)) if t.is_floating_point() else t for n, t in sample.state.items()}

@@ -82,6 +82,7 @@ def test_blocks_run_again_only_where_a_step_is_taken(training, recorded, times):
     assert len(calls) == times * len(blocks)
 
 
+@pytest.mark.newer
 def test_a_compiled_step_gives_the_same_gradients(monkeypatch):
     monkeypatch.setattr(running, "BACKEND", "eager")
     plain, _ = step(SHALLOW)

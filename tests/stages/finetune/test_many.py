@@ -38,6 +38,8 @@ JOBS = {
     },
 }  # fmt: skip
 
+sharded = pytest.mark.newer  # torch 2.5 cannot look into weights that lie in parts
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, python):
@@ -78,6 +80,7 @@ def alone(folder, name, out):
         return run_finetune(config(**{**job, "model": folder / job["model"], "out": out}))
 
 
+@sharded
 @pytest.mark.parametrize("name", ["parts", "parts-hydra"])
 def test_weights_in_parts_train_as_whole_ones_do(made, name, tmp_path):
     out = tmp_path / "alone.st"
@@ -89,10 +92,12 @@ def test_weights_in_parts_train_as_whole_ones_do(made, name, tmp_path):
     assert together == pytest.approx(whole, abs=1e-5)
 
 
+@sharded
 def test_what_was_cut_off_goes_on_from_its_parts(made):
     assert (made / "parts-cut.st").read_bytes() == (made / "parts.st").read_bytes()
 
 
+@sharded
 def test_one_process_goes_on_from_what_several_left_in_parts(made):
     report = alone(made, "left", made / "left.st")
 
@@ -100,6 +105,7 @@ def test_one_process_goes_on_from_what_several_left_in_parts(made):
     assert furthest(tensors(made / "left.st"), tensors(made / "parts.st")) < 1e-5
 
 
+@sharded
 def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processes(made):
     assert (made / "bf16-again.st").read_bytes() == (made / "bf16.st").read_bytes()
     assert furthest(tensors(made / "bf16.st"), tensors(made / "member.st")) > 1e-3
@@ -109,7 +115,9 @@ def test_blocks_that_run_again_under_autocast_change_no_bit_for_several_processe
     ("settings", "options", "message"),
     [
         ({"FSDP_OFFLOAD_PARAMS": "true"}, {}, "weights are not offloaded here"),
-        ({}, {"compile": True}, "`--compile` and `--use_fsdp` exclude each other"),
+        pytest.param(
+            {}, {"compile": True}, "`--compile` and `--use_fsdp` exclude each other", marks=pytest.mark.newer
+        ),
     ],
 )
 def test_what_parts_cannot_do_is_refused(monkeypatch, tmp_path, settings, options, message):
