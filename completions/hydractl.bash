@@ -242,6 +242,9 @@ _hydractl() {
         ;;
     report)
         case $prev in
+        --over)
+            _hydractl_words 'seeds sets'
+            ;;
         -o | --output | --out)
             _hydractl_files ''
             ;;
@@ -250,7 +253,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --figures --force --if-changed --json -q --quiet -h --help'
+                _hydractl_words '--over -o --output --out --figures --force --if-changed --json -q --quiet -h --help'
             else
                 : # any text
             fi

@@ -248,6 +248,7 @@ complete -c hydractl -n '__hydractl_in eval' -l json -d 'Print the result as one
 complete -c hydractl -n '__hydractl_in eval' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in eval' -s h -l help -d 'Show this message and exit'
 complete -c hydractl -n '__hydractl_in eval' -a '(__hydractl_files st safetensors)'
+complete -c hydractl -n '__hydractl_in report' -l over -x -a 'seeds sets' -d 'What several reports differ in: `seeds`, or `sets`, ID sets that a mean is taken over'
 complete -c hydractl -n '__hydractl_in report' -s o -l output -l out -r -F -d 'The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output'
 complete -c hydractl -n '__hydractl_in report' -l figures -x -d 'Write each figure into this folder too, as .png and .svg; a page of Markdown shows them'
 complete -c hydractl -n '__hydractl_in report' -l force -d 'Replace an existing output'

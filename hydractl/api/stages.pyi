@@ -488,6 +488,7 @@ def evaluate(
 def report(
     files: str | Path | Sequence[str | Path],
     *,
+    over: Literal["seeds", "sets"] | None = ...,
     out: str | Path | None = ...,
     figures: str | Path | None = ...,
     force: bool | None = ...,
@@ -499,6 +500,7 @@ def report(
 
     Args:
         files: What `hydractl eval -o` wrote; of several seeds one each. `-` is standard input.
+        over: What several reports differ in: `seeds`, or `sets`, ID sets that a mean is taken over.
         out: The page: .html, or .md for pull requests and model cards; `-` is Markdown on standard output.
         figures: Write each figure into this folder too, as .png and .svg; a page of Markdown shows them.
         force: Replace an existing output.

@@ -1,19 +1,19 @@
-"""What one report says, or several of different seeds together: each number of each row, and how far the first row is ahead."""
+"""What one report says, or several of different seeds or data sets together: each number of each row, and how far the first is ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import hypot, inf, sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 
 from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.report import Report
 from hydractl.metrics.table import METRICS
 from hydractl.progress import counted, listed, quoted
+from hydractl.reporting.intervals import SEEDS, SETS, mean_of_sets, square_and_add, student
 from hydractl.reporting.numbers import Number, Quantity, difference_of, number_of, quantities
 
-LEVEL = 0.95
+ID_NAME = "id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class Compared:
         rows: The numbers of each row, by its name.
         differences: For each other row how much more the first one has: its number less the other's.
         notes: What a reader must know of them.
+        over: What several differ in, and means are over: SEEDS or SETS.
     """
 
     files: tuple[str, ...]
@@ -35,13 +36,15 @@ class Compared:
     rows: Mapping[str, Mapping[Quantity, Number]]
     differences: Mapping[str, Mapping[Quantity, Number]]
     notes: tuple[str, ...]
+    over: str = SEEDS
 
     @classmethod
-    def of(cls, reports: Mapping[str, Report]) -> Compared:
+    def of(cls, reports: Mapping[str, Report], *, over: str = SEEDS) -> Compared:
         """Put reports together.
 
         Args:
             reports: By what they are called, one at least.
+            over: As above.
 
         Raises:
             InputError: If they do not measure the same.
@@ -50,6 +53,8 @@ class Compared:
         for name, report in reports.items():
             _check_known(name, report)
             _check_same(files[0], every[0], name, report)
+        if over == SETS:
+            _check_apart(reports)
         names = [row.name for row in every[0].rows]
         wanted = quantities(every[0])
         values = {row: {q: found for q in wanted if (found := _values(every, row, q))} for row in names}
@@ -58,16 +63,19 @@ class Compared:
             files=files,
             reports=every,
             quantities=wanted,
-            rows={row: {q: _together(q, found) for q, found in own.items()} for row, own in values.items()},
+            rows={
+                row: {q: _together(q, found, over) for q, found in own.items()} for row, own in values.items()
+            },
             differences={
                 row: {
-                    q: _lead(every, row, q, values[first][q], values[row][q])
+                    q: _together(q, _leads(every, row, q, over), over, gap=True)
                     for q in wanted
                     if q in values[first] and q in values[row]
                 }
                 for row in others
             },
-            notes=tuple(_notes(files, every)),
+            notes=tuple(_notes(files, every, over)),
+            over=over,
         )
 
     @property
@@ -76,47 +84,17 @@ class Compared:
         return tuple(self.rows)
 
 
-def student(values: Sequence[float], *, low: float = -inf, high: float = inf) -> Number:
-    """Return the mean of two or more values, their deviation, and the interval of the mean by Student's t (1908).
-
-    Args:
-        values: Where all are equal, nothing but that is said.
-        low: No value can be less, so the interval does not reach beyond.
-        high: Likewise.
-    """
-    if len({*values}) == 1:
-        return Number(value=values[0])
-    from scipy.special import stdtrit  # noqa: PLC0415 - `--help` does without
-
-    mean, deviation = fmean(values), stdev(values)
-    half = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * deviation / sqrt(len(values))
-    return Number(value=mean, low=max(low, mean - half), high=min(high, mean + half), deviation=deviation)
-
-
-def square_and_add(first: Number, other: Number) -> Number:
-    """Return a difference with the interval that follows from both intervals, for estimates that are independent.
-
-    Newcombe 1998, method 10; Zou and Donner 2008, eq. 6. Of rows that are right and wrong on the same samples it is too wide.
-    """
-    gap = first.value - other.value
-    if first.interval is None or other.interval is None:
-        return Number(value=gap)
-    (low, high), (other_low, other_high) = first.interval, other.interval
-    return Number(
-        value=gap,
-        low=gap - hypot(first.value - low, other_high - other.value),
-        high=gap + hypot(high - first.value, other.value - other_low),
-    )
-
-
-def _lead(
-    reports: Sequence[Report], row: str, quantity: Quantity, first: Sequence[Number], other: Sequence[Number]
-) -> Number:
-    """Return how much more the first row has than another one."""
-    if len(reports) > 1:
-        return student([mine.value - theirs.value for mine, theirs in zip(first, other, strict=True)])
-    (own,) = (own for own in reports[0].rows if own.name == row)
-    return difference_of(own, quantity) or square_and_add(first[0], other[0])
+def _leads(reports: Sequence[Report], row: str, quantity: Quantity, over: str) -> list[Number]:
+    """Return how much more the first row of the first report has than another one, by each report."""
+    first, found = reports[0].rows[0].name, []
+    for report in reports:
+        rows = {r.name: r for r in report.rows}
+        mine, other = (number_of(rows[name], quantity) for name in (first, row))
+        if mine is not None and other is not None:
+            resampled = report.rows[0].name == first and (over == SETS or len(reports) == 1)
+            paired = difference_of(rows[row], quantity) if resampled else None
+            found.append(paired or square_and_add(mine, other))
+    return found
 
 
 def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Number]:
@@ -125,11 +103,15 @@ def _values(reports: Sequence[Report], row: str, quantity: Quantity) -> list[Num
     return [number for number in found if number is not None]
 
 
-def _together(quantity: Quantity, numbers: Sequence[Number]) -> Number:
-    metric = quantity.metric
+def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: bool = False) -> Number:
+    """Return several numbers, or differences (`gap`), as one."""
     if len(numbers) == 1:
         return numbers[0]
-    return student([number.value for number in numbers], low=metric.low, high=metric.high)
+    metric, values = quantity.metric, [number.value for number in numbers]
+    if over == SETS:
+        # of OOD sets reports may share samples
+        return mean_of_sets(numbers) if quantity.scope is None else Number(value=fmean(values))
+    return student(values) if gap else student(values, low=metric.low, high=metric.high)
 
 
 def _check_known(name: str, report: Report) -> None:
@@ -139,6 +121,17 @@ def _check_known(name: str, report: Report) -> None:
             f"{name}: measures {quoted(strange)}, which this release of hydractl does not know",
             hint="a newer release made it: `pip install --upgrade hydractl`",
         )
+
+
+def _check_apart(reports: Mapping[str, Report]) -> None:
+    found: dict[str, str] = {}
+    for name, report in reports.items():
+        same = found.setdefault(report.data[ID_NAME].sha256, name)
+        if same != name:
+            raise InputError(
+                f"{name}: is of the same ID data as {same}, which would count twice in a mean over sets",
+                hint="name one report of each set; those of several seeds are put together without `--over sets`",
+            )
 
 
 def _check_same(first: str, wanted: Report, name: str, report: Report) -> None:
@@ -164,9 +157,14 @@ def _measured(report: Report) -> list[tuple[str, set[str]]]:
     ]
 
 
-def _notes(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
+def _notes(files: Sequence[str], reports: Sequence[Report], over: str) -> Iterator[str]:
     """Yield what makes numbers less than they seem."""
-    yield from _of_several(files, reports) if len(reports) > 1 else _of_one(reports[0])
+    if len(reports) == 1:
+        yield from _of_one(reports[0])
+    else:
+        yield from _of_sets(reports) if over == SETS else _of_seeds(files, reports)
+        if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
+            yield "Curves are drawn where every report has them: `hydractl eval --curves` was not given for all."
     marked = [row.name for row in reports[0].rows if row.ood and row.tuned_on_ood]
     for name in marked:
         yield f"Heads of {name} were chosen by how well they tell OOD data, an advantage over other rows."
@@ -193,15 +191,21 @@ def _of_one(report: Report) -> Iterator[str]:
         )
 
 
-def _of_several(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
+def _of_sets(reports: Sequence[Report]) -> Iterator[str]:
+    yield (
+        f"Numbers are means over {len(reports)} data sets, each of which counts alike, in brackets are 95 % intervals of these means: they "
+        "follow from the sets' own (square-and-add), so that they are of these sets and models. Means of OOD metrics have none, as "
+        "several sets may be told from the same samples."
+    )
+
+
+def _of_seeds(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str]:
     first, *others = reports
     freedom = counted(len(others), "degree")
     yield (
         f"Numbers are means over {len(reports)} reports, ± is the standard deviation among them, in brackets are 95 % intervals of the "
         f"mean by Student's t with {freedom} of freedom. Differences are taken report by report."
     )
-    if 0 < sum(any(row.curves for row in report.rows) for report in reports) < len(reports):
-        yield "Curves are drawn where every report has them: `hydractl eval --curves` was not given for all."
     for row in first.rows:
         models = [
             ([m.sha256 for m in own.models], own.derived)
@@ -218,4 +222,4 @@ def _of_several(files: Sequence[str], reports: Sequence[Report]) -> Iterator[str
             if name in report.data and report.data[name].sha256 != data.sha256
         ]
         if strange:
-            yield f"The data set {name} holds other samples in {quoted(strange)} than in `{files[0]}`: deviations are of data, too."
+            yield f"The data set {name} holds other samples in {quoted(strange)} than in `{files[0]}`: deviations are of data, too (`--over sets`: means over sets)."

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.progress import counted
 from hydractl.reporting.compared import Compared
+from hydractl.reporting.intervals import SETS
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
-from hydractl.reporting.numbers import GROUPS, Number, Quantity, centre, interval, scopes
-from hydractl.reporting.verdict import negated
+from hydractl.reporting.numbers import GROUPS, Number, Quantity, centre, interval, number_of, scopes
+from hydractl.reporting.verdict import JUDGED, negated
 
 FEW = 2
 COSTS = (Needs.WEIGHTS, Needs.TIME)
@@ -39,12 +41,13 @@ def title(compared: Compared) -> str:
     """Return what a report is of."""
     first, *others = compared.names
     against = f"{len(others)} others" if len(others) > FEW else " and ".join(others)
-    reports = f", {len(compared.reports)} reports" if len(compared.reports) > 1 else ""
+    several = counted(len(compared.reports), "data set" if compared.over == SETS else "report")
+    reports = f", {several}" if len(compared.reports) > 1 else ""
     return f"{first}{f' against {against}' if others else ''}{reports}"
 
 
 def tables(compared: Compared) -> Iterator[Table]:
-    """Yield all numbers, and how far the first row is from each other one."""
+    """Yield all numbers, and how far the first row is from each other one; then those of each data set, if means are over sets."""
     first = compared.names[0]
     for name, wanted in _groups(compared):
         scope = wanted[0].scope
@@ -70,24 +73,46 @@ def tables(compared: Compared) -> Iterator[Table]:
                 ),
             )
 
+    if compared.over == SETS and len(compared.reports) > 1:
+        yield from _of_sets(compared)
+
+
+def _of_sets(compared: Compared) -> Iterator[Table]:
+    """Yield for each metric its number on each set, and their mean (paper Table 24)."""
+    for q in _of(compared, None, Needs.TEMPERATURE, Needs.LABELS, *_members(compared)):
+        each = [{row.name: number_of(row, q) for row in report.rows} for report in compared.reports]
+        yield Table(
+            title=f"{q.heading} on each data set",
+            folded=q.name not in JUDGED,
+            heads=(*(Path(file).stem for file in compared.files), "mean"),
+            rows=tuple(
+                (name, tuple(_cell(q.metric, number) for number in (*(e[name] for e in each), own.get(q))))
+                for name, own in compared.rows.items()
+            ),
+        )
+
+
+def _of(compared: Compared, scope: str | None, *needs: Needs) -> list[Quantity]:
+    return [q for q in compared.quantities if q.scope == scope and q.metric.needs in needs]
+
+
+def _members(compared: Compared) -> tuple[Needs, ...]:
+    """Return what is shown where there are members."""
+    several = any(row.members > 1 for report in compared.reports for row in report.rows)
+    return (Needs.MEMBERS,) if several else ()
+
 
 def _groups(compared: Compared) -> Iterator[tuple[str, list[Quantity]]]:
     """Yield what stands in a table together, and what that is called."""
-
-    def of(scope: str | None, *needs: Needs) -> list[Quantity]:
-        return [q for q in compared.quantities if q.scope == scope and q.metric.needs in needs]
-
-    several = any(row.members > 1 for report in compared.reports for row in report.rows)
-    members = (Needs.MEMBERS,) if several else ()
-    report = compared.reports[0]
+    members, report = _members(compared), compared.reports[0]
     kinds = dict.fromkeys(report.near, "near") | dict.fromkeys(report.far, "far")
     found = [
-        ("In-distribution data", of(None, Needs.TEMPERATURE, Needs.LABELS, *members)),
-        ("Costs", of(None, *COSTS)),
+        ("In-distribution data", _of(compared, None, Needs.TEMPERATURE, Needs.LABELS, *members)),
+        ("Costs", _of(compared, None, *COSTS)),
     ]
     for scope in scopes(report):
         what = f"mean over {scope} sets" if scope in GROUPS else f"{scope} ({kinds[scope]})"
-        found.append((f"OOD data: {what}", of(scope, Needs.OOD, *members)))
+        found.append((f"OOD data: {what}", _of(compared, scope, Needs.OOD, *members)))
     yield from ((name, wanted) for name, wanted in found if wanted)
 
 

@@ -34,7 +34,7 @@ def _lines(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> Itera
         if not table.folded:
             yield from _table(table)
     if folded := [table for table in every if table.folded]:
-        yield from ("", "<details><summary>Each OOD set</summary>")
+        yield from ("", "<details><summary>Each data set</summary>")
         for table in folded:
             yield from _table(table)
         yield from ("", "</details>")

@@ -93,7 +93,7 @@ SCORED = ("--scores", "s.json")
 KNN = ("--near", "ants=noise", "--ood-score")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
 COMPANIONS = {
-    "report": {"force": ("-o", "a.md")},
+    "report": {"force": ("-o", "a.md"), "over": ("b.json",)},
     "score": {
         **{
             name: ("--method", method.name)

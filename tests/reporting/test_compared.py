@@ -11,7 +11,9 @@ from scipy import stats
 
 from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.report import Difference, Value
-from hydractl.reporting.compared import Compared, square_and_add, student
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.content import tables
+from hydractl.reporting.intervals import mean_of_sets, square_and_add, student
 from hydractl.reporting.numbers import Number, Quantity
 from hydractl.reporting.verdict import verdict
 from support.reports import seeded
@@ -93,6 +95,72 @@ def test_rows_are_matched_by_name_whatever_their_order():
 
     assert Compared.of(turned).rows == Compared.of(SEEDS).rows
     assert Compared.of(turned).differences == Compared.of(SEEDS).differences
+
+
+SETS = {
+    f"{name}.json": seeded(i, data=name, near=(), curves=False)
+    for i, name in enumerate(("pets", "food", "cars"))
+}
+
+
+def test_a_mean_over_sets_has_the_interval_of_independent_estimates():
+    """Normal intervals of means of samples are the oracle."""
+    z, deviations, count = NormalDist().inv_cdf(0.975), (1.0, 2.0, 0.5), 100
+    each = [
+        Number(value=v, low=v - z * d / 10, high=v + z * d / 10)
+        for v, d in zip((3.0, 5.0, 1.0), deviations, strict=True)
+    ]
+    half = z * sqrt(sum(d * d / count for d in deviations)) / 3
+
+    found = mean_of_sets(each)
+
+    assert (found.value, found.low, found.high) == pytest.approx((3.0, 3.0 - half, 3.0 + half))
+    assert mean_of_sets([*each, Number(value=3.0)]) == Number(value=3.0)
+
+
+def test_means_over_sets_are_of_numbers_and_of_differences():
+    compared = Compared.of(SETS, over="sets")
+    values = [row(report, "base").values["nll"] for report in SETS.values()]
+    mean = sum(v.value for v in values) / 3
+
+    found = compared.rows["base"][Quantity("nll")]
+    assert (found.value, found.high) == pytest.approx((mean, mean + sqrt(3 * 0.02**2) / 3))
+    assert found.deviation is None
+    gap = compared.differences["base"][Quantity("nll")]
+    assert gap.value == pytest.approx(compared.rows["hydra"][Quantity("nll")].value - mean)
+    assert gap.high - gap.value == pytest.approx(sqrt(2) * 0.02 / sqrt(3))
+    assert compared.rows["base"][Quantity("auroc", "noise")].interval is None  # the same noise three times
+    assert "means over 3 data sets" in compared.notes[0]
+    assert not any("other samples" in note for note in compared.notes)
+
+
+def test_paired_differences_count_in_a_mean_over_sets():
+    compared = Compared.of({name: paired(report) for name, report in SETS.items()}, over="sets")
+
+    found = compared.differences["base"][Quantity("nll")]
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (0.5, 0.5 - 0.1 / sqrt(3), 0.5 + 0.2 / sqrt(3))
+    )
+
+
+def test_a_set_does_not_count_twice():
+    with pytest.raises(InputError, match=r"^b\.json: is of the same ID data as pets\.json"):
+        Compared.of({**SETS, "b.json": seeded(9, data="pets", near=())}, over="sets")
+
+
+def test_each_set_has_its_column():
+    """As in the paper's Table 24."""
+    each = {table.title: table for table in tables(Compared.of(SETS, over="sets"))}
+
+    accuracy = each["Acc on each data set"]
+    assert (accuracy.heads, accuracy.folded) == (("pets", "food", "cars", "mean"), False)
+    assert each["Brier on each data set"].folded
+    assert (
+        dict(accuracy.rows)["base"][1].value
+        == f"{row(SETS['food.json'], 'base').values['accuracy'].value:.3f}"
+    )
+    assert dict(accuracy.rows)["base"][3] == dict(each["In-distribution data"].rows)["base"][0]
+    assert not any("each data set" in table.title for table in tables(Compared.of(SEEDS)))
 
 
 def test_one_report_says_its_own_numbers():
@@ -180,7 +248,7 @@ def test_notes_say_what_numbers_do_not():
     assert "4 degrees of freedom" in notes[0]
     assert notes[1:] == (
         "base is the same model in several reports: its deviation does not say what another seed does.",
-        "The data set id holds other samples in `x.json` than in `0.json`: deviations are of data, too.",
+        "The data set id holds other samples in `x.json` than in `0.json`: deviations are of data, too (`--over sets`: means over sets).",
     )
 
 

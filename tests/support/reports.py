@@ -51,6 +51,7 @@ def seeded(
     shape: tuple[int, int, int] = (3, 2, 4),
     fixed: tuple[str, ...] = (),
     shift: bool = False,
+    data: str = "id",
 ) -> Report:
     """Return a report as one seed gives it.
 
@@ -62,6 +63,7 @@ def seeded(
         shape: Members of the first row, and layers and heads of each.
         fixed: The rows that are the same model whatever the seed.
         shift: Whether `--corrupt all` was given.
+        data: What the digest of the ID set is of.
     """
     draw = Random(seed)  # noqa: S311 - no secret
     rows = tuple(_row(i, name, near + far, draw, shape, curves) for i, name in enumerate(names))
@@ -81,7 +83,10 @@ def seeded(
         rows = tuple(row.model_copy(update={"shift": _shift(draw)}) for row in rows)
     return Report(
         rows=rows,
-        data={name: Fingerprint(reference=name, sha256=sha(name), count=100) for name in ("id", *near, *far)},
+        data={
+            name: Fingerprint(reference=name, sha256=sha(data if name == "id" else name), count=100)
+            for name in ("id", *near, *far)
+        },
         near=near,
         far=far,
         definitions={name: metric.definition for name, metric in METRICS.items()},

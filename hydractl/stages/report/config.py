@@ -10,6 +10,7 @@ from hydractl.errors import UsageError
 from hydractl.jsonfile import STDIN
 from hydractl.places import Content
 from hydractl.publish import Folder
+from hydractl.reporting.intervals import SEEDS, SETS
 from hydractl.settings import Role, Setting, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 
@@ -30,6 +31,11 @@ class ReportConfig:
             shows=False,
             role=Role.FILE,
         )
+    )
+    over: str = setting(
+        SEEDS,
+        f"What several reports differ in: `{SEEDS}`, or `{SETS}`, ID sets that a mean is taken over.",
+        choices=(SEEDS, SETS),
     )
     out: Path | None = setting(
         None,
@@ -60,6 +66,8 @@ class ReportConfig:
         check(self)
         if not self.files:
             raise UsageError("nothing to report", hint="give what `hydractl eval -o report.json` wrote")
+        if self.over == SETS and len(self.files) == 1:
+            raise UsageError("`--over sets` has no effect on one report", hint="name one report of each set")
         if self.files.count(STDIN) > 1:
             raise UsageError("only one report can come from standard input")
         if self.force and self.out is None and self.figures is None:

@@ -62,7 +62,7 @@ def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportRepor
         _check([] if config.out is None else [config.out], config, own)
         if config.figures is not None:
             check_folder(config.figures)
-        compared = Compared.of(_read(config.files))
+        compared = Compared.of(_read(config.files), over=config.over)
         files = _files(config, compared, own, progress)
         if config.if_changed and all(path.exists() and path.read_bytes() == files[path] for path in files):
             return ReportReport(compared=compared, paths=tuple(files), up_to_date=True)
@@ -95,9 +95,7 @@ def _read(paths: Sequence[Path]) -> dict[str, Report]:
         report = Report.read(path)
         same = found.setdefault(report.digest(), str(path))
         if len(found) == len(reports):
-            raise InputError(
-                f"{path}: is the same report as {same}", hint="name one report of each seed, each once"
-            )
+            raise InputError(f"{path}: is the same report as {same}", hint="name each report once")
         reports.append(report)
     names = told_apart(["stdin" if path == STDIN else str(path) for path in paths])
     return dict(zip(names, reports, strict=True))
