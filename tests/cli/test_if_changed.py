@@ -40,7 +40,7 @@ COMMANDS = {
     "--members 2 -o d-{i}.st",
     "fuse": f"fuse m-0.st m-1.st m-1.st --data {DIGITS} --temperature {DIGITS} -o fused.st",
     "eval": f"eval hydra.st --data {DIGITS} --near images --far noise::limit=8,size=8 --compare both=m-0.st,m-1.st --temperature "
-    f"{DIGITS} --no-latency --bootstrap 0 --fail-if nll>99 -o report.json --save-predictions said.st",
+    f"{DIGITS} --no-latency --bootstrap 0 --fail-if nll>99 -o report.json --save-predictions said.st --store stored.st",
     "predict": "predict hydra.st images digits::limit=3 images/0/0.png -o said.csv --if-changed",
     "predict a table": "predict hydra.st images --top-k 2 -o said.parquet --if-changed",
     "export": f"export hydra.st --data {DIGITS} --ood noise::limit=8,size=8 --report effect.json -o hydra.pt2 --if-changed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table
@@ -18,6 +18,8 @@ from hydractl.reporting.numbers import GROUPS, written
 from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from hydractl.manifest.document import Fingerprint
@@ -35,9 +37,8 @@ def again(config: EvalConfig, terminal: Terminal) -> None:
     from hydractl.stages.evaluate.report import EvalReport
     from hydractl.stages.shared.unchanged import outputs_of
 
-    paths = outputs_of(config)
-    document = Report.read(paths[0])
-    report = EvalReport(document=document, paths=paths, config=config)
+    document = Report.read(cast("Path", config.out))
+    report = EvalReport(document=document, paths=outputs_of(config), config=config)
     if terminal.as_json:
         terminal.document(as_json(document))
     else:
