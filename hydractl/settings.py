@@ -297,6 +297,56 @@ def number(option: str, text: str) -> float:
     return value
 
 
+def written(kind: type[C], text: str, *, where: str, called: str, example: str, last: str | None = None) -> C:
+    """Return the settings that `option=value,...` says: a reference's own, each declared as a field.
+
+    Args:
+        kind: A dataclass of declared fields.
+        text: What was typed; may be empty.
+        where: The whole reference, for messages.
+        called: What has these options, likewise.
+        example: A reference that is right, for hints.
+        last: The option whose value is all that follows it, commas too.
+
+    Raises:
+        UsageError: If an option is unknown, missing, given twice or out of range.
+    """
+    known = {d.name: d.setting for d in Declared.of(kind)}
+    given: dict[str, str] = {}
+    while text:
+        key, equals, rest = text.partition("=")
+        value, _, text = (rest, "", "") if key == last else rest.partition(",")
+        if not equals or not key or not value:
+            raise UsageError(
+                f"`{where}`: expected option=value, found `{key}{equals}`", hint=f"for example `{example}`"
+            )
+        if key in given:
+            raise UsageError(f"`{where}`: the option `{key}` is given twice")
+        if key not in known:
+            hint = did_you_mean(key, known) or (f"there are {', '.join(known)}" if known else None)
+            raise UsageError(f"`{where}`: `{called}` has no option `{key}`", hint=hint)
+        given[key] = value
+    for own in fields(kind):  # type: ignore[arg-type]  # a dataclass, which its bound cannot say
+        if own.default is MISSING and own.name not in given:
+            raise UsageError(f"`{where}`: `{called}` needs `{own.name}=`", hint=f"for example `{example}`")
+    try:
+        return kind(**{option: known[option].read(value) for option, value in given.items()})
+    except UsageError as error:
+        raise UsageError(f"`{where}`: {error.message}", hint=error.hint) from error
+
+
+def whole(text: str) -> int:
+    """Read a whole number.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"`{text}` is not a whole number") from error
+
+
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{kind}": base ** (i + 1)
     for i, letter in enumerate("KMGT")

@@ -6,26 +6,18 @@ Options follow the first `::`; what follows `data=` is all of the data, so that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean
-from hydractl.settings import Declared, Setting, check, number, required, setting
+from hydractl.settings import Setting, check, number, required, setting, whole, written
 
 DATA = "data"
 KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 DRAWS = 20
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise UsageError(f"`{text}` is not a whole number") from error
 
 
 def _real(text: str) -> float:
@@ -39,7 +31,7 @@ class McDropout:
     KIND: ClassVar = "mc"
     EXAMPLE: ClassVar = "mc:base.st::passes=10,rate=0.1"
 
-    passes: int = setting(10, "Forward passes.", parse=_whole, low=1, high=256, spelled=("passes",))
+    passes: int = setting(10, "Forward passes.", parse=whole, low=1, high=256, spelled=("passes",))
     rate: float | None = setting(
         None,
         "The share dropped; None: as each layer says.",
@@ -48,7 +40,7 @@ class McDropout:
         below=1.0,
         spelled=("rate",),
     )
-    seed: int = setting(0, "Of what is drawn.", parse=_whole, low=0, spelled=("seed",))
+    seed: int = setting(0, "Of what is drawn.", parse=whole, low=0, spelled=("seed",))
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,7 +61,7 @@ class Laplace:
         PROBIT, "How logits of many weights become one.", choices=(PROBIT, SAMPLES), spelled=("predictive",)
     )
     samples: int | None = setting(
-        None, f"Weights to draw (default {DRAWS}).", parse=_whole, low=1, high=256, spelled=("samples",)
+        None, f"Weights to draw (default {DRAWS}).", parse=whole, low=1, high=256, spelled=("samples",)
     )
     prior: float | None = setting(
         None,
@@ -79,7 +71,7 @@ class Laplace:
         finite=True,
         spelled=("prior",),
     )
-    seed: int = setting(0, "Of what is drawn.", parse=_whole, low=0, spelled=("seed",))
+    seed: int = setting(0, "Of what is drawn.", parse=whole, low=0, spelled=("seed",))
 
     def __post_init__(self) -> None:
         check(self)
@@ -112,35 +104,5 @@ def parse_rival(reference: str) -> tuple[str, Rival]:
     if not model or model.startswith("arch:"):
         what = "random weights tell nothing" if model else "of which model?"
         raise UsageError(f"`{reference}`: {what}", hint=f"for example `{kind.EXAMPLE}`")
-    given, known = _options(reference, text, kind.EXAMPLE), {d.name: d.setting for d in Declared.of(kind)}
-    for option in given:
-        if option not in known:
-            raise UsageError(
-                f"`{reference}`: `{name}:` has no option `{option}`",
-                hint=did_you_mean(option, known) or f"there are {', '.join(known)}",
-            )
-    for field in fields(kind):
-        if field.default is MISSING and field.name not in given:
-            raise UsageError(
-                f"`{reference}`: `{name}:` needs `{field.name}=`", hint=f"for example `{kind.EXAMPLE}`"
-            )
-    try:
-        return model, kind(**{option: known[option].read(value) for option, value in given.items()})  # type: ignore[arg-type]  # each is of its option's type
-    except UsageError as error:
-        raise UsageError(f"`{reference}`: {error.message}", hint=error.hint) from error
-
-
-def _options(reference: str, text: str, example: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    while text:
-        key, equals, rest = text.partition("=")
-        value, _, text = (rest, "", "") if key == DATA else rest.partition(",")
-        if not equals or not key or not value:
-            raise UsageError(
-                f"`{reference}`: expected option=value, found `{key}{equals}`",
-                hint=f"for example `{example}`",
-            )
-        if key in found:
-            raise UsageError(f"`{reference}`: the option `{key}` is given twice")
-        found[key] = value
-    return found
+    made: Rival = written(kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, last=DATA)
+    return model, made

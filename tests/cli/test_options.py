@@ -77,6 +77,7 @@ TEXTS = {
     "std": "0.5",
     "augment": "flip,shift",
     "train": "norm,head",
+    "method": "lora-ensemble",
     "data": "digits::limit=3",
     "val": "digits::limit=3",
     "fit": "digits::limit=3",

@@ -34,6 +34,7 @@ def finetune(config: FinetuneConfig, terminal: Terminal) -> None:
       hydractl finetune bert/ --data reviews.jsonl --val val.jsonl --recipe sst2-base -o base.st
       hydractl finetune minilm/ --data train.jsonl --val val.jsonl --pooling mean -o base.st
       hydractl finetune arch:vit_tiny_patch16_224 --data train/ --val val/ --seed 1 -o base.st
+      hydractl finetune base.st --data train/ --val val/ --method lora-ensemble --lr 1e-3 --seed 1 -o lora-1.st
       torchrun --nproc-per-node 2 -m hydractl finetune member.st --data train/ --val val/ -o tuned.st
       accelerate launch --num_processes 8 --use_fsdp -m hydractl finetune vit-g.st --data train/ --val val/ -o tuned.st
     """

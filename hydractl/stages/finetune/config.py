@@ -24,8 +24,9 @@ from hydractl.settings import (
     words,
 )
 from hydractl.stages.shared import settings as shared
+from hydractl.training.methods.reference import METHODS, Method, parse_method, told
 from hydractl.training.recipes.named import RECIPES, recipe_of
-from hydractl.training.recipes.recipe import Recipe
+from hydractl.training.recipes.recipe import WHAT, Recipe
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
@@ -69,6 +70,13 @@ class FinetuneConfig:
     )
     recipe_name: str | None = by_default(None, Composed(lambda given: given.get("recipe"), also=("recipe",)))
     """Which one `recipe` was made of; for messages."""
+    method: str | None = setting(
+        None,
+        f"Train otherwise than by changing every weight: {', '.join(METHODS)}; see docs/rivals.md.",
+        metavar="NAME[::K=V,...]",
+        panel=WHAT,
+        after="reset_head",
+    )
     batches: str = setting(
         "shared",
         "Of a hydra without a trunk: all members see the same batches, or each has an order and augmentation of its own.",
@@ -138,6 +146,8 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.method is not None:
+            parse_method(self.method)
         if self.save_every is not None and self.state is None:
             raise UsageError(
                 f"`--save-every` has no effect with `-o {self.out}`: a stream leaves no place to go on from",
@@ -179,6 +189,11 @@ class FinetuneConfig:
             raise UsageError("only one model can come from standard input")
 
     @property
+    def trains_by(self) -> Method | None:
+        """How it trains, where not every weight changes."""
+        return None if self.method is None else parse_method(self.method)
+
+    @property
     def apart(self) -> bool:
         """Whether members of a hydra see batches of their own."""
         return self.batches == "own"
@@ -203,6 +218,7 @@ class FinetuneConfig:
             | {name: getattr(self, name) for name in own}
             | self.images.options()
             | (taught if self.teacher else {})
+            | ({} if self.trains_by is None else {"method": told(self.trains_by)})
             | ({"batches": self.batches} if self.apart else {})
             | ({"compile": True} if self.compile else {})
         )

@@ -35,6 +35,7 @@ from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.apart import FeedsApart
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.loop import Trained, train
+from hydractl.training.methods.weights import MADE
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
 
@@ -53,8 +54,8 @@ class FinetuneReport:
         lr: The learning rate that validated best.
         step: How many steps the written weights took.
         total_steps: How many were planned.
-        trained_parameters: How many parameters trained.
-        frozen_parameters: How many did not.
+        trained_parameters: How many parameters trained, those that weights are made of included.
+        frozen_parameters: How many of the model's own did not.
         resumed_from: The step at which the run went on, None if it ran through.
     """
 
@@ -89,6 +90,11 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         raise UsageError(
             "`--compile` and `--use_fsdp` exclude each other: a model that lies in parts is no single graph",
             hint="leave one of them out",
+        )
+    if config.method is not None and shards:
+        raise UsageError(
+            "`--method` and `--use_fsdp` exclude each other: weights that are made of others do not lie in parts",
+            hint="leave `--use_fsdp` out",
         )
     with (
         resumable(config.out, force=config.force),
@@ -138,8 +144,9 @@ def _train(
         lr=trained.lr,
         step=trained.step,
         total_steps=job.total,
-        trained_parameters=(count := sum(t.numel() for t in trained.weights.values())),
-        frozen_parameters=sum(t.numel() for t in tensors.values()) - count,
+        trained_parameters=sum(t.numel() for t in trained.weights.values()),
+        frozen_parameters=sum(t.numel() for t in tensors.values())
+        - sum(t.numel() for n, t in trained.weights.items() if MADE not in n),
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
     if engine.leads:
@@ -212,6 +219,8 @@ def _scales(work: Work) -> dict[str, float]:
         return {}
     subject = _build(work)
     theirs = {id(tensor): name for own in subject.states for name, tensor in own.items()}
+    for name, site in subject.sites.items():
+        theirs |= {id(made): name for made in site.layer.parameters() if id(made) not in theirs}
     names = {name: theirs[id(parameter)] for name, parameter in subject.module.named_parameters()}
     scales = rate_scales(work.opened.family, work.header.architecture, decay, theirs.values())
     return {name: scales[own] for name, own in names.items()}
@@ -228,7 +237,7 @@ def _build(work: Work) -> Subject:
     for own in subject.states:
         for name, tensor in own.items():
             tensor.requires_grad_(name in work.names)
-    return subject
+    return subject if work.adapter is None else subject.adapted(work.adapter, work.names)
 
 
 def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:

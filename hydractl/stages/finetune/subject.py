@@ -5,8 +5,8 @@ Axes: M members, B batch, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import torch
@@ -21,6 +21,8 @@ from hydractl.fusion.plan import join_members
 from hydractl.inputs import Inputs, split_batch
 from hydractl.manifest.header import Header
 from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.training.methods.adapters import Adapter
+from hydractl.training.methods.weights import Site, realised, sites_of
 from hydractl.training.noise import set_dropout
 from hydractl.training.recipes.recipe import Recipe
 
@@ -61,12 +63,14 @@ class Subject:
             a hydra share is the same tensor in each.
         header: What it was made by.
         family: Likewise.
+        sites: The layers whose weights are made of others, by the weights' names.
     """
 
     module: nn.Module
     states: tuple[Mapping[str, torch.Tensor], ...]
     header: Header
     family: Family
+    sites: Mapping[str, Site] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -96,7 +100,15 @@ class Subject:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors as the checkpoint names them: the inverse of `of`."""
         plan = self.header.plan
-        return dict(self.states[0]) if plan is None else join_members(self.family, plan.fates, self.states)
+        if plan is not None:
+            return join_members(self.family, plan.fates, self.states)
+        return dict(self.states[0]) | realised(self.sites)
+
+    def adapted(self, adapter: Adapter, names: Collection[str]) -> Subject:
+        """Return a model that trains by a method, of which `names` may train; this one, changed."""
+        sites = sites_of(self.family, self.module, self.states[0])
+        adapter.attach(sites, names)
+        return replace(self, sites=sites)
 
 
 def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe, said: torch.Tensor | None = None) -> bool:

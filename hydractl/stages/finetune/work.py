@@ -22,6 +22,7 @@ from hydractl.stages.shared.images import check_takes, reading_images, warn_assu
 from hydractl.stages.shared.lineage import warn_temperature
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.feeding.mix import Mixing
+from hydractl.training.methods.adapters import Adapter, adapter_of, changed
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
@@ -42,13 +43,28 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Everything that is known before anything is computed; `how` is how the model reads items in this run."""
+    """Everything that is known before anything is computed.
+
+    Attributes:
+        config: What was asked.
+        opened: The model.
+        header: Its, with the classes of the data.
+        how: How it reads items in this run.
+        names: The tensors that are others afterwards.
+        adapter: How these are made, where they do not train themselves.
+        train: What it learns from.
+        val: What it is measured on.
+        teachers: Opened.
+        mixing: How samples of a batch are mixed.
+        inputs: All that is read, for the lineage.
+    """
 
     config: FinetuneConfig
     opened: OpenModel
     header: Header
     how: Reading
     names: tuple[str, ...]
+    adapter: Adapter | None
     train: Labelled
     val: Labelled
     teachers: tuple[OpenModel, ...]
@@ -82,7 +98,8 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     header = opened.header
     check_tensors(config.model, opened.checkpoint.specs, stored_specs(opened))
     _check_apart(config, header)
-    names = _trainable(config, opened)
+    adapter = _adapter(config, opened)
+    names = _trainable(config, opened, adapter)
     training, header = _training(items, header, progress)
     validation = _validation(
         open_items(config.val, header.preprocess, workers=config.num_workers, progress=progress),
@@ -109,6 +126,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
         header=header,
         how=how,
         names=names,
+        adapter=adapter,
         train=training,
         val=validation,
         mixing=mixing,
@@ -152,7 +170,20 @@ def _check_apart(config: FinetuneConfig, header: Header) -> None:
         )
 
 
-def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
+def _adapter(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
+    """Return how it trains where not every weight changes; refuse what has no single weight to make others of."""
+    method = config.trains_by
+    if method is None:
+        return None
+    if opened.header.plan is not None:
+        raise UsageError(
+            f"`--method {method.KIND}`: {config.model} is a hydra, and one model is trained so",
+            hint="leave `--method` out, or name a base or a member",
+        )
+    return adapter_of(method, config.seed)
+
+
+def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | None) -> tuple[str, ...]:
     """Return the tensors that train, told by the shapes alone."""
     header, recipe = opened.header, config.recipe
     if recipe.own and header.plan is None:
@@ -160,8 +191,10 @@ def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
             f"`--train own`: {config.model} is a {header.kind}, and only members of a hydra have what is their own",
             hint=f"leave `own` out, or choose from {', '.join(PARTS)}",
         )
-    built = (opened.family.build(header.architecture, mask, None).library_state() for mask in header.masks)
-    with_elements = {n: t for state in built for n, t in state.items() if t.numel()}
+    family = opened.family
+    models = [family.build(header.architecture, mask, None) for mask in header.masks]
+    states = [model.library_state() for model in models]
+    with_elements = {n: t for state in states for n, t in state.items() if t.numel()}
     if recipe.own and header.plan is not None:
         fates = header.plan.fates
         if Fate.GROUPED not in fates.values():
@@ -170,7 +203,8 @@ def _trainable(config: FinetuneConfig, opened: OpenModel) -> tuple[str, ...]:
                 hint="fuse with `--own-from L`: each then owns its blocks from L on, readout and head",
             )
         with_elements = {n: t for n, t in with_elements.items() if fates[n] == Fate.GROUPED}
-    return trainable(opened.family, header.architecture, recipe, with_elements)
+    names = trainable(family, header.architecture, recipe, with_elements)
+    return names if adapter is None else changed(adapter, family, models[0], states[0], names)
 
 
 def _training(items: Items, header: Header, progress: Progress) -> tuple[Labelled, Header]:

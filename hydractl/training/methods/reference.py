@@ -1,0 +1,80 @@
+"""`NAME::option=value,...`: how `finetune --method` trains. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import ClassVar, TypeAlias
+
+from hydractl.errors import UsageError
+from hydractl.progress import did_you_mean
+from hydractl.settings import check, number, setting, whole, written
+
+_real = partial(number, "option")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraEnsemble:
+    """Each attention projection W trains as W + (alpha / rank) B A, and the classifier; all else stays (Hu et al. 2022).
+
+    Queries, keys and values have an A and a B each, in one matrix or apart. A begins as in peft, B with zeros. A run makes
+    one member: members share nothing that trains, so that those of M seeds, trained one by one, are those that train jointly
+    (Mühlematter et al. 2024; the hydra paper, C.1.4).
+    """
+
+    KIND: ClassVar = "lora-ensemble"
+    EXAMPLE: ClassVar = "lora-ensemble::rank=4,alpha=8"
+
+    rank: int = setting(4, "r.", parse=whole, low=1, spelled=("rank",))
+    alpha: float = setting(8.0, "Scales by alpha / r.", parse=_real, above=0.0, spelled=("alpha",))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingularValues:
+    """Each matrix of the blocks is U S V, of which S trains, and so do its layer's bias and the classifier.
+
+    S begins as S (1 + e) and biases as b + e, e drawn of N(0, spread²); what falls below zero counts as zero. A run makes one
+    member: as of `LoraEnsemble`, several seeds are an ensemble (Turkoglu et al. 2026).
+    """
+
+    KIND: ClassVar = "singular-values"
+    EXAMPLE: ClassVar = "singular-values::spread=0.01"
+
+    spread: float = setting(
+        0.01, "Deviation of what members begin with.", parse=_real, low=0.0, spelled=("spread",)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+Method: TypeAlias = LoraEnsemble | SingularValues
+METHODS: Mapping[str, type[LoraEnsemble | SingularValues]] = MappingProxyType(
+    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues)}
+)
+
+
+def parse_method(text: str) -> Method:
+    """Return what a method's name and its options say.
+
+    Raises:
+        UsageError: If there is no such method, or an option is unknown or out of range.
+    """
+    name, _, options = text.partition("::")
+    if name not in METHODS:
+        hint = did_you_mean(name, METHODS) or f"choose from {', '.join(METHODS)}"
+        raise UsageError(f"`--method {name}`: unknown", hint=hint)
+    kind = METHODS[name]
+    made: Method = written(kind, options, where=f"--method {text}", called=name, example=kind.EXAMPLE)
+    return made
+
+
+def told(method: Method) -> str:
+    """Return the reference that says all of a method."""
+    options = ",".join(f"{key}={value:g}" for key, value in asdict(method).items())
+    return f"{method.KIND}::{options}"

@@ -1,0 +1,123 @@
+"""Weights that are made of others in each step: torch's parametrizations, on the linear layers of a model.
+
+What lies in files is the weight that is made, in the place of the one that it was made of.
+
+Axes: O outputs, D inputs, P projections in one matrix, R rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from typing_extensions import override
+
+from hydractl.families.base import Family, Place, place_of
+
+MADE = ".parametrizations."
+"""What the names of parameters hold that a weight is made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A linear layer whose weight can be made of others, and where it stands in the library's model."""
+
+    name: str
+    layer: nn.Linear
+    place: Place
+
+
+def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Site]:
+    """Return the linear layers of a model's blocks by the names of their weights, sorted.
+
+    Args:
+        family: Says where a tensor stands.
+        model: Before anything is made of others in it.
+        state: Its tensors by the library's names, the very ones.
+    """
+    names = {id(tensor): name for name, tensor in state.items()}
+    layers = {
+        names[id(layer.weight)]: layer
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear) and layer.weight.numel() and id(layer.weight) in names
+    }
+    places = {name: place_of(family, name) for name in layers}
+    return {
+        name: Site(name=name, layer=layer, place=places[name])
+        for name, layer in sorted(layers.items())
+        if places[name].layer is not None
+    }
+
+
+def make(site: Site, how: nn.Module) -> None:
+    """Let `how` make a layer's weight of that in the file, which no longer trains itself."""
+    site.layer.weight.requires_grad = False
+    parametrize.register_parametrization(site.layer, "weight", how)
+
+
+@torch.no_grad()
+def realised(sites: Mapping[str, Site]) -> dict[str, torch.Tensor]:
+    """Return the weights that are made of others, as they are now, by the library's names."""
+    return {
+        name: site.layer.weight.detach()
+        for name, site in sites.items()
+        if parametrize.is_parametrized(site.layer, "weight")
+    }
+
+
+class LowRank(nn.Module):
+    """W + scale B A, for each of P projections that lie in one matrix by itself (Hu et al. 2022, section 4.1)."""
+
+    def __init__(
+        self, weight: torch.Tensor, *, rank: int, scale: float, projections: int, generator: torch.Generator
+    ) -> None:
+        """Draw A as peft does, uniform within 1 / sqrt(D); B is zero, so that nothing has changed yet.
+
+        Args:
+            weight: W, (O, D).
+            rank: R.
+            scale: Of what is added.
+            projections: P, a divisor of O.
+            generator: What A is drawn with.
+        """
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.scale = scale
+        # their names say, as others do, that weight decay applies
+        drawn = torch.rand(projections, rank, inputs, generator=generator)
+        self.a_weight = nn.Parameter((2 * drawn - 1) / math.sqrt(inputs))
+        self.b_weight = nn.Parameter(torch.zeros(projections, outputs // projections, rank))
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (O, D)."""
+        return weight + self.scale * (self.b_weight @ self.a_weight).flatten(0, 1)
+
+
+class Spectrum(nn.Module):
+    """U S V of fixed U and V, with S at least zero."""
+
+    def __init__(self, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> None:
+        """Take up a decomposition.
+
+        Args:
+            u: Of shape (O, R).
+            s: What trains, (R,).
+            v: Of shape (R, D).
+        """
+        super().__init__()
+        self.register_buffer("u", u, persistent=False)
+        self.register_buffer("v", v, persistent=False)
+        self.values = nn.Parameter(s)
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (O, D)."""
+        u, v = cast("torch.Tensor", self.u), cast("torch.Tensor", self.v)
+        made: torch.Tensor = (u * self.values.clamp(min=0)) @ v
+        return made.to(weight.dtype)

@@ -1,0 +1,148 @@
+"""finetune --method: ordinary checkpoints come out, the same whatever interrupts it; what does not go together is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.families.base import place_of
+from hydractl.families.opening import load_model, open_model
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.training import sharding
+from hydractl.training.recipes.recipe import Recipe
+from support.builders import base
+from support.heard import Cut
+
+TRAIN = "digits::split=train,classes=0-6,limit=48"
+VAL = "digits::split=val,classes=0-6,limit=40"
+RECIPE = Recipe(lr=(1e-2,), epochs=2, batch_size=16, dropout=0.1)
+ONE_MODEL = ("lora-ensemble::rank=2", "singular-values")
+
+
+def config(out, model, method, **changes):
+    given = {"data": DataRef.parse(TRAIN), "val": DataRef.parse(VAL), "recipe": RECIPE, "device": "cpu"}
+    return FinetuneConfig(model=str(model), out=out, method=method, **(given | changes))
+
+
+def tensors(path):
+    return Checkpoint.open(path).tensors()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return base().save(tmp_path_factory.mktemp("methods") / "base.st")
+
+
+@pytest.mark.parametrize("method", ONE_MODEL)
+def test_the_model_that_is_written_is_the_one_that_was_measured(tmp_path, model, method):
+    report = run_finetune(config(tmp_path / "out.st", model, method))
+    opened = open_model(str(tmp_path / "out.st"))
+    step = opened.header.made_by
+
+    assert Checkpoint.open(tmp_path / "out.st").specs == Checkpoint.open(model).specs
+    assert step.options["method"].startswith(method)
+    assert step.results["trained_parameters"] == report.trained_parameters
+    held = tensors(model)
+    own = {n for n, t in tensors(tmp_path / "out.st").items() if not torch.equal(t, held[n])}
+    of_blocks = {n for n in own if place_of(opened.family, n).layer is not None}
+    assert of_blocks
+    assert {place_of(opened.family, n).part for n in own - of_blocks} == {"head"}
+    again = run_finetune(
+        config(tmp_path / "same.st", tmp_path / "out.st", None, recipe=Recipe(lr=(1e-12,), steps=1, warmup=0))
+    )
+    assert again.nll == pytest.approx(report.nll, abs=1e-5)
+    assert load_model(opened)
+
+
+@pytest.mark.parametrize("method", ONE_MODEL)
+def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, model, method):
+    run_finetune(config(tmp_path / "whole.st", model, method))
+    asked = config(tmp_path / "cut.st", model, method, save_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_finetune(asked, Cut(after=2))
+    report = run_finetune(asked)
+
+    assert report.resumed_from
+    assert (tmp_path / "cut.st").read_bytes() == (tmp_path / "whole.st").read_bytes()
+
+
+def test_the_state_of_a_run_by_another_method_is_not_gone_on_with(tmp_path, model):
+    asked = config(tmp_path / "cut.st", model, "lora-ensemble", save_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_finetune(asked, Cut(after=2))
+
+    for other in ("lora-ensemble::rank=3", "singular-values", None):
+        with pytest.raises(UsageError, match="state of a run with other options"):
+            run_finetune(config(tmp_path / "cut.st", model, other))
+
+
+def test_layers_decay_and_blocks_stay_with_a_method_too(tmp_path, model):
+    recipe = replace(RECIPE, layer_decay=0.5, last_blocks=1)
+    run_finetune(config(tmp_path / "out.st", model, "lora-ensemble", recipe=recipe))
+    held, found = tensors(model), tensors(tmp_path / "out.st")
+
+    assert {n for n in held if not torch.equal(held[n], found[n])} == {
+        "blocks.2.attn.qkv.weight", "blocks.2.attn.proj.weight", "head.weight", "head.bias",
+    }  # fmt: skip
+
+
+def test_a_member_and_one_without_heads_in_a_layer_train(tmp_path):
+    member = base().pruned((0, 1), (), (2,)).save(tmp_path / "member.st")
+    run_finetune(config(tmp_path / "out.st", member, "lora-ensemble"))
+    held, found = tensors(member), tensors(tmp_path / "out.st")
+
+    changed = {n for n in held if not torch.equal(held[n], found[n])}
+    assert {n for n in changed if "attn" in n} == {
+        f"blocks.{layer}.attn.{part}.weight" for layer in (0, 2) for part in ("qkv", "proj")
+    }
+
+
+def test_in_bf16_what_is_told_is_of_the_weights_as_written(tmp_path):
+    model = base().cast(torch.bfloat16).save(tmp_path / "model.st")
+    report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
+    again = run_finetune(
+        config(tmp_path / "same.st", tmp_path / "out.st", None, recipe=Recipe(lr=(1e-12,), steps=1, warmup=0))
+    )
+
+    assert {t.dtype for t in tensors(tmp_path / "out.st").values()} == {torch.bfloat16}
+    assert again.nll == pytest.approx(report.nll, abs=1e-6)
+
+
+def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
+    hydra = tmp_path / "hydra.st"
+    run_fuse(FuseConfig(models=(str(model), str(model)), out=hydra))
+    with pytest.raises(UsageError, match="is a hydra, and one model is trained so"):
+        run_finetune(config(tmp_path / "out.st", hydra, "lora-ensemble"))
+    with pytest.raises(UsageError, match="no layer of its kind among what trains"):
+        run_finetune(
+            config(tmp_path / "out.st", model, "lora-ensemble", recipe=replace(RECIPE, train=("head",)))
+        )
+    monkeypatch.setattr(sharding, "asked", lambda: True)
+    with pytest.raises(UsageError, match="`--method` and `--use_fsdp` exclude each other"):
+        run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
+    assert not (tmp_path / "out.st").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("lora", "`--method lora`: unknown"),
+        ("lora-ensemble::rank=0", "`rank 0`: must be at least 1"),
+        ("lora-ensemble::rank=x", "`x` is not a whole number"),
+        ("lora-ensemble::alpha=nan", "`nan` is not finite"),
+        ("lora-ensemble::rank=1,rank=2", "`rank` is given twice"),
+        ("singular-values::rank=1", "has no option `rank`"),
+        ("singular-values::spread", "expected option=value"),
+    ],
+)
+def test_methods_that_are_none(tmp_path, method, said):
+    with pytest.raises(UsageError, match=said):
+        config(tmp_path / "out.st", "base.st", method)
