@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from hydractl.hub.folders import publish_models
 from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
 from hydractl.parallel import follow_leader, rank
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import SILENT, Progress, counted
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.subject import Subject, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
@@ -30,12 +31,12 @@ from hydractl.stages.shared.trained import stored_tensors
 from hydractl.stages.shared.unchanged import replaces
 from hydractl.training import sharding
 from hydractl.training.candidate import Job
-from hydractl.training.engine import Engine, start_engine
+from hydractl.training.engine import Engine, Share, start_engine
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.apart import FeedsApart
-from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.feeding.feed import ItemFeed, Piece
 from hydractl.training.loop import Trained, train
-from hydractl.training.methods.weights import MADE
+from hydractl.training.methods.weights import MADE, ORIGINAL, sites_of
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
 
@@ -126,7 +127,9 @@ def _train(
 ) -> FinetuneReport:
     config, recipe = work.config, work.config.recipe
     measure = _measure(work, engine)
-    job = _job(work, measure, engine)
+    feed = _feed(work)
+    _look(work, feed, engine, progress)
+    job = _job(work, feed, measure, engine)
     if engine.leads and work.header.plan is not None and not config.apart:
         _warn_equal(work, job, engine, progress)
     engine.wait()  # all have read the state before one writes it
@@ -146,7 +149,7 @@ def _train(
         total_steps=job.total,
         trained_parameters=sum(t.numel() for t in trained.weights.values()),
         frozen_parameters=sum(t.numel() for t in tensors.values())
-        - sum(t.numel() for n, t in trained.weights.items() if MADE not in n),
+        - sum(t.numel() for n, t in trained.weights.items() if MADE not in n or n.endswith(ORIGINAL)),
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
     if engine.leads:
@@ -180,13 +183,9 @@ def _measure(work: Work, engine: Engine) -> Callable[[nn.Module], Metrics | None
     )
 
 
-def _job(work: Work, measure: Callable[[nn.Module], Metrics | None], engine: Engine) -> Job:
-    """Say to the loop what to train."""
+def _feed(work: Work) -> ItemFeed:
+    """Return where batches come from."""
     config, recipe = work.config, work.config.recipe
-
-    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
-
     feed = ItemFeed.open(
         work.train.items,
         work.train.labels,
@@ -195,7 +194,35 @@ def _job(work: Work, measure: Callable[[nn.Module], Metrics | None], engine: Eng
         batch_size=recipe.batch_size,
         seed=config.seed if config.order_seed is None else config.order_seed,
     )
-    feed = replace(feed, mixing=work.mixing)
+    return replace(feed, mixing=work.mixing)
+
+
+def _look(work: Work, feed: ItemFeed, engine: Engine, progress: Progress) -> None:
+    """Show a method the batches that it must see before anything trains: every process all of them, so that all find the same."""
+    if work.adapter is None or not work.adapter.data:
+        return
+    subject, accumulate = _plain(work), work.config.recipe.accumulate
+    sites = sites_of(subject.family, subject.module, subject.states[0])
+    model, device = subject.module.to(engine.device).eval(), engine.device
+    count = min(work.adapter.data, feed.steps_per_epoch)
+    progress.step(f"Looking at {counted(count, 'batch', 'batches')}")
+
+    def loss(piece: Piece) -> torch.Tensor:
+        logits = model(map_inputs(lambda x: x.to(device), piece.inputs))
+        return F.cross_entropy(logits, piece.labels.to(device)) * piece.weight
+
+    pieces = (piece for step in feed.steps(0, count, Share(0, accumulate, accumulate)) for piece in step)
+    weights = {name: sites[name].layer.weight for name in work.adapter.own(sites, work.names)}
+    work.adapter.look(weights, (partial(loss, piece) for piece in pieces))
+
+
+def _job(work: Work, feed: ItemFeed, measure: Callable[[nn.Module], Metrics | None], engine: Engine) -> Job:
+    """Say to the loop what to train."""
+    config, recipe = work.config, work.config.recipe
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
+
     return Job(
         build=lambda: _build(work).module,
         feed=FeedsApart.of(feed, len(work.header.masks), work.how) if config.apart else feed,
@@ -227,7 +254,13 @@ def _scales(work: Work) -> dict[str, float]:
 
 
 def _build(work: Work) -> Subject:
-    """Return the model as training begins: in fp32 whatever is stored, gradients where parameters train."""
+    """Return the model as training begins."""
+    subject = _plain(work)
+    return subject if work.adapter is None else subject.adapted(work.adapter, work.names)
+
+
+def _plain(work: Work) -> Subject:
+    """Return it before a method makes weights of others: in fp32 whatever is stored, gradients where parameters train."""
     state = work.opened.checkpoint.tensors()
     if work.config.reset_head and work.config.head_seed is None:
         state = reset_head(work.opened.family, state)
@@ -237,7 +270,7 @@ def _build(work: Work) -> Subject:
     for own in subject.states:
         for name, tensor in own.items():
             tensor.requires_grad_(name in work.names)
-    return subject if work.adapter is None else subject.adapted(work.adapter, work.names)
+    return subject
 
 
 def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:

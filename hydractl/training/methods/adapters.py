@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import nn
 from typing_extensions import override
 
 from hydractl.errors import UsageError
-from hydractl.families.base import Family, Role, place_of
-from hydractl.training.methods.reference import LoraEnsemble, Method, SingularValues
-from hydractl.training.methods.weights import LowRank, Site, Spectrum, make, sites_of
+from hydractl.families.base import Family, Place, Role, place_of
+from hydractl.training.methods.oba import importances, masks_of
+from hydractl.training.methods.reference import LoraEnsemble, Method, Oba, SingularValues
+from hydractl.training.methods.weights import LowRank, Masked, Site, Spectrum, make, sites_of
 
 
-class Adapter(Protocol):
-    """How a model trains by a method; one for a run, which may build the model several times."""
+class Adapter:
+    """How a model trains by a method: one for a run, which builds the model several times."""
 
-    def changes(self, sites: Mapping[str, Site], names: Collection[str]) -> set[str]:
-        """Return which of the tensors `names`, besides the classifier's, are others afterwards."""
+    data = 0
+    """How many batches it must see before training."""
+
+    def own(self, sites: Mapping[str, Site], names: Collection[str]) -> list[str]:
+        """Return the weights that are made of others, sorted; of `names`, which may train."""
+        return sorted(name for name, site in sites.items() if name in names and self.fits(site))
+
+    def fits(self, site: Site) -> bool:
+        """Return whether a layer is of the kind that it is for."""
+        del site
+        return True
+
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        """Return which tensors are others after training: those of `own`, and the classifier.
+
+        Args:
+            own: What is made of others.
+            places: Of all that may train.
+        """
+        return {*own, *(name for name, place in places.items() if place.part == "head")}
+
+    def look(self, weights: Mapping[str, torch.Tensor], losses: Iterable[Callable[[], torch.Tensor]]) -> None:
+        """Take in what it must know of the data.
+
+        Args:
+            weights: Those of `own`.
+            losses: Each computes that of a batch, as training begins.
+        """
 
     def attach(self, sites: Mapping[str, Site], names: Collection[str]) -> None:
-        """Let a model train so; what it computes may differ a little from then on.
+        """Let a model train so; what it computes may be another from then on.
 
         Args:
             sites: Of the model.
-            names: What may train: as `changed` returns it.
+            names: What may train.
         """
+        raise NotImplementedError
 
 
 class Lora(Adapter):
@@ -37,21 +64,18 @@ class Lora(Adapter):
         self.method, self.seed = method, seed
 
     @override
-    def changes(self, sites: Mapping[str, Site], names: Collection[str]) -> set[str]:
-        roles = {name: site.place.heads.role for name, site in sites.items() if site.place.heads}
-        return {name for name, role in roles.items() if role in {Role.INPUT, Role.OUTPUT} and name in names}
+    def fits(self, site: Site) -> bool:
+        return site.place.heads is not None and site.place.heads.role in {Role.INPUT, Role.OUTPUT}
 
     @override
     def attach(self, sites: Mapping[str, Site], names: Collection[str]) -> None:
-        generator = torch.Generator().manual_seed(self.seed)
-        for name in sorted(self.changes(sites, names)):
-            site, method = sites[name], self.method
-            projections = site.place.heads.copies if site.place.heads else 1
+        generator, method = torch.Generator().manual_seed(self.seed), self.method
+        for site in [sites[name] for name in self.own(sites, names)]:
             low = LowRank(
                 site.layer.weight,
                 rank=method.rank,
                 scale=method.alpha / method.rank,
-                projections=projections,
+                projections=site.place.heads.copies if site.place.heads else 1,
                 generator=generator,
             )
             make(site, low)
@@ -67,9 +91,8 @@ class Spectra(Adapter):
         ] = {}  # a decomposition takes long, and is the same each time
 
     @override
-    def changes(self, sites: Mapping[str, Site], names: Collection[str]) -> set[str]:
-        own = {name for name in sites if name in names}
-        return own | ({_bias(name) for name in own} & set(names))
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return super().changes(own, places) | (set(map(_bias, own)) & places.keys())
 
     @override
     @torch.no_grad()
@@ -79,7 +102,7 @@ class Spectra(Adapter):
         def noise(like: torch.Tensor) -> torch.Tensor:
             return self.method.spread * torch.randn(like.shape, generator=generator)
 
-        for name in sorted(self.changes(sites, names) & sites.keys()):
+        for name in self.own(sites, names):
             layer = sites[name].layer
             if name not in self.parts:
                 self.parts[name] = torch.linalg.svd(layer.weight, full_matrices=False)
@@ -89,6 +112,28 @@ class Spectra(Adapter):
             make(sites[name], Spectrum(u, s * (1 + noise(s)), v))
 
 
+class Apoptosis(Adapter):
+    """Sets single weights of the blocks' linear layers to zero for good, and trains everything."""
+
+    def __init__(self, method: Oba) -> None:
+        self.method, self.data = method, method.batches
+        self.masks: dict[str, torch.Tensor] = {}
+
+    @override
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return set(places)
+
+    @override
+    def look(self, weights: Mapping[str, torch.Tensor], losses: Iterable[Callable[[], torch.Tensor]]) -> None:
+        masks = masks_of(weights, importances(weights, losses), self.method.keep)
+        self.masks = {name: mask.cpu() for name, mask in masks.items()}
+
+    @override
+    def attach(self, sites: Mapping[str, Site], names: Collection[str]) -> None:
+        for name in self.own(sites, names):
+            make(sites[name], Masked(self.masks[name]), trains=True)
+
+
 def adapter_of(method: Method, seed: int) -> Adapter:
     """Return how a model trains by a method.
 
@@ -96,7 +141,9 @@ def adapter_of(method: Method, seed: int) -> Adapter:
         method: With its options.
         seed: Of what a member begins with.
     """
-    return Lora(method, seed) if isinstance(method, LoraEnsemble) else Spectra(method, seed)
+    if isinstance(method, LoraEnsemble):
+        return Lora(method, seed)
+    return Spectra(method, seed) if isinstance(method, SingularValues) else Apoptosis(method)
 
 
 def changed(
@@ -106,18 +153,18 @@ def changed(
     state: Mapping[str, torch.Tensor],
     names: Collection[str],
 ) -> tuple[str, ...]:
-    """Return which of the tensors `names` of a model are others after training, the classifier's among them, sorted.
+    """Return which of the tensors `names` of a model are others after training, sorted.
 
     Raises:
-        UsageError: If there would be no other than the classifier's.
+        UsageError: If none of them is made by the method.
     """
-    own = adapter.changes(sites_of(family, model, state), names)
+    own = adapter.own(sites_of(family, model, state), names)
     if not own:
         raise UsageError(
             "the method finds no layer of its kind among what trains",
             hint="leave out `--train`, `--last-blocks` and `--freeze-blocks`",
         )
-    return tuple(sorted(own | {name for name in names if place_of(family, name).part == "head"}))
+    return tuple(sorted(adapter.changes(own, {name: place_of(family, name) for name in names})))
 
 
 def _bias(weight: str) -> str:

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 
 from hydractl.errors import UsageError
 from hydractl.progress import did_you_mean
-from hydractl.settings import check, number, setting, whole, written
+from hydractl.settings import Setting, check, number, required, setting, whole, written
 
 _real = partial(number, "option")
 
@@ -53,9 +53,30 @@ class SingularValues:
         check(self)
 
 
-Method: TypeAlias = LoraEnsemble | SingularValues
-METHODS: Mapping[str, type[LoraEnsemble | SingularValues]] = MappingProxyType(
-    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oba:
+    """Weights of the blocks' linear layers that the loss needs least become zero and stay so; the rest trains (Sun et al. 2025).
+
+    What a weight does is told by exact second derivatives of the loss on training batches: see `methods.oba`.
+    """
+
+    KIND: ClassVar = "oba"
+    EXAMPLE: ClassVar = "oba::keep=0.9"
+
+    keep: float = required(
+        Setting("Share of these weights.", parse=_real, above=0.0, below=1.0, spelled=("keep",))
+    )
+    batches: int = setting(
+        200, "So many batches tell, an epoch's at most.", parse=whole, low=1, spelled=("batches",)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+Method: TypeAlias = LoraEnsemble | SingularValues | Oba
+METHODS: Mapping[str, type[Method]] = MappingProxyType(
+    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues, Oba)}
 )
 
 

@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from hydractl.families.base import Family, Place, place_of
 
-MADE = ".parametrizations."
-"""What the names of parameters hold that a weight is made of."""
+MADE, ORIGINAL = ".parametrizations.", ".original"
+"""What the names of parameters hold that a weight is made of; and how that of the one in the file ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]
     }
 
 
-def make(site: Site, how: nn.Module) -> None:
-    """Let `how` make a layer's weight of that in the file, which no longer trains itself."""
-    site.layer.weight.requires_grad = False
+def make(site: Site, how: nn.Module, *, trains: bool = False) -> None:
+    """Let `how` make a layer's weight of that in the file, which goes on training itself or not."""
+    site.layer.weight.requires_grad = trains
     parametrize.register_parametrization(site.layer, "weight", how)
 
 
@@ -121,3 +121,17 @@ class Spectrum(nn.Module):
         u, v = cast("torch.Tensor", self.u), cast("torch.Tensor", self.v)
         made: torch.Tensor = (u * self.values.clamp(min=0)) @ v
         return made.to(weight.dtype)
+
+
+class Masked(nn.Module):
+    """W, of which some weights are zero."""
+
+    def __init__(self, kept: torch.Tensor) -> None:
+        """Take up which weights stay, (O, D)."""
+        super().__init__()
+        self.register_buffer("kept", kept, persistent=False)
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (O, D)."""
+        return weight * cast("torch.Tensor", self.kept)

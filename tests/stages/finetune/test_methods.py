@@ -62,7 +62,7 @@ def test_the_model_that_is_written_is_the_one_that_was_measured(tmp_path, model,
     assert load_model(opened)
 
 
-@pytest.mark.parametrize("method", ONE_MODEL)
+@pytest.mark.parametrize("method", [*ONE_MODEL, "oba::keep=0.6,batches=2"])
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, model, method):
     run_finetune(config(tmp_path / "whole.st", model, method))
     asked = config(tmp_path / "cut.st", model, method, save_every=1)
@@ -105,6 +105,28 @@ def test_a_member_and_one_without_heads_in_a_layer_train(tmp_path):
     }
 
 
+def test_weights_that_a_loss_can_do_without_are_zero(tmp_path, model):
+    """The masks are of the loss on training batches, whatever the pieces that they are computed in."""
+    method = "oba::keep=0.6,batches=2"
+    report = run_finetune(
+        config(tmp_path / "out.st", model, method, recipe=replace(RECIPE, weight_decay=0.1))
+    )
+    run_finetune(config(tmp_path / "cut.st", model, method, recipe=replace(RECIPE, accumulate=4)))
+    run_finetune(config(tmp_path / "other.st", model, method, order_seed=3))
+    held = tensors(model)
+    found, cut, other = (tensors(tmp_path / f"{name}.st") for name in ("out", "cut", "other"))
+    matrices = [n for n in found if "blocks" in n and n.endswith("weight") and found[n].ndim == 2]
+
+    assert sum(found[n].count_nonzero().item() for n in matrices) == int(
+        0.6 * sum(found[n].numel() for n in matrices)
+    )
+    assert all(found[n].count_nonzero() == found[n].numel() for n in found if n not in matrices)
+    assert not any(torch.equal(found[n], held[n]) for n in found)
+    assert all(torch.equal(found[n] == 0, cut[n] == 0) for n in matrices)
+    assert any(not torch.equal(found[n] == 0, other[n] == 0) for n in matrices)
+    assert report.trained_parameters + report.frozen_parameters == sum(t.numel() for t in held.values())
+
+
 def test_in_bf16_what_is_told_is_of_the_weights_as_written(tmp_path):
     model = base().cast(torch.bfloat16).save(tmp_path / "model.st")
     report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
@@ -141,6 +163,8 @@ def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
         ("lora-ensemble::rank=1,rank=2", "`rank` is given twice"),
         ("singular-values::rank=1", "has no option `rank`"),
         ("singular-values::spread", "expected option=value"),
+        ("oba", "`oba` needs `keep=`"),
+        ("oba::keep=1", "`keep 1`: must be above 0 and below 1"),
     ],
 )
 def test_methods_that_are_none(tmp_path, method, said):

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import Role, place_of
 from hydractl.training.methods.adapters import adapter_of, changed
-from hydractl.training.methods.reference import LoraEnsemble, SingularValues, parse_method
+from hydractl.training.methods.reference import METHODS, LoraEnsemble, Oba, SingularValues, parse_method, told
 from hydractl.training.methods.weights import MADE, LowRank, Spectrum, realised, sites_of
 from support.builders import Sample, base
 from support.variants import BERT, TIMM_VIT, TINY, TINY_TEXT, TINY_VISION_TOWER, VISION_TOWER, Variant
@@ -31,6 +31,10 @@ def made(sample, method, *, noise=0.3, seed=0):
     told = changed(adapter, sample.family, model, state, names)
     for name, tensor in state.items():
         tensor.requires_grad_(name in told)
+    adapter.look(
+        {name: sites[name].layer.weight for name in adapter.own(sites, told)},
+        [lambda: model.eval()(sample.inputs()).logsumexp(-1).sum()],
+    )
     adapter.attach(sites, told)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
@@ -53,7 +57,7 @@ def sample(request) -> Sample:
     return base(BASES[request.param])
 
 
-@pytest.mark.parametrize("method", [LoraEnsemble(), SingularValues()], ids=lambda m: m.KIND)
+@pytest.mark.parametrize("method", [LoraEnsemble(), SingularValues(), Oba(keep=0.5)], ids=lambda m: m.KIND)
 def test_what_is_written_answers_as_what_was_trained(sample, method):
     model, state, _ = made(sample, method)
     written = Sample(sample.header, {name: tensor.detach() for name, tensor in state.items()}).model()
@@ -153,7 +157,24 @@ def test_singular_values_below_zero_count_as_zero():
     )
 
 
+def test_pruned_weights_are_zero_in_all_layers_together(sample):
+    """Whatever training did to them: so many of all stay, not of each layer."""
+    _, state, told = made(sample, Oba(keep=0.4))
+    matrices = [n for n in told if n.endswith("weight") and place_of(sample.family, n).layer is not None]
+    kept = {n: state[n].count_nonzero().item() / state[n].numel() for n in matrices if state[n].ndim == 2}
+    total = sum(state[n].numel() for n in kept)
+
+    assert set(told) == {n for n, t in sample.state.items() if t.is_floating_point()} & set(told)
+    assert sum(state[n].count_nonzero().item() for n in kept) == int(0.4 * total)
+    assert max(kept.values()) - min(kept.values()) > 0.02
+
+
 def test_options_of_methods():
     assert parse_method("lora-ensemble") == LoraEnsemble(rank=4, alpha=8.0)
     assert parse_method("lora-ensemble::alpha=2.5,rank=1") == LoraEnsemble(rank=1, alpha=2.5)
     assert parse_method("singular-values::spread=0") == SingularValues(spread=0.0)
+    assert parse_method("oba::keep=0.891") == Oba(keep=0.891, batches=200)
+    assert all(
+        parse_method(told(parse_method(kind.EXAMPLE))) == parse_method(kind.EXAMPLE)
+        for kind in METHODS.values()
+    )
