@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -36,3 +37,14 @@ def count_macs(fn: Callable[..., object], *args: object) -> int:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return int(counter.get_total_flops()) // 2
+
+
+def macs_of(module: nn.Module, inputs: object) -> int:
+    """Return the multiply-accumulates of a module that lies anywhere, for inputs on the meta device: `count_macs`.
+
+    There every backend runs the same operators.
+    """
+    tensors = {
+        name: t.detach().to("meta") for name, t in (*module.named_parameters(), *module.named_buffers())
+    }
+    return count_macs(lambda x: functional_call(module, tensors, (x,)), inputs)

@@ -49,6 +49,16 @@ _OTHERS = (
         higher_is_better=False,
     ),
     Metric(
+        name="training_macs",
+        column="Training",
+        definition="Multiply-accumulates of training, as the lineage of the row's models tells it: three forward passes for "
+        "each sample that the written weights of each `finetune` saw, whatever was frozen; a run that several models come "
+        "from counts once. Without what teachers compute, evaluations, other learning rates, scores, and what was trained elsewhere.",
+        needs=Needs.WEIGHTS,
+        unit=Unit.COUNT,
+        higher_is_better=False,
+    ),
+    Metric(
         name="latency_ms",
         column="Latency",
         definition="Median wall-clock time of one forward pass of one sample, its last kernel included.",

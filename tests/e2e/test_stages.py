@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "stages.md"
-NUMBER = re.compile(r"\S*\d\S*")
+NUMBER = re.compile(
+    r"\S*\d\S*(?: [kMGT]\b)?"
+)  # what training took counts in another unit where it is shorter
 
 
 def session() -> list[tuple[str, str]]:

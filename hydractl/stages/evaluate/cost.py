@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from hydractl.families.probe import blank_inputs
 from hydractl.families.tower import Block, Stream
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Value
-from hydractl.metrics.cost import count_macs, count_parameters
+from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
+from hydractl.stages.shared.lineage import steps_to
 
 if TYPE_CHECKING:
+    from hydractl.families.opening import OpenModel
     from hydractl.stages.shared.predictions import Predictor
 
 LEAST, MOST = 3, 50
@@ -45,9 +46,9 @@ class Loaded:
         ]
 
 
-def count_sizes(row: Loaded, metrics: Sequence[str]) -> dict[str, Value]:
-    """Return parameters, and multiply-accumulates for one sample: sums over the models of a row."""
-    found: dict[str, Value] = {}
+def count_sizes(row: Loaded, metrics: Sequence[str], opened: Sequence[OpenModel] = ()) -> dict[str, Value]:
+    """Return parameters, and multiply-accumulates for one sample, of which sums are over the models of a row; and of training."""
+    found = _training(opened) if "training_macs" in metrics else {}
     if "parameters" in metrics:
         found["parameters"] = Value(value=float(sum(count_parameters(m) for m in row.models)))
     pairs = [*zip(row.models, row.preprocess, strict=True)]
@@ -90,11 +91,18 @@ def measure_latencies(
     return found
 
 
+def _training(models: Sequence[OpenModel]) -> dict[str, Value]:
+    """Return multiply-accumulates of the training that led to a row's models, nothing where their lineage does not say."""
+    steps = [
+        step for model in models for step in steps_to(model.header.made_by) if step.command == "finetune"
+    ]
+    runs = {step.model_dump_json(): step.results.get("training_macs") for step in steps}
+    told = [macs for macs in runs.values() if isinstance(macs, int)]
+    return {"training_macs": Value(value=float(sum(told)))} if told and len(told) == len(runs) else {}
+
+
 def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:
-    """Count on the meta device, where every backend runs the same operators."""
-    tensors = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
-    inputs = blank_inputs(preprocess, 1, device="meta")
-    return count_macs(lambda x: functional_call(model, tensors, (x,)), inputs)
+    return macs_of(model, blank_inputs(preprocess, 1, device="meta"))
 
 
 @contextmanager

@@ -218,7 +218,7 @@ def _measure_rows(
         if not leads:
             del row  # before the next one is loaded
             continue
-        others = scaling.values(_stored(models)) | count_sizes(row, config.chosen)
+        others = scaling.values(_stored(models)) | count_sizes(row, config.chosen, models)
         numbers.append(_numbers(config, found, data.labels))
         measured = _row(config, named, models, found, data.labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None

@@ -19,6 +19,7 @@ from hydractl.families.probe import blank_inputs
 from hydractl.hub.folders import publish_models
 from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
+from hydractl.metrics.cost import macs_of
 from hydractl.parallel import follow_leader, rank
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -57,6 +58,7 @@ class FinetuneReport:
         total_steps: How many were planned.
         trained_parameters: How many parameters trained, those that weights are made of included.
         frozen_parameters: How many of the model's own did not.
+        training_macs: Multiply-accumulates that training the written weights took: see the metric of that name.
         resumed_from: The step at which the run went on, None if it ran through.
     """
 
@@ -69,6 +71,7 @@ class FinetuneReport:
     total_steps: int
     trained_parameters: int
     frozen_parameters: int
+    training_macs: int
     resumed_from: int | None
 
     @property
@@ -150,6 +153,7 @@ def _train(
         trained_parameters=sum(t.numel() for t in trained.weights.values()),
         frozen_parameters=sum(t.numel() for t in tensors.values())
         - sum(t.numel() for n, t in trained.weights.items() if MADE not in n or n.endswith(ORIGINAL)),
+        training_macs=_training_macs(work, trained.step, feed.steps_per_epoch),
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
     if engine.leads:
@@ -292,6 +296,14 @@ def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
     )
 
 
+def _training_macs(work: Work, steps: int, per_epoch: int) -> int:
+    """Return three forward passes for each sample that weights have seen after so many steps."""
+    epochs, rest = divmod(steps, per_epoch)
+    seen = epochs * len(work.train.items) + rest * work.config.recipe.batch_size
+    model = _plain(work).module.eval()
+    return 3 * seen * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
+
+
 def _finished(work: Work, report: FinetuneReport) -> Header:
     """Return the header of the output: what the input was, and one more step."""
     opened, header = work.opened, work.header
@@ -308,6 +320,7 @@ def _finished(work: Work, report: FinetuneReport) -> Header:
             "lr": report.lr,
             "steps": report.step,
             "trained_parameters": report.trained_parameters,
+            "training_macs": report.training_macs,
         },
     )
     return header.of_other_weights({"base": opened.base, "assumed": False, "made_by": step})

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from hydractl.families.probe import blank_inputs
 from hydractl.fusion.hydra import Hydra
+from hydractl.manifest.header import Header, InputFile, Step
 from hydractl.metrics.cost import count_macs
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, needing
 from hydractl.stages.evaluate import cost as evaluate_cost
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
-from support.builders import base
+from support.builders import base, sha
 from support.variants import VARIANTS
 
 SIZES, LATENCIES = (needing(METRICS, needs) for needs in (Needs.WEIGHTS, Needs.TIME))
@@ -41,10 +44,40 @@ def test_shared_parameters_count_once_and_sums_are_over_models():
     twice = count_sizes(loaded(model, model), SIZES)
     hydra = count_sizes(loaded(Hydra([model, model])), SIZES)
 
-    for metric in SIZES:
+    assert (*alone, "training_macs") == SIZES
+    for metric in alone:
         assert twice[metric].value == 2 * alone[metric].value
         times = 2 if metric == "macs_textbook" else 1
         assert hydra[metric].value == times * alone[metric].value
+
+
+def trained(seed, macs, *sources):
+    """Return a model that a run of `finetune` made of others."""
+    inputs = tuple(InputFile(name="a.st", sha256=sha("a"), made_by=one.header.made_by) for one in sources)
+    results = {} if macs is None else {"training_macs": macs}
+    step = Step(command="finetune", options={}, inputs=inputs, seed=seed, results=results)
+    header = base().header.model_copy(update={"made_by": step})
+    return SimpleNamespace(header=Header.model_validate_json(header.to_metadata()))
+
+
+def test_training_costs_what_all_runs_did_that_led_there():
+    """One that several models come from counts once, whatever lies between; nothing is told where one does not say."""
+    untrained, old, first = SimpleNamespace(header=base().header), trained(0, None), trained(0, 1000)
+    pruned = Step(
+        command="prune",
+        options={},
+        inputs=(InputFile(name="b", sha256=sha("b"), made_by=first.header.made_by),),
+    )
+    between = SimpleNamespace(header=first.header.model_copy(update={"made_by": pruned}))
+    members = [trained(seed, 30, between) for seed in range(3)]
+
+    def cost(*opened):
+        return {n: v.value for n, v in count_sizes(loaded(), ("training_macs",), opened).items()}
+
+    assert cost(first) == cost(between) == cost(first, untrained) == {"training_macs": 1000}
+    assert cost(*members) == {"training_macs": 1090}
+    assert cost(*members, members[0], first) == {"training_macs": 1090}
+    assert cost(untrained) == cost(old, first) == cost(trained(1, 5, old)) == {}
 
 
 @pytest.mark.parametrize("family", ["timm-vit", "transformers-bert", "transformers-beit"])

@@ -12,6 +12,8 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.base import place_of
 from hydractl.families.opening import load_model, open_model
+from hydractl.families.probe import blank_inputs
+from hydractl.metrics.cost import count_macs
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
@@ -125,6 +127,16 @@ def test_weights_that_a_loss_can_do_without_are_zero(tmp_path, model):
     assert all(torch.equal(found[n] == 0, cut[n] == 0) for n in matrices)
     assert any(not torch.equal(found[n] == 0, other[n] == 0) for n in matrices)
     assert report.trained_parameters + report.frozen_parameters == sum(t.numel() for t in held.values())
+
+
+def test_a_run_says_what_training_the_weights_took(tmp_path, model):
+    """Two epochs of 48 and a batch of 20 of a third: three passes of the model's own for each."""
+    recipe = replace(RECIPE, epochs=None, steps=7, batch_size=20)
+    report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble", recipe=recipe))
+    opened = open_model(str(tmp_path / "out.st"))
+    macs = count_macs(load_model(opened), blank_inputs(opened.header.preprocess, 1, device="cpu"))
+
+    assert report.training_macs == opened.header.made_by.results["training_macs"] == 3 * (2 * 48 + 20) * macs
 
 
 def test_in_bf16_what_is_told_is_of_the_weights_as_written(tmp_path):

@@ -35,9 +35,9 @@ def test_a_score_is_of_its_layer_and_of_the_size_among_all():
     weights = {"a": torch.tensor([[4.0, 0.1], [1.0, 0.2]]), "b": torch.tensor([[0.1, 0.4]])}
     found = {"a": torch.tensor([[0.0, -8.0], [4.0, 1.0]]), "b": torch.tensor([[0.02, -0.01]])}
     # a: 0 + 1, 1 + .025, .5 + .25, .125 + .05; b: 1 + .025, .5 + .1
-    kept = masks_of(weights, found, 0.7)
+    kept = masks_of(weights, found, 0.5)
 
-    assert kept["a"].tolist() == [[True, True], [True, False]]
+    assert kept["a"].tolist() == [[True, True], [False, False]]
     assert kept["b"].tolist() == [[True, False]]
     assert masks_of(weights, {n: torch.zeros_like(w) for n, w in weights.items()}, 0.2)["a"].tolist() == [
         [True, False],
