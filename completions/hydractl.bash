@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval report predict export inspect lineage import push schema doctor completion run demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval report predict export inspect lineage import push data schema doctor completion run demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -371,6 +371,17 @@ _hydractl() {
                 _hydractl_words '--report --base-model --license --private --revision --create-pr --commit-message --max-shard-size --dry-run --arch --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    data)
+        case $prev in
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--json -q --quiet -h --help'
+            else
+                _hydractl_words 'list show cifar100 cifar10 imagenet-1k food101 sun397 oxford-pets dtd eurosat caltech101 mnist svhn sst2 yelp amazon ag-news 20-newsgroups trec mnli rte wmt16'
             fi
             ;;
         esac

@@ -63,7 +63,7 @@ class Setting:
         finite: Whether the message about `above` adds that it must be finite.
         tells: Whether the help shows `low` and `high`, and the parser of the command line refuses what is outside.
         parse: Reads the text that was typed; None where the field's type says how.
-        repeated: Whether what is parsed may be given several times.
+        repeated: Whether what is parsed may be given several times; one text may be parsed to a tuple of several.
         positional: Whether it is an argument without a name.
         spelled: The option's names, of which messages use the first; by default the field's with dashes.
         shows: Whether the help shows a default.
@@ -98,7 +98,8 @@ class Setting:
             UsageError: If `parse` refuses it.
         """
         if isinstance(typed, list):
-            return tuple(map(self.read, typed))
+            found = map(self.read, typed)
+            return tuple(one for each in found for one in (each if isinstance(each, tuple) else (each,)))
         if self.parse is not None and isinstance(typed, str):
             return self.parse(typed)
         # the choice itself, which may be of an enumeration; another text is refused by `check`

@@ -81,7 +81,7 @@ def score(
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
         out: Output file; `-` is standard output.
         method: How heads are scored. circuit: greedy removal by an objective on validation data (Algorithm 1); taylor: |weight × gradient| of q, k and v (appendix D.1.1); michel: mean |∂loss/∂gate| of gates on heads' outputs (Michel et al. 2019); gnorm: greedy removal by the norms of q, k and v gradients (Greedy-Gnorm); hies: importance as michel has it, and entropy of attention (HIES); headmap: layer by layer the heads whose masking raises the loss most (HeadMap); cahp: heads grouped by how they tell classes apart, one of each group; finds their number (CAHP); l0: learned gates that a penalty closes (Voita et al. 2019); dsp: learned gates of which K stay open (Li et al. 2021); magnitude: mean |weight|: a control; random: uniform random scores: a control.
-        data: Labelled data, validation for circuits, calibration or training data else: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name.
+        data: Labelled data, validation for circuits, calibration or training data else: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         limit: Use N samples of it, drawn with the seed (hies: 32 by default).
         max_length: Tokens of a text at most; default: as many as the model reads.
         objective: What the kept heads should be good at: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`. More is better: nll, ece and fpr95 are subtracted, whichever sign is written.
@@ -280,7 +280,7 @@ def finetune(
 
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        data: Labelled training data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name.
+        data: Labelled training data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         val: Labelled validation data.
         out: Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.
         max_length: Tokens of a text at most; default: as many as the model reads.
@@ -381,7 +381,7 @@ def fuse(
         max_loss: With `--merge-trunk auto`: how many nats of NLL merging may cost (default 0).
         force_merge: Average members whose lineage does not tell that one base is theirs.
         own_from: Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra.
-        data: Labelled data to measure on what merging did: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name.
+        data: Labelled data to measure on what merging did: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         temperature: Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. Or the number.
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass (default 64).
@@ -445,7 +445,7 @@ def evaluate(
 
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        data: In-distribution data, with labels: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name.
+        data: In-distribution data, with labels: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         near: OOD data close to it.
         far: OOD data far from it; also photos, noise, manual, letters.
         compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::data=DATA` doubts the last layer.
@@ -543,7 +543,7 @@ def predict(
 
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line.
+        data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line.
         out: A file that ends in .jsonl, .csv, .parquet, which decides its form; by default standard output, as JSON lines.
         top_k: Tell the K most probable classes.
         ood_score: What tells OOD samples: msp, entropy, mi, msp+mi, energy, max-logit (default msp).
@@ -597,7 +597,7 @@ def export(
         out: Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.
         with_preprocess: For images: take uint8 pixels (B, height, width, channels) of any size; resize, crop and normalise are in the graph.
         quantize: For ONNX: weights and what they are multiplied with as whole numbers of 8 bits. Needs `--data`, on which the effect is measured.
-        data: Labelled data, on which the exported model is compared and measured too: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, or hf:org/name.
+        data: Labelled data, on which the exported model is compared and measured too: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         ood: OOD data, to measure the AUROC with; also photos, noise, manual, letters.
         tolerance: Exit 5, and write nothing, if an output of the exported model is further from the model's own, relative to the largest value where that is above 1.
         report: Write what was measured on `--data`, as `eval` reports it.

@@ -42,6 +42,7 @@ COMMANDS = {
     "lineage": "commands.lineage:lineage",
     "import": "commands.import_:import_weights",
     "push": "commands.push:push",
+    "data": "commands.data:data",
     "schema": "commands.schema:schema",
     "doctor": "commands.doctor:doctor",
     "completion": "shells.command:completion",

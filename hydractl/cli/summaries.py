@@ -13,6 +13,7 @@ SUMMARIES = {
     "lineage": "Draw the chain of stages and files that led to a model, back to its base; or verify those files.",
     "import": "Make a base of weights that a training script saved.",
     "push": "Push a base, a member or a hydra to the Hub: weights, configuration, head masks, report and a card, in one commit.",
+    "data": "List the data sets that have names, `preset:NAME`, or show all that is known of some: references, licence, OOD sets.",
     "schema": "Print the JSON Schema of scores, head masks or reports.",
     "doctor": "Look whether everything that hydractl needs is there: libraries, devices, cache, Hub, token.",
     "completion": "Print the script that completes commands, options, their values and files when Tab is pressed.",

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+from hydractl.data.presets.table import OPENOOD, PREFIX, find
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import did_you_mean, did_you_mean_path
 
 FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
+LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif")
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 SOURCES_HINT = (
     "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
-    "a .jsonl, .csv or .parquet file, .tar shards, or `hf:org/name`"
+    "a .jsonl, .csv or .parquet file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of `hydractl data list`"
 )
 
 _HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")
@@ -60,7 +62,7 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
         SourceKind.FOLDER: _SELECTION | {"split", "decode"},
-        SourceKind.FILE: _SELECTION | _COLUMNS | {"decode"},
+        SourceKind.FILE: _SELECTION | _COLUMNS | {"decode", "root"},
         SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config", "decode", "streaming"},
     }
 )
@@ -83,6 +85,7 @@ class DataRef:
         image: Column with the images.
         label: Column with the labels.
         text: Column with the texts, or `FIRST+SECOND` where an item is a pair of them.
+        root: Where the images of a table lie, if not from its folder on.
         seed: What `noise` and `letters` are drawn from.
         size: Side of `photos` and `noise`, in pixels.
         domain: What `reviews` are of; `known` or `novel` ones of `shapes`; which foreign `intents`.
@@ -102,6 +105,7 @@ class DataRef:
     image: str | None = None
     label: str | None = None
     text: str | None = None
+    root: str | None = None
     seed: int | None = None
     size: int | None = None
     domain: str | None = None
@@ -138,25 +142,31 @@ class DataRef:
         """Return what `text` refers to.
 
         Raises:
+            UsageError: If `text` does not follow the grammar, or names several data sets; the message says where.
+        """
+        found = cls.parse_all(text)
+        if len(found) > 1:
+            one = f"{text.partition('/')[0]}/{found[0][0]}"
+            raise UsageError(
+                f"`{text}`: names {len(found)} data sets, where one is read",
+                hint=f"name one of {', '.join(f'`{name}`' for name, _ in found)}: `{one}`",
+            )
+        return found[0][1]
+
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[tuple[str | None, Self], ...]:
+        """Return what `text` refers to: one data set without a name, or those of a preset with theirs.
+
+        Raises:
             UsageError: If `text` does not follow the grammar; the message says where.
         """
-        source, separator, rest = text.partition("::")
-        options: dict[str, str] = {}
-        for part in rest.split(",") if separator else ():
-            key, equals, value = part.partition("=")
-            if not equals:
-                raise UsageError(
-                    f"`{text}`: expected key=value after `::`, found `{part}`",
-                    hint="for example `digits::split=test,classes=0-6`",
-                )
-            if key not in OPTION_KEYS:
-                raise UsageError(
-                    f"`{text}`: unknown key `{key}`; known keys are {', '.join(sorted(OPTION_KEYS))}",
-                    hint=did_you_mean(key, OPTION_KEYS),
-                )
-            if key in options:
-                raise UsageError(f"`{text}`: the key `{key}` is given twice")
-            options[key] = value
+        source, options = _parts(text)
+        if source.startswith(PREFIX):
+            return tuple((one.name, cls._of(one.source, one.options)) for one in find(source, options))
+        return ((None, cls._of(source, options)),)
+
+    @classmethod
+    def _of(cls, source: str, options: Mapping[str, str]) -> Self:
         return cls(source=source, **{key: _value(key, given) for key, given in options.items()})
 
     def __str__(self) -> str:
@@ -171,7 +181,8 @@ class DataRef:
         """The reference with no more of a path than its last part: reports travel."""
         if self.kind not in {SourceKind.FOLDER, SourceKind.FILE}:
             return str(self)
-        return Path(self.source).resolve().name + str(self).removeprefix(self.source)
+        told = replace(self, root=None)
+        return Path(self.source).resolve().name + str(told).removeprefix(self.source)
 
     @property
     def kind(self) -> SourceKind:
@@ -183,7 +194,7 @@ class DataRef:
             return SourceKind.HUB
         return (
             SourceKind.FILE
-            if self.source.lower().endswith((*FILE_SUFFIXES, SHARD_SUFFIX))
+            if self.source.lower().endswith((*FILE_SUFFIXES, LIST_SUFFIX, SHARD_SUFFIX))
             else SourceKind.FOLDER
         )
 
@@ -236,6 +247,29 @@ class DataRef:
 
 
 OPTION_KEYS = tuple(field.name for field in fields(DataRef) if field.name != "source")
+
+
+def _parts(text: str) -> tuple[str, dict[str, str]]:
+    """Return the source and what stands after `::`."""
+    source, separator, rest = text.partition("::")
+    known = (*OPTION_KEYS, OPENOOD) if source.startswith(PREFIX) else OPTION_KEYS
+    options: dict[str, str] = {}
+    for part in rest.split(",") if separator else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UsageError(
+                f"`{text}`: expected key=value after `::`, found `{part}`",
+                hint="for example `digits::split=test,classes=0-6`",
+            )
+        if key not in known:
+            raise UsageError(
+                f"`{text}`: unknown key `{key}`; known keys are {', '.join(sorted(known))}",
+                hint=did_you_mean(key, known),
+            )
+        if key in options:
+            raise UsageError(f"`{text}`: the key `{key}` is given twice")
+        options[key] = value
+    return source, options
 
 
 def _value(key: str, given: str) -> Any:  # noqa: ANN401 - of the field's type

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
+from hydractl.data.rows import ROWS, Rows
 from hydractl.errors import DataError, HubError, reason_of
 from hydractl.hubclient import asking, without_bars
-from hydractl.jsonfile import NotJSONError, parse
 from hydractl.progress import Progress, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from hydractl.data.items import Content
-
-Rows = list[dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +90,12 @@ class Table(ABC):
 
 
 class RowTable(Table):
-    """The rows of a .jsonl or .csv file; images are files, by paths relative to the file's folder."""
+    """The rows of a .jsonl or .csv file, or a list; images are files, by paths relative to a folder."""
 
-    def __init__(self, rows: Rows, path: Path) -> None:
+    def __init__(self, rows: Rows, path: Path, folder: Path) -> None:
         super().__init__(list(rows[0]) if rows else [], where=str(path), name=path.name)
         self._rows = rows
-        self._folder = path.parent
+        self._folder = folder
 
     @override
     def __len__(self) -> int:
@@ -123,7 +120,7 @@ class ArrowTable(Table):
             dataset.column_names, where=where, name=where if ref.repo_id else Path(ref.source).name
         )
         self._dataset = dataset
-        self._folder = Path(ref.source).parent if ref.kind is SourceKind.FILE else None
+        self._folder = _folder(ref) if ref.kind is SourceKind.FILE else None
 
     @override
     def __len__(self) -> int:
@@ -187,7 +184,12 @@ def open_table(ref: DataRef, content: Content) -> Table:
     ref.check_there()
     if path.suffix.lower() == ".parquet":
         return ArrowTable(_read_parquet(path), ref, where=str(path))
-    return RowTable(_read_csv(path) if path.suffix.lower() == ".csv" else _read_jsonl(path), path)
+    return RowTable(ROWS[path.suffix.lower()](path), path, _folder(ref))
+
+
+def _folder(ref: DataRef) -> Path:
+    """Return where the paths of a table start from."""
+    return Path(ref.source).parent if ref.root is None else Path(ref.root)
 
 
 def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[Path]:
@@ -203,67 +205,6 @@ def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[P
             )
         files.append(file)
     return files
-
-
-def _read_csv(path: Path) -> Rows:
-    try:
-        # the BOM that spreadsheets write is no part of the first column's name
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            head = next(reader, None)
-            if head is None:
-                return []
-            if len(set(head)) != len(head):
-                raise DataError(f"{path}: two columns share a name: {', '.join(head)}")
-            rows: Rows = []
-            for cells in reader:
-                if cells and len(cells) != len(head):
-                    raise DataError(
-                        f"{path}: line {reader.line_num} has {len(cells)} cells under {len(head)} columns"
-                    )
-                if cells:
-                    rows.append(dict(zip(head, cells, strict=True)))
-            return rows
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
-    except (OSError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {error}") from error
-
-
-def _read_jsonl(path: Path) -> Rows:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    rows: Rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse(line)
-        except NotJSONError as error:
-            place = f" at column {error.column}" if error.column else ""
-            array = not rows and line.lstrip().startswith("[")
-            raise DataError(
-                f"{path}: line {number} is not JSON: {error.words}{place}",
-                hint=f"each line is an object of its own; `jq -c '.[]' {path}` makes such lines of an array"
-                if array
-                else 'each line is an object of its own, for example {"image": "a.png", "label": "cat"}',
-            ) from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}: line {number} is not a JSON object")
-        if rows and row.keys() != rows[0].keys():
-            odd = sorted(row.keys() ^ rows[0].keys())
-            raise DataError(f"{path}: line {number} and the first row differ in the key `{odd[0]}`")
-        rows.append(row)
-    return rows
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
-    hint = f"convert it: `iconv -f WINDOWS-1252 -t UTF-8 {path}`, or save it anew as UTF-8"
-    return DataError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}", hint=hint)
 
 
 def _read_parquet(path: Path) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped

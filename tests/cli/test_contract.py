@@ -31,6 +31,7 @@ COMMANDS = {
     "inspect scores": ("inspect", "scores.json"),
     "inspect mask": ("inspect", "m-0.mask.json"),
     "schema": ("schema", "report"),
+    "data": ("data", "list"),
 }  # fmt: skip
 WRITING = {name: argv for name, argv in COMMANDS.items() if "-o" in argv}
 ALONE = {

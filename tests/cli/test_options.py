@@ -14,6 +14,7 @@ from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, Composed, Declared, configured, declared, options_of, spelled
+from hydractl.stages.datasets.config import DataConfig
 from hydractl.stages.doctor.config import DoctorConfig
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.export.config import ExportConfig
@@ -43,6 +44,7 @@ CONFIGS = {
     "lineage": LineageConfig,
     "report": ReportConfig,
     "doctor": DoctorConfig,
+    "data": DataConfig,
 }
 BY_HAND = {"schema", "demo", "completion", "run"}
 TERMINAL = ("json", "quiet")
@@ -83,6 +85,7 @@ TEXTS = {
     "fit": "digits::limit=3",
     "ood_val": "birds=noise",
     "corrupt": "fog:3",
+    "words": "list",
 }
 """What is typed where any word will not do."""
 MEANT = {"classes": ("a", "b"), "recipe": [*RECIPES.values()][-1]}
@@ -190,7 +193,7 @@ def words_for(name, option):
     several = (
         name not in MEANT and option.kind.startswith("tuple") and (setting.parse is None or setting.repeated)
     )
-    value = (value,) if several else value
+    value = (value,) if several and not isinstance(value, tuple) else value
     flag = () if setting.positional else ((setting.spelled or (spelled(name),))[-1],)
     return [*flag, text], value
 

@@ -126,7 +126,7 @@ def test_every_part_is_read():
         ("digits::seed=1", "has no use for the key `seed`; `digits` reads classes, limit, split", None),
         (
             "a.csv::split=test",
-            "`a.csv` has no use for the key `split`; a file reads classes, decode, image, label, limit, text",
+            "`a.csv` has no use for the key `split`; a file reads classes, decode, image, label, limit, root, text",
             None,
         ),
         (

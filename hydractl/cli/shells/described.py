@@ -10,9 +10,11 @@ import typer.core
 from hydractl.cli.helptext import unescaped
 from hydractl.cli.shells.scripts import Command, Completes, ShellOption
 from hydractl.data.corruptions.names import ALL, KNOWN
+from hydractl.data.presets.table import PRESETS
 from hydractl.data.reference import BUILT_IN
 from hydractl.metrics.scores import EVERY
 from hydractl.runtime import DTYPES
+from hydractl.stages.datasets.config import LIST, SHOW
 
 CHECKPOINTS = ("st", "safetensors")
 VALUES = {
@@ -24,6 +26,7 @@ VALUES = {
     "JSON": Completes(files=True, suffixes=("json",)),
     "PATH": Completes(files=True),
     "DATA[::K=V,...]": Completes(words=BUILT_IN, files=True),
+    "ACTION [NAME...]": Completes(words=(LIST, SHOW, *PRESETS)),
     "OBJECTIVE": Completes(words=("acc", "ood", "avg")),
     "SCORE,...": Completes(words=EVERY),
     "NAME[:1-5]": Completes(words=(ALL, *KNOWN)),

@@ -58,7 +58,7 @@ class EvalConfig:
     near: tuple[NamedData, ...] = setting(
         (),
         "OOD data close to it.",
-        parse=NamedData.parse,
+        parse=NamedData.parse_all,
         repeated=True,
         metavar="NAME=DATA",
         panel=DATA,
@@ -67,7 +67,7 @@ class EvalConfig:
     far: tuple[NamedData, ...] = setting(
         (),
         f"OOD data far from it; also {shared.UNLABELLED_SOURCES}.",
-        parse=NamedData.parse,
+        parse=NamedData.parse_all,
         repeated=True,
         metavar="NAME=DATA",
         panel=DATA,
@@ -115,7 +115,7 @@ class EvalConfig:
         (),
         "Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs "
         "`--val`.",
-        parse=NamedData.parse,
+        parse=NamedData.parse_all,
         repeated=True,
         metavar="NAME=DATA",
         panel=DATA,

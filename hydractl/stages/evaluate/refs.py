@@ -39,14 +39,30 @@ class NamedData:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `NAME=DATA`, or a bare DATA named after its source.
+        """Read what names one data set, as `parse_all` does.
 
         Raises:
-            UsageError: If the name or the reference is malformed.
+            UsageError: As there, or if it names several.
         """
         name, rest = _split_name(text)
         ref = DataRef.parse(rest)
-        return cls(name=_source_name(ref) if name is None else name, ref=ref)
+        ((own, _),) = DataRef.parse_all(rest)
+        return cls(name=name or own or _source_name(ref), ref=ref)
+
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[Self, ...]:
+        """Read `NAME=DATA`, or a bare DATA named after its source; of a preset's sets each with its name.
+
+        Raises:
+            UsageError: If the name or the reference is malformed, or one name is for several sets.
+        """
+        name, rest = _split_name(text)
+        found = DataRef.parse_all(rest)
+        if name is not None and len(found) > 1:
+            raise UsageError(
+                f"`{text}`: one name for {len(found)} data sets", hint=f"leave it out: `{rest}` has names"
+            )
+        return tuple(cls(name=name or own or _source_name(ref), ref=ref) for own, ref in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, TEMPERATURE, choose_metrics, needing
+from hydractl.settings import configured, options_of
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels, model_name
 
 
@@ -32,6 +35,30 @@ def test_what_names_data(text, name, ref):
     found = NamedData.parse(text)
 
     assert (found.name, str(found.ref)) == (name, ref)
+
+
+def test_the_sets_of_a_preset_have_their_names():
+    assert [one.name for one in NamedData.parse_all("preset:sst2/near::limit=9")] == ["yelp", "amazon"]
+    assert [str(one.ref) for one in NamedData.parse_all("preset:sst2/near::limit=9")] == [
+        "hf:fancyzhx/yelp_polarity::label=label,limit=9,split=test,text=text",
+        "hf:fancyzhx/amazon_polarity::label=label,limit=9,split=test,text=content",
+    ]
+    assert [one.name for one in NamedData.parse_all("preset:yelp")] == ["yelp"]
+    assert [one.name for one in NamedData.parse_all("places=preset:sst2/yelp")] == ["places"]
+    assert NamedData.parse("preset:sst2/yelp").name == "yelp"
+    with pytest.raises(UsageError, match="one name for 2 data sets"):
+        NamedData.parse_all("reviews=preset:sst2/near")
+    with pytest.raises(UsageError, match="names 2 data sets, where one is read"):
+        NamedData.parse("preset:sst2/near")
+
+
+def test_a_command_line_s_presets_are_spread():
+    typed = dict.fromkeys(o.name for o in options_of(EvalConfig))
+    far = ["noise", "preset:sst2/far"]
+    made = configured(EvalConfig, typed | {"model": "a.st", "data": "preset:sst2", "far": far})
+
+    assert made.data == DataRef.parse("preset:sst2::split=test")
+    assert [one.name for one in made.far] == ["noise", "20-newsgroups", "trec", "mnli", "rte", "wmt16"]
 
 
 @pytest.mark.parametrize(

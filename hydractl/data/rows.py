@@ -1,0 +1,105 @@
+"""The rows of .csv and .jsonl files, and of lists of images."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from hydractl.data.reference import LIST_SUFFIX
+from hydractl.errors import DataError
+from hydractl.jsonfile import NotJSONError, parse
+
+Rows = list[dict[str, object]]
+_WHOLE = re.compile(r"-?[0-9]{1,9}")
+
+
+def _read_csv(path: Path) -> Rows:
+    try:
+        # the BOM that spreadsheets write is no part of the first column's name
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            head = next(reader, None)
+            if head is None:
+                return []
+            if len(set(head)) != len(head):
+                raise DataError(f"{path}: two columns share a name: {', '.join(head)}")
+            rows: Rows = []
+            for cells in reader:
+                if cells and len(cells) != len(head):
+                    raise DataError(
+                        f"{path}: line {reader.line_num} has {len(cells)} cells under {len(head)} columns"
+                    )
+                if cells:
+                    rows.append(dict(zip(head, cells, strict=True)))
+            return rows
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as CSV: {error}") from error
+
+
+def _read_jsonl(path: Path) -> Rows:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    rows: Rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse(line)
+        except NotJSONError as error:
+            place = f" at column {error.column}" if error.column else ""
+            array = not rows and line.lstrip().startswith("[")
+            raise DataError(
+                f"{path}: line {number} is not JSON: {error.words}{place}",
+                hint=f"each line is an object of its own; `jq -c '.[]' {path}` makes such lines of an array"
+                if array
+                else 'each line is an object of its own, for example {"image": "a.png", "label": "cat"}',
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: line {number} is not a JSON object")
+        if rows and row.keys() != rows[0].keys():
+            odd = sorted(row.keys() ^ rows[0].keys())
+            raise DataError(f"{path}: line {number} and the first row differ in the key `{odd[0]}`")
+        rows.append(row)
+    return rows
+
+
+def _read_list(path: Path) -> Rows:
+    """Return a row a line: a path, blanks, and a label, a whole number, of which those below 0 say that it has none."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    rows: Rows = []
+    for number, line in enumerate(lines, start=1):
+        image, _, label = line.strip().rpartition(" ")
+        if not line.strip():
+            continue
+        if not image or not _WHOLE.fullmatch(label):
+            raise DataError(
+                f"{path}: line {number} is no path with a label after it: `{line.strip()[:60]}`",
+                hint="a .txt file lists images, one a line: `cats/1.png 3`",
+            )
+        rows.append({"image": image.rstrip(), "label": int(label)})
+    return rows
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    hint = f"convert it: `iconv -f WINDOWS-1252 -t UTF-8 {path}`, or save it anew as UTF-8"
+    return DataError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}", hint=hint)
+
+
+ROWS: Mapping[str, Callable[[Path], Rows]] = MappingProxyType(
+    {".csv": _read_csv, ".jsonl": _read_jsonl, LIST_SUFFIX: _read_list}
+)
+"""What reads a file, by its suffix."""

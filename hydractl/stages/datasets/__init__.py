@@ -1,0 +1,1 @@
+"""data: the data sets that have names."""

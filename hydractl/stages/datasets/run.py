@@ -1,0 +1,113 @@
+"""data: tell of the data sets that have names, and how each is asked for. Nothing is read or fetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydractl.data.presets.preset import Listed, Outside, Preset
+from hydractl.data.presets.table import OPENOOD, PREFIX, PRESETS, SPLIT
+from hydractl.data.reference import DataRef
+from hydractl.progress import SILENT, Progress
+from hydractl.stages.datasets.config import LIST, DataConfig
+
+FOLDER = "DIR"
+"""What stands for the folder with OpenOOD's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Some samples, and how they are asked for.
+
+    Attributes:
+        name: What they are called: of parts theirs, of sets that are out-of-distribution what tables call them.
+        typed: As it is typed.
+        read: What that reads.
+        samples: How many there are, where that is known.
+    """
+
+    name: str
+    typed: str
+    read: str
+    samples: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A data set that has a name.
+
+    Attributes:
+        parts: Its parts: of the Hub, then of OpenOOD's lists.
+        outside: By role, the sets that are out-of-distribution to it.
+    """
+
+    name: str
+    holds: str
+    about: str
+    classes: int | None
+    samples: int
+    licence: str
+    home: str
+    note: str | None
+    zero_shot: bool
+    parts: tuple[Data, ...]
+    outside: dict[str, tuple[Data, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataReport:
+    """The data sets that were asked for.
+
+    Attributes:
+        briefly: Whether they are listed.
+    """
+
+    sets: tuple[Known, ...]
+    briefly: bool
+    paths: tuple[Path, ...] = ()
+
+
+def run_data(config: DataConfig, progress: Progress = SILENT) -> DataReport:  # noqa: ARG001 - as every stage
+    """Tell of some data sets, or of all."""
+    asked = config.names or tuple(PRESETS)
+    return DataReport(sets=tuple(_known(PRESETS[name]) for name in asked), briefly=config.action == LIST)
+
+
+def _known(preset: Preset) -> Known:
+    typed = f"{PREFIX}{preset.name}"
+    return Known(
+        name=preset.name,
+        holds=preset.holds,
+        about=preset.about,
+        classes=preset.classes,
+        samples=preset.parts["test"].samples,
+        licence=preset.licence,
+        home=preset.home,
+        note=preset.note,
+        zero_shot=preset.zero_shot,
+        parts=(
+            *(_data(name, f"{typed}::{SPLIT}={name}", part.samples) for name, part in preset.parts.items()),
+            *(_listed(name, f"{typed}::{SPLIT}={name},", one) for name, one in preset.listed.items()),
+        ),
+        outside={
+            role: tuple(_outside(typed, one) for one in preset.outside if one.role == role)
+            for role in dict.fromkeys(one.role for one in preset.outside)
+        },
+    )
+
+
+def _outside(typed: str, one: Outside) -> Data:
+    asked = f"{typed}/{one.name}"
+    if one.preset is not None:
+        return _data(one.name, asked, PRESETS[one.preset].parts[one.part].samples)
+    if one.listed is None:
+        raise ValueError(f"{asked} lies nowhere")
+    return _listed(one.name, f"{asked}::", one.listed)
+
+
+def _listed(name: str, begun: str, listed: Listed) -> Data:
+    return _data(name, f"{begun}{OPENOOD}={FOLDER}", listed.samples)
+
+
+def _data(name: str, typed: str, samples: int | None) -> Data:
+    return Data(name=name, typed=typed, read=str(DataRef.parse(typed)), samples=samples)
