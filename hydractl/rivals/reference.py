@@ -1,4 +1,4 @@
-"""`mc:MODEL::passes=10,rate=0.1` and `laplace:MODEL::data=DATA`: what a row makes of a model. Importing it loads no torch.
+"""`mc:MODEL::passes=10,rate=0.1`, `laplace:MODEL::data=DATA`, `swag:MODEL,MODEL,...`: what a row makes of models. Importing it loads no torch.
 
 Options follow the first `::`; what follows `data=` is all of the data, so that it stands last.
 """
@@ -6,7 +6,7 @@ Options follow the first `::`; what follows `data=` is all of the data, so that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
@@ -18,6 +18,8 @@ DATA = "data"
 KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 DRAWS = 20
+FEWEST = 2
+"""Checkpoints that have a distribution."""
 
 
 def _real(text: str) -> float:
@@ -81,10 +83,37 @@ class Laplace:
             object.__setattr__(self, "samples", DRAWS)
 
 
-Rival: TypeAlias = McDropout | Laplace
-KINDS: Mapping[str, type[McDropout | Laplace]] = MappingProxyType(
-    {kind.KIND: kind for kind in (McDropout, Laplace)}
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swag:
+    """Weights are drawn around the mean of several checkpoints of one training (Maddox et al. 2019)."""
+
+    KIND: ClassVar = "swag"
+    EXAMPLE: ClassVar = "swag:a.st,b.st,c.st::samples=10,rank=20"
+
+    samples: int = setting(
+        10, "Weights to draw, each a member.", parse=whole, low=1, high=256, spelled=("samples",)
+    )
+    rank: int = setting(
+        20, "Of how many of the last checkpoints deviations are kept.", parse=whole, low=2, spelled=("rank",)
+    )
+    scale: float = setting(
+        0.5,
+        "What their covariance is multiplied with.",
+        parse=_real,
+        above=0.0,
+        finite=True,
+        spelled=("scale",),
+    )
+    seed: int = setting(0, "Of what is drawn.", parse=whole, low=0, spelled=("seed",))
+    checkpoints: int = 2
+    """How many there are."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+Rival: TypeAlias = McDropout | Laplace | Swag
+KINDS: Mapping[str, type[Rival]] = MappingProxyType({kind.KIND: kind for kind in (McDropout, Laplace, Swag)})
 
 
 def is_rival(reference: str) -> bool:
@@ -92,8 +121,13 @@ def is_rival(reference: str) -> bool:
     return reference.partition(":")[0] in KINDS and ":" in reference
 
 
+def of_several(reference: str) -> bool:
+    """Return whether a reference names what is made of several models, with commas between them."""
+    return reference.startswith(f"{Swag.KIND}:")
+
+
 def parse_rival(reference: str) -> tuple[str, Rival]:
-    """Return the model of a rival's reference, and what is made of it.
+    """Return the model of a rival's reference, or several with commas between them, and what is made of it.
 
     Raises:
         UsageError: If there is no model, or an option is unknown, missing or out of range.
@@ -101,8 +135,13 @@ def parse_rival(reference: str) -> tuple[str, Rival]:
     name, _, rest = reference.partition(":")
     kind = KINDS[name]
     model, _, text = rest.partition("::")
-    if not model or model.startswith("arch:"):
-        what = "random weights tell nothing" if model else "of which model?"
+    each = model.split(",") if kind is Swag else [model]
+    if not all(each) or any(one.startswith("arch:") for one in each):
+        what = "random weights tell nothing" if all(each) else "of which model?"
         raise UsageError(f"`{reference}`: {what}", hint=f"for example `{kind.EXAMPLE}`")
+    if kind is Swag and len(each) < FEWEST:
+        raise UsageError(
+            f"`{reference}`: one checkpoint has no distribution", hint=f"for example `{kind.EXAMPLE}`"
+        )
     made: Rival = written(kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, last=DATA)
-    return model, made
+    return model, replace(made, checkpoints=len(each)) if isinstance(made, Swag) else made

@@ -76,7 +76,7 @@ class EvalConfig:
     compare: tuple[NamedModels, ...] = setting(
         (),
         "One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, "
-        "`laplace:MODEL::data=DATA` doubts the last layer.",
+        "`laplace:MODEL::data=DATA` doubts the last layer, `swag:MODEL,MODEL,...` draws weights around checkpoints.",
         parse=NamedModels.parse,
         repeated=True,
         metavar="NAME=MODEL[,MODEL...]",

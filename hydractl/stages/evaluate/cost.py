@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hydractl.families.probe import blank_inputs
-from hydractl.families.tower import Block, Stream
+from hydractl.families.tower import Block, Stream, Tower
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Value
@@ -108,7 +108,7 @@ def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:
 @contextmanager
 def _whole(model: Predictor) -> Iterator[None]:
     """Have members run apart, and all tokens through every block, as libraries' own models do."""
-    towers = [model.tower(name) for name in model.towers]
+    towers = [module for module in model.modules() if isinstance(module, Tower)]
     before = [(tower, tower.reads, tower.fork) for tower in towers]
     hooks = []
     for tower, reads, _ in before:

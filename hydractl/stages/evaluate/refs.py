@@ -10,7 +10,7 @@ from typing import Self
 
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
-from hydractl.rivals.reference import Rival, is_rival, parse_rival
+from hydractl.rivals.reference import Rival, Swag, is_rival, of_several, parse_rival
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
@@ -72,7 +72,8 @@ class NamedModels:
     Attributes:
         name: What tables call it.
         models: References of models.
-        rivals: What is made of each before it answers; empty where each answers as it is.
+        rivals: What is made of each before it answers, of several that one thing is made of the same; empty where each answers as
+            it is.
     """
 
     name: str
@@ -97,7 +98,8 @@ class NamedModels:
         name, rest = _split_name(text)
         given = _split_models(rest)
         parsed = [parse_rival(one) if is_rival(one) else (one, None) for one in given]
-        models, rivals = tuple(zip(*parsed, strict=True))
+        each = [(one, made) for found, made in parsed for one in _checkpoints(found, made)]
+        models, rivals = tuple(zip(*each, strict=True))
         if name is None:
             name = model_name(models[0]) + ("" if rivals[0] is None else f" {rivals[0].KIND}")
         return cls(name=name, models=models, rivals=rivals if any(rivals) else ())
@@ -169,15 +171,20 @@ def _split_name(text: str) -> tuple[str | None, str]:
 
 
 def _split_models(text: str) -> tuple[str, ...]:
-    """Split at commas, except at those between the options of a reference that has some."""
+    """Split at commas, except at those between the models or the options of a reference that has some."""
     models: list[str] = []
     for part in text.split(","):
         takes = models and "::" in models[-1] and (models[-1].startswith("arch:") or is_rival(models[-1]))
-        if takes and OPTION.match(part):
+        joins = models and "::" not in models[-1] and of_several(models[-1]) and not is_rival(part)
+        if joins or (takes and OPTION.match(part)):
             models[-1] += f",{part}"
         else:
             models.append(part)
     return tuple(models)
+
+
+def _checkpoints(models: str, made: Rival | None) -> Sequence[str]:
+    return models.split(",") if isinstance(made, Swag) else (models,)
 
 
 def _source_name(ref: DataRef) -> str:

@@ -1,9 +1,10 @@
-"""What `--compare mc:...` and `laplace:...` make of models that are loaded."""
+"""What `--compare mc:...`, `laplace:...` and `swag:...` make of models that are loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import torch
 
@@ -15,37 +16,71 @@ from hydractl.manifest.report import Derived
 from hydractl.progress import Progress, counted
 from hydractl.rivals.dropout import Thinned
 from hydractl.rivals.laplace import LastLayer
-from hydractl.rivals.reference import McDropout, Rival
+from hydractl.rivals.reference import McDropout, Rival, Swag
+from hydractl.rivals.swag import Drawn
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 
 
+class Asked(NamedTuple):
+    """A row as it answers.
+
+    Attributes:
+        row: What answers.
+        opened: For each of its models the file that errors name.
+        told: What was made of each file; empty where each answers as it is.
+    """
+
+    row: Loaded
+    opened: Sequence[OpenModel]
+    told: tuple[Derived | None, ...]
+
+
 def derive(
     named: NamedModels, row: Loaded, opened: Sequence[OpenModel], data: EvalData, progress: Progress
-) -> tuple[Loaded, tuple[Derived | None, ...]]:
+) -> Asked:
     """Return a row as it answers, and what was made of each model; nothing where each answers as it is.
 
     Raises:
         UnsupportedModelError: If it cannot be made of a model.
     """
     if not named.rivals:
-        return row, ()
-    made = [
-        _derive(rival, model, one, data, progress)
-        for rival, model, one in zip(named.rivals, row.models, opened, strict=True)
-    ]
-    models, told = zip(*made, strict=True)
-    return replace(row, models=models), told
+        return Asked(row, opened, ())
+    models: list[Towers] = []
+    told: list[Derived | None] = []
+    first: list[int] = []
+    while len(told) < len(opened):
+        place = len(told)
+        rival = named.rivals[place]
+        end = place + (rival.checkpoints if isinstance(rival, Swag) else 1)
+        made, said = _derive(rival, row.models[place:end], opened[place:end], data, progress)
+        models.append(made)
+        first.append(place)
+        told += [said] * (end - place)
+    reads = tuple(row.preprocess[place] for place in first)
+    return Asked(
+        replace(row, models=tuple(models), preprocess=reads), [opened[place] for place in first], tuple(told)
+    )
 
 
 def _derive(
-    rival: Rival | None, model: Towers, opened: OpenModel, data: EvalData, progress: Progress
+    rival: Rival | None,
+    models: Sequence[Towers],
+    files: Sequence[OpenModel],
+    data: EvalData,
+    progress: Progress,
 ) -> tuple[Towers, Derived | None]:
+    model, opened = models[0], files[0]
     if rival is None:
         return model, None
     if isinstance(rival, McDropout):
         return Thinned(model, rival, name=opened.reference), _told(rival)
+    if isinstance(rival, Swag):
+        progress.step(
+            f"Drawing {counted(rival.samples, 'model')} around {counted(len(models), 'checkpoint')}"
+        )
+        return Drawn(models, rival, names=[one.reference for one in files]), _told(rival)
     items, fingerprint = data.fitted_on[str(rival.data)]
     progress.step(f"Fitting the last layer of {opened.reference} on {counted(len(items), 'sample')}")
     like = torch.empty(0, device=model.device, dtype=model.dtype)

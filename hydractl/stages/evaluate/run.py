@@ -205,9 +205,9 @@ def _measure_rows(
         row = _load(models, machine)
         for model, opened_as in zip(row.models, models, strict=True):
             settle(model, opened_as, data.classes)
-        row, derived = derive(named, row, models, data, progress)
-        ask = partial(_ask, row, models, keeping=machine.keeping, progress=progress)
-        said = ask(detecting(row, models, data, config, machine.keeping.team, progress))
+        row, asked, derived = derive(named, row, models, data, progress)
+        ask = partial(_ask, row, asked, keeping=machine.keeping, progress=progress)
+        said = ask(detecting(row, asked, data, config, machine.keeping.team, progress))
         held = None if data.heldout is None else said(data.heldout[0])
         scaling = _scaling(config, named, held, data, progress)
         del held

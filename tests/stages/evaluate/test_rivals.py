@@ -7,7 +7,7 @@ import pytest
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.manifest.report import Report
-from hydractl.rivals.reference import Laplace, McDropout, parse_rival
+from hydractl.rivals.reference import Laplace, McDropout, Swag, parse_rival
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
@@ -87,6 +87,25 @@ def test_a_report_says_what_was_made_of_a_model(found):
     assert Report.from_json(document.to_json(), where="it") == document
 
 
+def test_draws_around_checkpoints_are_a_row_of_all_of_them(model, tmp_path):
+    for seed in (1, 2):
+        base().tuned(seed).save(tmp_path / f"{seed}.st")
+    around = f"SWAG=swag:{{}},{tmp_path}/1.st,{tmp_path}/2.st::samples=3,rank=2,seed=4"
+    document = run_eval(
+        config(model, around, f"both=swag:{{}},{tmp_path}/1.st::samples=2,{MC},{{}}")
+    ).document
+    own, drawn, both = document.rows
+
+    assert (drawn.members, both.members) == (3, 6)
+    for name in ("parameters", "macs", "macs_textbook"):
+        assert drawn.values[name].value == 3 * own.values[name].value
+    told = {"samples": 3, "rank": 2, "scale": 0.5, "seed": 4, "checkpoints": 3}
+    assert [one.options for one in drawn.derived] == [told] * 3
+    assert [one.reference for one in drawn.models] == ["base.st", "1.st", "2.st"]
+    assert [one and one.kind for one in both.derived] == ["swag", "swag", "mc", None]
+    assert drawn.values["mutual_information"].value > 0
+
+
 def test_equal_rivals_say_the_same_whatever_the_batches(model, found):
     again = run_eval(config(model, f"MC={MC}", batch_size=7)).document.rows[1]
 
@@ -122,6 +141,12 @@ def test_what_is_asked_hangs_on_the_rival(model):
     ("text", "model", "rival"),
     [
         ("mc:a.st", "a.st", McDropout()),
+        ("swag:a.st,b/c.st", "a.st,b/c.st", Swag()),
+        (
+            "swag:a.st,b.st,c.st::rank=2,scale=1",
+            "a.st,b.st,c.st",
+            Swag(rank=2, scale=1.0, checkpoints=3),
+        ),
         ("mc:org/name@main::rate=0.1,passes=4", "org/name@main", McDropout(rate=0.1, passes=4)),
         ("laplace:a.st::data=val/", "a.st", Laplace(data=DataRef.parse("val/"))),
         (
@@ -151,9 +176,31 @@ def test_commas_part_models_but_not_options():
     )
 
 
+def test_commas_part_checkpoints_until_there_are_options():
+    row = NamedModels.parse("all=a.st,swag:b.st,c.st::samples=3,rank=2,d.st,swag:e.st,f.st,mc:g.st")
+
+    assert row.models == ("a.st", "b.st", "c.st", "d.st", "e.st", "f.st", "g.st")
+    assert [rival and rival.KIND for rival in row.rivals] == [
+        None,
+        "swag",
+        "swag",
+        None,
+        "swag",
+        "swag",
+        "mc",
+    ]
+    assert NamedModels.parse("swag:a.st,b.st").name == "a swag"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("swag:a.st", "one checkpoint has no distribution"),
+        ("swag:a.st,,b.st", "of which model?"),
+        ("swag:a.st,arch:vit", "random weights"),
+        ("swag:a.st,b.st::rank=1", "must be at least 2"),
+        ("swag:a.st,b.st::scale=0", "must be above 0"),
+        ("swag:a.st,b.st::checkpoints=3", "has no option `checkpoints`"),
         ("mc:", "of which model?"),
         ("mc:arch:vit_tiny_patch16_224::rate=0.1", "random weights"),
         ("mc:a.st::rate=1", "`rate 1`: must be"),
