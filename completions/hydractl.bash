@@ -213,7 +213,7 @@ _hydractl() {
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        --near | --far | --compare | --temperature | --ood-val | --name | --metrics | --knn-k | --bootstrap | --fail-if | --threshold-for | --delta | --max-length | --batch-size | --num-workers | --classes | --template | --arch | --seed)
+        --near | --far | --compare | --temperature | --ood-val | --name | --metrics | --knn-k | --bootstrap | --fail-if | --threshold-for | --delta | --analyse | --scores | --max-length | --batch-size | --num-workers | --classes | --template | --arch | --seed)
             : # any text
             ;;
         --corrupt)
@@ -233,7 +233,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --corrupt --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --curves --save-predictions --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --corrupt --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --curves --save-predictions --analyse --scores --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

@@ -427,6 +427,8 @@ def evaluate(
     out: str | Path | None = ...,
     curves: bool | None = ...,
     save_predictions: str | Path | None = ...,
+    analyse: str | Sequence[str] | None = ...,
+    scores: str | Sequence[str] | None = ...,
     max_length: int | None = ...,
     batch_size: int | None = ...,
     num_workers: str | int | None = ...,
@@ -467,6 +469,8 @@ def evaluate(
         out: Report; `-` is standard output.
         curves: Keep what `hydractl report` draws too: curves, which heads stay, and the lineage.
         save_predictions: Keep all log-probabilities (safetensors), scaled by `--temperature`.
+        analyse: Ask rows why they are as they are: proposition, centroids, pca, members, or `all` for those that can be made.
+        scores: What `score` said of the heads, for analyses by importance.
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass.
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.

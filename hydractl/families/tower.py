@@ -290,9 +290,13 @@ class Towers(nn.Module):
 
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return each member's logits (M, B, C) for inputs (B, ...), which are cast to the dtype of the weights."""
-        routes = cast("Answer", self.answers[0]).route(self.adapted(inputs), list(self.towers.keys()))
-        logits = self.answered({name: self.run_tower(name, asked) for name, asked in routes.items()})
+        asked = self.routed(inputs)
+        logits = self.answered({name: self.run_tower(name, own) for name, own in asked.items()})
         return logits if self.temperature == 1 else logits / self.temperature
+
+    def routed(self, inputs: Inputs) -> dict[str, Inputs]:
+        """Return what each tower is asked, in the dtype of the weights; a tower that is not needed is left out."""
+        return cast("Answer", self.answers[0]).route(self.adapted(inputs), list(self.towers.keys()))
 
     def answered(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return each member's logits (M, B, C) of towers' outputs (G, B, F)."""
@@ -324,10 +328,6 @@ class Model(Towers):
     def answer(self) -> Answer:
         """How towers' outputs become logits."""
         return cast("Answer", self.answers[0])
-
-    def routed(self, inputs: Inputs) -> dict[str, Inputs]:
-        """Return what each tower is asked; a tower that is not needed is left out."""
-        return self.answer.route(self.adapted(inputs), list(self.towers.keys()))
 
     def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> torch.Tensor:
         """Return logits (B, C); inputs, as one argument or by keyword, are cast to the dtype of the weights.

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.curves import Curves, Origin
 from hydractl.manifest.document import Digest, Document, Fingerprint, Option, Strict
 from hydractl.manifest.heads import HeadMask, HeadScores
@@ -66,7 +67,7 @@ class Row(Strict):
     another one a metric is called `metric@score`. `ood_val` has each score's AUROC on validation OOD
     data, and `best_score` the one whose mean there is highest. `shift` is there where
     the ID set was also corrupted. `curves` and `origins`, one a model, are what figures
-    show, where `--curves` kept them.
+    show, where `--curves` kept them. `analyses` are what `--analyse` found.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Row(Strict):
     difference: Difference | None = Field(default=None, exclude_if=lambda value: value is None)
     curves: Curves | None = Field(default=None, exclude_if=lambda value: value is None)
     origins: tuple[Origin, ...] = Field(default=(), exclude_if=lambda value: not value)
+    analyses: Analyses | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _drawn_whole(self) -> Self:

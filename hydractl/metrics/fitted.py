@@ -182,14 +182,27 @@ def _whitening(data: Training, centres: Tensor) -> Tensor:
     for (features, _), own in zip(data.parts(), centres.split(AT_ONCE), strict=True):
         off = features - own
         covariance += off.T @ off / len(data.labels)
-    values, vectors = torch.linalg.eigh(covariance)
     size = sum(float(features.square().sum()) for features, _ in data.parts()) / len(data.labels)
-    kept = values > max(size * ROUNDED**2, float(values.amax()) * width * torch.finfo(values.dtype).eps)
-    if not bool(kept.any()):
+    white = whitening(covariance, size)
+    if not white.numel():
         raise DataError(
             "the features of the data to fit on do not vary within classes",
             hint="name more data with `--fit`: several samples a class",
         )
+    return white
+
+
+def whitening(covariance: Tensor, size: float) -> Tensor:
+    """Return A (D, R) with A A^T the (pseudo)inverse of a covariance (D, D), float64.
+
+    Directions in which nothing varies, or no more than float32 rounds, are left out.
+
+    Args:
+        covariance: Of float32 numbers.
+        size: Their mean squared length.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    kept = values > max(size * ROUNDED**2, float(values.amax()) * len(values) * torch.finfo(values.dtype).eps)
     white: Tensor = vectors[:, kept] / values[kept].sqrt()
     return white
 

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.progress import counted
+from hydractl.reporting.analysed import analysis_tables
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.intervals import SETS
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
-from hydractl.reporting.numbers import GROUPS, Number, Quantity, centre, interval, number_of, scopes
+from hydractl.reporting.numbers import (
+    GROUPS,
+    Cell,
+    Number,
+    Quantity,
+    Table,
+    centre,
+    interval,
+    number_of,
+    scopes,
+)
 from hydractl.reporting.verdict import JUDGED, negated
 
 FEW = 2
 COSTS = (Needs.WEIGHTS, Needs.TIME)
-
-
-class Cell(NamedTuple):
-    """A number, and what is said of it."""
-
-    value: str = ""
-    more: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Numbers, a line for each row of the report; those of one of several OOD sets are `folded` where that can be."""
-
-    title: str
-    folded: bool
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
 
 
 def title(compared: Compared) -> str:
@@ -72,6 +65,9 @@ def tables(compared: Compared) -> Iterator[Table]:
                     for row, own in compared.differences.items()
                 ),
             )
+    for file, report in zip(compared.files, compared.reports, strict=True):
+        where = f"{file}: " if len(compared.reports) > 1 else ""
+        yield from (replace(each, title=where + each.title) for each in analysis_tables(report))
 
     if compared.over == SETS and len(compared.reports) > 1:
         yield from _of_sets(compared)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from hydractl.errors import harmless
 from hydractl.reporting.compared import Compared
-from hydractl.reporting.content import Table, checks, facts, tables, title
+from hydractl.reporting.content import checks, facts, tables, title
 from hydractl.reporting.drawing import MARK
+from hydractl.reporting.numbers import Table
 from hydractl.reporting.verdict import verdict
 
 

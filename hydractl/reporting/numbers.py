@@ -77,6 +77,23 @@ class Number:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
+class Cell(NamedTuple):
+    """A number, and what is said of it."""
+
+    value: str = ""
+    more: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Numbers, a line for each row of the report; those of one of several OOD sets are `folded` where that can be."""
+
+    title: str
+    folded: bool
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
 def scopes(report: Report) -> tuple[str, ...]:
     """Return where OOD metrics are shown: means over groups of several sets, the widest first, and every set."""
     sets = {"all": (*report.near, *report.far), "near": report.near, "far": report.far}

@@ -1,4 +1,4 @@
-"""Where methods reach into attention: a gate on each head's output, a look at the attention weights, heads cut out.
+"""Where methods reach into attention: a gate on each head's output, a look at it or at the attention weights, heads cut out.
 
 Heads are named as the base counts them.
 
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from hydractl.families.attention import Attention
 from hydractl.families.side import NOTHING, Side
-from hydractl.families.tower import Model, Tower
+from hydractl.families.tower import Model, Tower, Towers
 
 if TYPE_CHECKING:
     from hydractl.manifest.heads import HeadId
@@ -59,9 +59,31 @@ class Watched(Attention):
         return super().heads(x, queries, side)
 
 
+class Heard(Attention):
+    """Attention that shows what its heads say each time it runs, before the output projection."""
+
+    def __init__(
+        self, attention: Attention, hear: Callable[[torch.Tensor, torch.Tensor | None], None]
+    ) -> None:
+        """Take the place of an attention, of one member or of several.
+
+        Args:
+            attention: Whose.
+            hear: Is given it, as `Attention.heads` returns it in turn, and the padding mask as `Watched` has it.
+        """
+        super().__init__(attention.groups())
+        self._hear = hear
+
+    @override
+    def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
+        z = super().heads(x, queries, side)
+        self._hear(z, side.mask)
+        return z
+
+
 @contextlib.contextmanager
 def tapped(
-    model: Model, towers: Iterable[str], tap: Callable[[str, int, Attention], Attention]
+    model: Towers, towers: Iterable[str], tap: Callable[[str, int, Attention], Attention]
 ) -> Iterator[None]:
     """Put `tap(tower, layer, attention)` in the place of each attention module for as long as the context lasts."""
     before = [

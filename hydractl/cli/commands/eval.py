@@ -14,6 +14,7 @@ from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
 from hydractl.progress import counted, listed
+from hydractl.reporting.analysed import analysis_tables
 from hydractl.reporting.numbers import GROUPS, written
 from hydractl.stages.evaluate.config import EvalConfig
 
@@ -71,6 +72,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
       hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'
+      hydractl eval hydra.st --data val/ --far noise --compare base.st --scores scores.json --corrupt fog:3 --analyse all
       hydractl eval hydra.st --data val/ --compare mc:base.st::passes=10,rate=0.1 --compare laplace:base.st::data=train/
     """
     from hydractl.stages.evaluate.run import run_eval
@@ -160,6 +162,9 @@ def render(document: Report, out: Console) -> None:
     if members:
         heads = ["members", *(f"{m.column} {'ID' if scope is None else 'OOD'}" for scope, m in members)]
         out.print(_table(document, members, heads, title="Diversity of the members"))
+    for found in analysis_tables(document):
+        cells = [[name, *(" ".join(filter(None, cell)) for cell in own)] for name, own in found.rows]
+        out.print(table(["", *found.heads], cells, title=found.title))
 
 
 def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence[Column]]) -> Iterator[str]:

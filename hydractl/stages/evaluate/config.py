@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from hydractl.analysis.settings import ANALYSING, NOTHING_ANALYSED, Analysing
 from hydractl.data.corruptions.names import ALL, IMAGES, TEXTS, Corruptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
@@ -210,6 +211,7 @@ class EvalConfig:
         shows=False,
         role=Role.OUTPUT,
     )
+    analysing: Analysing = by_default(NOTHING_ANALYSED, ANALYSING)
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
@@ -241,6 +243,7 @@ class EvalConfig:
         self._check_temperature()
         chosen = self.chosen  # refuses what cannot be measured
         self._check_scores(chosen)
+        self.analysing.check_given(ood=self.ood, corrupted=self.corrupt)
         if self.corrupt and not needing(chosen, Needs.LABELS):
             raise UsageError(
                 "`--corrupt` has no effect: no chosen metric looks at labelled data",

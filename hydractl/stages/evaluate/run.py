@@ -15,7 +15,6 @@ from hydractl.claims import Claim
 from hydractl.data.corruptions.names import Corruption, chosen
 from hydractl.data.inputs import Reading, content_of
 from hydractl.data.items import Content
-from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.hub.folders import publish_models
@@ -34,10 +33,13 @@ from hydractl.publish import is_stream
 from hydractl.runtime import torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
-from hydractl.stages.evaluate.curves import with_curves
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.detection import check_apart, detecting, validated
 from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
+from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
+from hydractl.stages.evaluate.extras.curves import with_curves
+from hydractl.stages.evaluate.extras.shift import under_corruptions
+from hydractl.stages.evaluate.opened import check_alike, check_written, open_rows
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
@@ -49,11 +51,10 @@ from hydractl.stages.evaluate.selection import (
     stored_header,
     threshold_of,
 )
-from hydractl.stages.evaluate.shift import under_corruptions
 from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.detecting import Detecting
-from hydractl.stages.shared.outputs import check_models, check_outputs, claim
+from hydractl.stages.shared.outputs import claim
 from hydractl.stages.shared.predictions import (
     Keeping,
     Predictor,
@@ -62,7 +63,6 @@ from hydractl.stages.shared.predictions import (
     fits,
     predict_together,
 )
-from hydractl.stages.shared.reading import open_reader
 from hydractl.stages.shared.unchanged import replaces
 from hydractl.version import __version__
 
@@ -89,11 +89,12 @@ def run_eval(config: EvalConfig, progress: Progress = SILENT) -> EvalReport:
 
 
 def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -> EvalReport:
-    opened = _open_rows(config)
+    opened = open_rows(config)
     team = machine.keeping.team
     if team.leads:
-        _check_outputs(config, opened, own)
-    _check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
+        check_written(config, opened, own)
+    check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
+    check_rows(config, opened)
     texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
     data = EvalData.open(config, opened, team, progress)
@@ -135,55 +136,6 @@ def _folder(outputs: Sequence[Path | None]) -> Path | None:
     return None if first is None else first.resolve().parent
 
 
-def _open_rows(config: EvalConfig) -> list[list[OpenModel]]:
-    return [
-        [
-            open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
-            for m in named.models
-        ]
-        for row, named in enumerate(config.rows)
-    ]
-
-
-def _check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], own: Claim) -> None:
-    for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
-        check_outputs(
-            [] if path is None else [path],
-            force=own.may_replace,
-            models=[m for row in opened for m in row],
-            data=[config.data, *config.others],
-            files=[config.naming.file],
-            option=option,
-        )
-    if config.store is not None:
-        models = [m for row in opened for m in row]
-        check_models([config.store], own, models=models, option="--store")
-
-
-def _check_alike(models: Sequence[OpenModel], *, renamed: bool) -> None:
-    """Refuse models that answer different questions; one without class names may stand beside any other.
-
-    Where classes are named on the command line, what zero-shot models store of them does not count.
-    """
-    first = models[0]
-    for model in models[1:]:
-        reads, wanted = content_of(model.header.preprocess), content_of(first.header.preprocess)
-        if reads != wanted:
-            raise InputError(f"{model.reference}: reads {reads}, {first.reference} reads {wanted}")
-    own = [m for m in models if not (renamed and m.header.prompting)]
-    named = next((m for m in own if m.header.labels), first)
-    for model in own:
-        ours, theirs = model.header.num_classes, named.header.num_classes
-        if ours != theirs and ours and theirs:
-            raise InputError(
-                f"{model.reference}: has {ours} classes, {named.reference} has {theirs}; one table compares models of one task"
-            )
-        if model.header.labels and model.header.labels != named.header.labels:
-            raise InputError(
-                f"{model.reference}: has other class labels, or in another order, than {named.reference}"
-            )
-
-
 def _measure_rows(
     config: EvalConfig,
     opened: Sequence[Sequence[OpenModel]],
@@ -200,6 +152,15 @@ def _measure_rows(
     doubts = [*data.doubts]
     loaded: list[Loaded] = []
     saved = SavedPredictions(labels={ID_NAME: data.labels})
+    analyst = Analyst(
+        config=config,
+        opened=opened,
+        data=data,
+        corruptions=corruptions,
+        scores=read_scores(config, opened),
+        team=machine.keeping.team,
+        progress=progress,
+    )
     for named, models in zip(config.rows, opened, strict=True):
         progress.step(f"Evaluating {named.name}")
         row = _load(models, machine)
@@ -214,6 +175,7 @@ def _measure_rows(
         every = {name: said(inputs) for name, inputs in data.inputs.items()}
         found = {name: scaling(each) for name, each in every.items() if each is not None}
         shift = under_corruptions(config, corruptions, data, ask(row.models), scaling)
+        analyses = analyst.of(named, row, models, found)
         del ask, said  # they hold the row
         if not leads:
             del row  # before the next one is loaded
@@ -222,7 +184,12 @@ def _measure_rows(
         numbers.append(_numbers(config, found, data.labels))
         measured = _row(config, named, models, found, data.labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
-        told = {"values": measured.values | others, "shift": shift, "difference": compared}
+        told = {
+            "values": measured.values | others,
+            "shift": shift,
+            "difference": compared,
+            "analyses": analyses,
+        }
         rows.append(measured.model_copy(update={"derived": derived, **told}))
         for doubt in of_row(config, rows[-1], models, data.fingerprints):
             doubts.append(doubt)

@@ -1,0 +1,161 @@
+"""Tables of what `eval --analyse` found. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.table import METRICS, needing
+from hydractl.progress import counted
+from hydractl.reporting.numbers import GROUPS, Cell, Quantity, Table, written
+
+if TYPE_CHECKING:
+    from hydractl.manifest.analyses import Analyses, Pruned, Size, Spread
+    from hydractl.manifest.report import Report, Row
+
+Found = Sequence[tuple["Row", "Analyses"]]
+
+
+def analysis_tables(report: Report) -> Iterator[Table]:
+    """Yield a table or two of each analysis that found something."""
+    found = [(row, row.analyses) for row in report.rows if row.analyses is not None]
+    for make in (_proposition, _centroids, _pca, _members):
+        yield from make(report, found)
+
+
+def _table(title: str, heads: Sequence[str], rows: Sequence[tuple[str, tuple[Cell, ...]]]) -> Iterator[Table]:
+    if rows:
+        yield Table(title=title, folded=False, heads=tuple(heads), rows=tuple(rows))
+
+
+def _member(row: Row, member: int) -> str:
+    return f"{row.name}, member {member}" if row.members > 1 else row.name
+
+
+def _proposition(_: Report, found: Found) -> Iterator[Table]:
+    rows = []
+    for row, own in found:
+        for member in dict.fromkeys(each.member for each in own.proposition):
+            each = [pruned for pruned in own.proposition if pruned.member == member]
+            rows.append((_member(row, member), _terms(each)))
+    heads = (
+        "corruptions", "gap", "gap pruned", "widened", "expected", "slope clean", "slope noisy", "curvature more", "diagonal more",
+    )  # fmt: skip
+    yield from _table(
+        "Proposition 1: is the loss gap of corrupted data wider once heads are pruned (means over corruptions)",
+        heads,
+        rows,
+    )
+
+
+def _terms(each: Sequence[Pruned]) -> tuple[Cell, ...]:
+    """Return means over corruptions, and for how many of them a number is at least 0."""
+
+    def mean(of: Callable[[Pruned], float], *, share: bool = False) -> Cell:
+        values = [of(pruned) for pruned in each]
+        above = f"≥ 0 in {sum(value >= 0 for value in values)}" if share else ""
+        return Cell(f"{sum(values) / len(values):.4g}", above)
+
+    error = sum(pruned.deviation for pruned in each) / len(each)
+    diagonal = mean(lambda pruned: pruned.diagonal, share=True)
+    return (
+        Cell(str(len(each))),
+        mean(lambda pruned: pruned.gap),
+        mean(lambda pruned: pruned.gap_pruned),
+        mean(lambda pruned: pruned.widened, share=True),
+        mean(lambda pruned: pruned.expected),
+        mean(lambda pruned: pruned.slope_clean),
+        mean(lambda pruned: pruned.slope, share=True),
+        mean(lambda pruned: pruned.curvature - pruned.curvature_clean, share=True),
+        Cell(f"{diagonal.value} ± {error:.2g}", diagonal.more),
+    )
+
+
+def _centroids(report: Report, found: Found) -> Iterator[Table]:
+    sets = (*report.near, *report.far)
+    there = [(row.name, own.centroids) for row, own in found if own.centroids is not None]
+    for name, distances in (
+        ("Euclidean", [(row, each.euclidean) for row, each in there]),
+        ("Mahalanobis", [(row, each.mahalanobis) for row, each in there]),
+    ):
+        rows = [
+            (
+                row,
+                tuple(
+                    Cell(f"{x:.3g}") for x in (*(own[s] for s in sets), sum(own.values()) / max(1, len(own)))
+                ),
+            )
+            for row, own in distances
+        ]
+        yield from _table(
+            f"{name} distance of OOD from ID centroids in the last layer, means over heads",
+            (*sets, "mean"),
+            rows,
+        )
+
+
+def _pca(report: Report, found: Found) -> Iterator[Table]:
+    sets = (*report.near, *report.far)
+    rows = [
+        (
+            f"{_member(row, planes.member)}: {counted(len(plane.heads), 'head')} {which} important by {planes.scores}",
+            (
+                Cell(f"{100 * sum(plane.variance):.0f} %"),
+                *(Cell(f"{plane.mahalanobis[name]:.3g}") for name in sets),
+            ),
+        )
+        for row, own in found
+        for planes in own.pca
+        for which, plane in (("most", planes.most), ("least", planes.least))
+    ]
+    yield from _table(
+        "Mahalanobis distance of OOD from ID centroids in two principal components",
+        ("variance", *sets),
+        rows,
+    )
+
+
+def _members(_: Report, found: Found) -> Iterator[Table]:
+    sizes = [(row, size) for row, own in found for size in own.members]
+    wanted = shown([size for _, size in sizes])
+    rows = [
+        (
+            f"{row.name}, {size.members} of {row.members} members ({ensembles(size)})",
+            tuple(_spread(size, quantity) for quantity in wanted),
+        )
+        for row, size in sizes
+    ]
+    yield from _table(
+        "Ensembles of some of the members, means over ensembles of a size, and least and greatest",
+        [q.heading if q.scope is None else f"{q.heading} {q.scope}" for q in wanted],
+        rows,
+    )
+
+
+def shown(sizes: Sequence[Size]) -> list[Quantity]:
+    """Return what is shown of ensembles: of labelled data, and means over the widest group of OOD sets if there are any."""
+    widest = next((group for group in reversed(GROUPS) if sizes and group in sizes[0].means), None)
+    found = [Quantity(name) for name in needing(METRICS, Needs.LABELS)]
+    found += [Quantity(name, widest) for name in needing(METRICS, Needs.OOD, Needs.MEMBERS)]
+    return [q for q in found if q.metric.column and any(of_size(size, q) for size in sizes)]
+
+
+def ensembles(size: Size) -> str:
+    """Return how many were measured."""
+    all_of = "" if size.measured == size.possible else f" of {size.possible}"
+    return f"{size.measured}{all_of}"
+
+
+def of_size(size: Size, quantity: Quantity) -> Spread | None:
+    """Return what ensembles of a size say of it."""
+    values = size.values if quantity.scope is None else size.means.get(quantity.scope, {})
+    return values.get(quantity.name)
+
+
+def _spread(size: Size, quantity: Quantity) -> Cell:
+    own = of_size(size, quantity)
+    if own is None:
+        return Cell()
+    ends = (written(quantity.metric, own.low), written(quantity.metric, own.high))
+    return Cell(written(quantity.metric, own.mean), "" if size.measured == 1 else f"[{', '.join(ends)}]")

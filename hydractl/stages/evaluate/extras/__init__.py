@@ -1,0 +1,1 @@
+"""What a row is asked beyond its metrics: curves, corrupted data, analyses."""

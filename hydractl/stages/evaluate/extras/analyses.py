@@ -1,0 +1,188 @@
+"""Each row as analyses see it, and what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hydractl.analysis.settings import GIVEN
+from hydractl.analysis.subject import Part, Subject
+from hydractl.analysis.table import ANALYSES, Needs
+from hydractl.data.batches import Batch
+from hydractl.data.corruptions.names import Corruption
+from hydractl.data.inputs import with_corruption
+from hydractl.errors import InputError
+from hydractl.families.opening import OpenModel
+from hydractl.inputs import Inputs
+from hydractl.manifest.analyses import Analyses
+from hydractl.manifest.header import Kind, Step
+from hydractl.manifest.heads import HeadScores
+from hydractl.metrics.samples import Kept
+from hydractl.metrics.scores import SCORES
+from hydractl.parallel import Team
+from hydractl.progress import Progress
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.cost import Loaded
+from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analyst:
+    """Who asks rows, one after another.
+
+    Attributes:
+        config: Of the run.
+        opened: The models of all rows.
+        data: That they are asked about.
+        corruptions: Of the ID set.
+        scores: Of heads, by their names.
+        team: Who shares the batches.
+        progress: Hears what is done.
+    """
+
+    config: EvalConfig
+    opened: Sequence[Sequence[OpenModel]]
+    data: EvalData
+    corruptions: Sequence[Corruption]
+    scores: Mapping[str, HeadScores]
+    team: Team
+    progress: Progress
+
+    def of(
+        self, named: NamedModels, row: Loaded, models: Sequence[OpenModel], said: Mapping[str, Kept]
+    ) -> Analyses | None:
+        """Return what is found of a row; None where that is nothing, or not asked for.
+
+        Args:
+            named: What the row is called.
+            row: Its models as they run; rivals are made of some.
+            models: The same as they were opened.
+            said: What it says of each data set, in the process that leads.
+
+        Raises:
+            InputError: If the device's memory does not suffice, or models do not belong together.
+            DataError: If numbers are not finite.
+        """
+        asked = [ANALYSES[name] for name in self.config.analysing.wanted]
+        given = self.config.analysing.given(ood=self.config.ood, corrupted=self.config.corrupt)
+        asked = [each for each in asked if not each.needs.intersection(GIVEN) - given]
+        if not asked:
+            return None
+        subject = self._subject(named, row, models, said)
+        found: dict[str, object] = {}
+        for each in asked:
+            self.progress.step(f"Asking {named.name}: {each.name}")
+            try:
+                answer = each.of(subject)
+            except torch.OutOfMemoryError as error:
+                raise InputError(
+                    f"`--analyse {each.name}`: {named.name} does not fit into the memory of the device",
+                    hint="choose a smaller `--batch-size`",
+                ) from error
+            if answer:
+                found[each.name] = answer
+        return Analyses.model_validate(found) if found else None
+
+    def _subject(
+        self, named: NamedModels, row: Loaded, models: Sequence[OpenModel], said: Mapping[str, Kept]
+    ) -> Subject:
+        parts: list[Part] = []
+        for opened, model in zip(models, row.models, strict=True):
+            parts.append(Part(opened, model, sum(part.members for part in parts)))
+        return Subject(
+            parts=() if any(named.rivals) else parts,
+            base=next((found for model in models if (found := base_of(model, self.opened))), None),
+            batches=self._batches,
+            counts={name: len(inputs) for name, inputs in self.data.inputs.items()},
+            labels=self.data.labels,
+            ood=self.config.groups,
+            corruptions=self.corruptions,
+            scores=self.scores,
+            said=said,
+            metrics=self.config.chosen,
+            ranks=[score for score in self.config.scores if score in SCORES],
+            classes=self.data.classes,
+            seed=self.config.seed,
+            team=self.team,
+            progress=self.progress,
+        )
+
+    def _batches(self, part: Part, of: str | Corruption) -> Iterable[Batch[Inputs]]:
+        clean = self.data.inputs[ID_NAME]
+        if isinstance(of, Corruption):
+            name = f"{of.name} {of.severity}"
+            inputs = clean.of(with_corruption(clean.dataset, of), name=name)
+        else:
+            inputs = self.data.inputs[of]
+        return inputs.tracked(part.opened.header.preprocess, part.opened.reference, self.progress)
+
+
+def read_scores(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> dict[str, HeadScores]:
+    """Return the scores of heads that are named.
+
+    Raises:
+        ManifestError: If a file holds none.
+        InputError: If they are of another architecture's heads.
+    """
+    found = {given.name: HeadScores.read(given.ref) for given in config.analysing.scores}
+    for given in config.analysing.scores:
+        for model in (m for row in opened for m in row):
+            architecture = model.header.architecture
+            for name, table in found[given.name].towers.items():
+                tower = architecture.towers.get(name)
+                if tower is None or (len(table.scores), len(table.scores[0])) != (
+                    tower.layers,
+                    tower.num_heads,
+                ):
+                    raise InputError(
+                        f"{given.ref}: its scores are of {len(table.scores)} layers of {len(table.scores[0])} heads of a tower "
+                        f"`{name}`, which {model.reference} has not",
+                        hint="score the base that the models were pruned from",
+                    )
+    return found
+
+
+def check_rows(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
+    """Refuse an analysis by name that no row is fit for.
+
+    Raises:
+        InputError: If that is asked for.
+    """
+    fit = {
+        Needs.BASE: any(base_of(model, opened) for row in opened for model in row),
+        Needs.MEMBERS: any(sum(len(m.header.masks) for m in row) > 1 for row in opened),
+    }
+    hints = {
+        Needs.BASE: "add the base that they were pruned from: `--compare base=BASE`",
+        Needs.MEMBERS: "measure a hydra, or several models as a row: `--compare 'NAME=a.st,b.st'`",
+    }
+    for name in config.analysing.named:
+        for need, there in fit.items():
+            if need in ANALYSES[name].needs and not there:
+                raise InputError(f"`--analyse {name}` needs {need.value}", hint=hints[need])
+
+
+def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenModel | None:
+    """Return the base that a model was pruned from, if it is a row: of several in its lineage the nearest."""
+    bases = {row[0].checkpoint.digest: row[0] for row in opened if len(row) == 1}
+    bases = {digest: base for digest, base in bases.items() if base.header.kind == Kind.BASE}
+    if model.header.kind == Kind.BASE:
+        return None
+    return next((bases[digest] for digest in _ancestors(model) if digest in bases), None)
+
+
+def _ancestors(model: OpenModel) -> Iterator[str]:
+    """Yield the digests of what a model was made of, the nearest first, and its base's at last."""
+    steps = [model.header.made_by]
+    while steps:
+        later: list[Step | None] = []
+        for step in steps:
+            for file in step.inputs if step is not None else ():
+                yield file.sha256
+                later.append(file.made_by)
+        steps = later
+    if model.header.base is not None:
+        yield model.header.base
