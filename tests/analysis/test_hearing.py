@@ -73,3 +73,16 @@ def test_padding_says_nothing(name):
     every = groups(model, 0, ((0, 1, 2, 3),) * 3)
     found = heard(model, map_inputs(lambda x: x[:, :-2], inputs), every)
     torch.testing.assert_close(heard(model, inputs, every), found, atol=1e-5, rtol=1e-5)
+
+
+def test_members_that_share_heads_but_not_what_these_look_at_are_told_apart():
+    sample = base()
+    models = [sample.tuned(i, only=lambda name: name.startswith("blocks.0")).model() for i in range(2)]
+    last = [model.tower().layers()[2] for model in models]
+    alone = [heard(model, asked(sample), groups(model, 0, ((), (), (1, 3)))) for model in models]
+    last[1].attn = last[0].attn
+    hydra = Hydra(models)
+    assert hydra.tower().layers()[2].attn is last[0].attn
+    for member, expected in enumerate(alone):
+        found = heard(hydra, asked(sample), groups(hydra, member, ((), (), (1, 3))))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
