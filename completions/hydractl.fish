@@ -235,7 +235,7 @@ complete -c hydractl -n '__hydractl_in eval' -l store -r -F -d 'Write a copy of 
 complete -c hydractl -n '__hydractl_in eval' -s o -l output -l out -r -F -d 'Report; `-` is standard output'
 complete -c hydractl -n '__hydractl_in eval' -l curves -d 'Keep what `hydractl report` draws too: curves, which heads stay, and the lineage'
 complete -c hydractl -n '__hydractl_in eval' -l save-predictions -r -F -d 'Keep all log-probabilities (safetensors), scaled by `--temperature`'
-complete -c hydractl -n '__hydractl_in eval' -l analyse -x -d 'Ask rows why they are as they are: proposition, centroids, pca, members, or `all` for those that can be made'
+complete -c hydractl -n '__hydractl_in eval' -l analyse -x -d 'Ask rows why they are as they are: proposition, centroids, pca, members, mlps, heads, taylor, or `all` for those that can be made'
 complete -c hydractl -n '__hydractl_in eval' -l scores -x -d 'What `score` said of the heads, for analyses by importance'
 complete -c hydractl -n '__hydractl_in eval' -l max-length -x -d 'Tokens of a text at most; default: as many as the model reads'
 complete -c hydractl -n '__hydractl_in eval' -l batch-size -x -d 'Samples in one forward pass'

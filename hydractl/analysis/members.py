@@ -7,13 +7,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
+from hydractl.analysis.answers import measured
 from hydractl.analysis.subject import ID, Subject
 from hydractl.manifest.analyses import Size, Spread
-from hydractl.metrics.measures import means, measure
-from hydractl.metrics.metric import Needs
-from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import Joined, Kept
-from hydractl.metrics.table import needing
 
 MOST = 20
 """Ensembles of a size that are measured; of more, so many are drawn."""
@@ -33,21 +30,13 @@ def analyse(subject: Subject) -> tuple[Size, ...]:
 
 
 def _size(subject: Subject, each: Mapping[str, Sequence[Kept]], count: int, size: int) -> Size:
-    wanted = needing(subject.metrics, Needs.LABELS, Needs.OOD, Needs.MEMBERS)
     values: list[dict[str, float]] = []
     groups: list[dict[str, dict[str, float]]] = []
     for chosen in subsets(count, size, seed=subject.seed):
         said = {name: Joined(tuple(own[m] for m in chosen)) for name, own in each.items()}
-        found = measure(
-            said[ID],
-            subject.labels,
-            {name: said[name] for name in subject.sets},
-            metrics=wanted,
-            scores=subject.ranks,
-            resampling=Resampling(resamples=0),
-        )
-        values.append({name: value.value for name, value in found.values.items()})
-        groups.append(means(found.ood, subject.ood))
+        found = measured(subject, said)
+        values.append(found.values)
+        groups.append(found.means)
     return Size(
         members=size,
         measured=len(values),

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hydractl.analysis.apart import single
 from hydractl.analysis.subject import ID, Part, Subject
 from hydractl.data.corruptions.names import Corruption
 from hydractl.errors import DataError, InputError
 from hydractl.families.base import place_of
-from hydractl.families.opening import OpenModel, load_model
+from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Model
-from hydractl.families.zero_shot import Contrast
-from hydractl.fusion.classes import prompts_of
 from hydractl.fusion.plan import split_members
 from hydractl.fusion.slicing import kept_indices
 from hydractl.inputs import Inputs, inputs_like
@@ -47,7 +46,7 @@ def analyse(subject: Subject) -> tuple[Pruned, ...]:
     """
     if subject.base is None or not subject.parts:
         return ()
-    model = _asked(subject.base, subject)
+    model = single(subject.base, subject)
     found: list[Pruned] = []
     for part in subject.parts:
         for member, (mask, state) in enumerate(_members(part.opened)):
@@ -60,16 +59,6 @@ def analyse(subject: Subject) -> tuple[Pruned, ...]:
                 noisy = terms.on(subject, part, corruption)
                 found.append(_pruned(part.first + member, corruption, terms, clean, noisy))
     return tuple(found)
-
-
-def _asked(base: OpenModel, subject: Subject) -> Model:
-    """Return the base in fp32, with both towers where it has two: a head of either is pruned."""
-    model = load_model(base, dtype=torch.float32)
-    if isinstance(model.answer, Contrast) and subject.classes is not None:
-        model.answer.ask(prompts_of(base, subject.classes), templates=len(subject.classes.templates))
-    for parameter in model.parameters():
-        parameter.requires_grad = False
-    return model.to(subject.parts[0].model.device)
 
 
 def _members(opened: OpenModel) -> Iterator[tuple[Mask, Mapping[str, Tensor]]]:

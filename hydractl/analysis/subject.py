@@ -46,6 +46,7 @@ class Subject:
     Attributes:
         parts: Its models.
         base: The model that its members were pruned from, if that is known and stands beside it.
+        apart: Of a hydra with merged weights the members that it was fused from, if they are a row.
         batches: This process's share of a data set by its name, or of the ID set under a corruption, as a model reads it; may be
             asked for again and again.
         counts: How many samples each data set has.
@@ -64,6 +65,7 @@ class Subject:
 
     parts: Sequence[Part]
     base: OpenModel | None
+    apart: Sequence[OpenModel]
     batches: Callable[[Part, str | Corruption], Iterable[Batch[Inputs]]]
     counts: Mapping[str, int]
     labels: Tensor

@@ -21,6 +21,8 @@ class Needs(Enum):
     CORRUPTIONS = "--corrupt"
     BASE = "the base as a row"
     MEMBERS = "a row of several members"
+    WHOLE = "a base as a row"
+    MERGED = "a hydra with merged weights, and a row of the members that it was fused from"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,9 @@ ANALYSES: Mapping[str, Analysis] = MappingProxyType(
             Analysis(name="centroids", source="Table 5", needs=frozenset({Needs.OOD})),
             Analysis(name="pca", source="Figure 4", needs=frozenset({Needs.OOD, Needs.SCORES})),
             Analysis(name="members", source="Table 10", needs=frozenset({Needs.MEMBERS})),
+            Analysis(name="mlps", source="Table 11", needs=frozenset({Needs.MERGED})),
+            Analysis(name="heads", source="Figure 5", needs=frozenset({Needs.SCORES, Needs.WHOLE})),
+            Analysis(name="taylor", source="Figure 7"),
         )
     }
 )

@@ -469,7 +469,7 @@ def evaluate(
         out: Report; `-` is standard output.
         curves: Keep what `hydractl report` draws too: curves, which heads stay, and the lineage.
         save_predictions: Keep all log-probabilities (safetensors), scaled by `--temperature`.
-        analyse: Ask rows why they are as they are: proposition, centroids, pca, members, or `all` for those that can be made.
+        analyse: Ask rows why they are as they are: proposition, centroids, pca, members, mlps, heads, taylor, or `all` for those that can be made.
         scores: What `score` said of the heads, for analyses by importance.
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass.

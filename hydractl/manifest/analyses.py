@@ -119,6 +119,55 @@ class Pruned(Strict):
         return self.slope - self.slope_clean + (self.curvature - self.curvature_clean) / 2
 
 
+class HeadTable(Strict):
+    """A number for each head of a tower of a member, layers by heads of the base; None for heads that are gone."""
+
+    member: Member
+    tower: str
+    scores: tuple[tuple[float | None, ...], ...] = Field(min_length=1)
+
+    @property
+    def known(self) -> tuple[float, ...]:
+        """The numbers."""
+        return tuple(score for row in self.scores for score in row if score is not None)
+
+
+class Fewer(Strict):
+    """Numbers of a base that keeps some of its heads, by scores of some name, of the heads that these are of."""
+
+    scores: str
+    kept: int = Field(ge=0)
+    heads: int = Field(ge=1)
+    values: dict[str, float]
+    means: dict[str, dict[str, float]] = Field(default={})
+
+
+class Pair(Strict):
+    """A number of the hydra, and of its members apart."""
+
+    merged: float
+    apart: float
+
+
+class Merging(Strict):
+    """What merging weights changed in a hydra, beside its members as they were.
+
+    Attributes:
+        values: Numbers of both on labelled data and of members.
+        means: Likewise, over OOD sets.
+        agreement: The share of ID samples for which both predict the same class.
+        divergence: Mean Kullback-Leibler divergence of the hydra's probabilities from the ensemble's, in nats.
+        distances: For each block with merged weights, `tower.layer`, how far members' merged weights are from their mean: the root of
+            the mean squared length of the differences, as a share of the mean's length.
+    """
+
+    values: dict[str, Pair]
+    means: dict[str, dict[str, Pair]] = Field(default={})
+    agreement: float = Field(ge=0, le=1)
+    divergence: float
+    distances: dict[str, float]
+
+
 class Analyses(Strict):
     """What was found; what was not asked for, or cannot be asked of a row, is absent."""
 
@@ -126,3 +175,6 @@ class Analyses(Strict):
     centroids: Centroids | None = Field(default=None, exclude_if=lambda value: value is None)
     pca: tuple[Planes, ...] = Field(default=(), exclude_if=lambda value: not value)
     members: tuple[Size, ...] = Field(default=(), exclude_if=lambda value: not value)
+    mlps: Merging | None = Field(default=None, exclude_if=lambda value: value is None)
+    heads: tuple[Fewer, ...] = Field(default=(), exclude_if=lambda value: not value)
+    taylor: tuple[HeadTable, ...] = Field(default=(), exclude_if=lambda value: not value)

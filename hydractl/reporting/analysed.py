@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydractl.metrics.metric import Needs
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from hydractl.manifest.report import Report, Row
 
 Found = Sequence[tuple["Row", "Analyses"]]
+LABELLED = (Needs.LABELS, Needs.OOD)
 
 
 def analysis_tables(report: Report) -> Iterator[Table]:
     """Yield a table or two of each analysis that found something."""
     found = [(row, row.analyses) for row in report.rows if row.analyses is not None]
-    for make in (_proposition, _centroids, _pca, _members):
+    for make in (_proposition, _centroids, _pca, _members, _mlps, _heads, _taylor):
         yield from make(report, found)
 
 
@@ -118,7 +119,10 @@ def _pca(report: Report, found: Found) -> Iterator[Table]:
 
 def _members(_: Report, found: Found) -> Iterator[Table]:
     sizes = [(row, size) for row, own in found for size in own.members]
-    wanted = shown([size for _, size in sizes])
+    if not sizes:
+        return
+    first = sizes[0][1]
+    wanted = chosen(first.values, first.means, *LABELLED, Needs.MEMBERS)
     rows = [
         (
             f"{row.name}, {size.members} of {row.members} members ({ensembles(size)})",
@@ -128,17 +132,9 @@ def _members(_: Report, found: Found) -> Iterator[Table]:
     ]
     yield from _table(
         "Ensembles of some of the members, means over ensembles of a size, and least and greatest",
-        [q.heading if q.scope is None else f"{q.heading} {q.scope}" for q in wanted],
+        [*map(_heading, wanted)],
         rows,
     )
-
-
-def shown(sizes: Sequence[Size]) -> list[Quantity]:
-    """Return what is shown of ensembles: of labelled data, and means over the widest group of OOD sets if there are any."""
-    widest = next((group for group in reversed(GROUPS) if sizes and group in sizes[0].means), None)
-    found = [Quantity(name) for name in needing(METRICS, Needs.LABELS)]
-    found += [Quantity(name, widest) for name in needing(METRICS, Needs.OOD, Needs.MEMBERS)]
-    return [q for q in found if q.metric.column and any(of_size(size, q) for size in sizes)]
 
 
 def ensembles(size: Size) -> str:
@@ -159,3 +155,86 @@ def _spread(size: Size, quantity: Quantity) -> Cell:
         return Cell()
     ends = (written(quantity.metric, own.low), written(quantity.metric, own.high))
     return Cell(written(quantity.metric, own.mean), "" if size.measured == 1 else f"[{', '.join(ends)}]")
+
+
+def _mlps(_: Report, found: Found) -> Iterator[Table]:
+    there = [(row, own.mlps) for row, own in found if own.mlps is not None]
+    for row, merging in there:
+        wanted = chosen(merging.values, merging.means, *LABELLED, Needs.MEMBERS)
+        pairs = [(merging.values if q.scope is None else merging.means[q.scope])[q.name] for q in wanted]
+        block, farthest = max(merging.distances.items(), key=lambda each: each[1], default=("none", 0.0))
+        rows = [
+            (
+                "merged",
+                (
+                    *(Cell(written(q.metric, pair.merged)) for q, pair in zip(wanted, pairs, strict=True)),
+                    Cell(f"{merging.agreement:.4f}"),
+                    Cell(f"{merging.divergence:.3g}"),
+                    Cell(f"{farthest:.3g}", f"in {block}"),
+                ),
+            ),
+            (
+                "apart",
+                (
+                    *(Cell(written(q.metric, pair.apart)) for q, pair in zip(wanted, pairs, strict=True)),
+                    *[Cell()] * 3,
+                ),
+            ),
+        ]
+        heads = (*map(_heading, wanted), "agreement", "divergence", "farthest weights")
+        yield from _table(f"{row.name}: merged weights against its members apart", heads, rows)
+
+
+def _heads(_: Report, found: Found) -> Iterator[Table]:
+    fewer = [(row, each) for row, own in found for each in own.heads]
+    if not fewer:
+        return
+    first = fewer[0][1]
+    wanted = chosen(first.values, first.means, *LABELLED)
+    rows = [
+        (
+            f"{row.name}, {each.kept} of {each.heads} heads by {each.scores}",
+            tuple(
+                Cell(written(q.metric, (each.values if q.scope is None else each.means[q.scope])[q.name]))
+                for q in wanted
+            ),
+        )
+        for row, each in fewer
+    ]
+    yield from _table("Fewer heads, without training", [*map(_heading, wanted)], rows)
+
+
+def _taylor(_: Report, found: Found) -> Iterator[Table]:
+    rows = []
+    for row, own in found:
+        for table in own.taylor:
+            known = table.known
+            if known:
+                numbers = (sum(known) / len(known), min(known), max(known))
+                name = f"{_member(row, table.member)}, {table.tower}"
+                rows.append((name, tuple(Cell(f"{number:.3g}") for number in numbers)))
+    yield from _table("Taylor scores of heads", ("mean", "least", "greatest"), rows)
+
+
+def chosen(values: Collection[str], means: Mapping[str, Collection[str]], *needs: Needs) -> list[Quantity]:
+    """Return what is shown of some numbers, in the order of tables, of OOD data the means over the widest group.
+
+    Args:
+        values: Metrics of the ID set that there are.
+        means: Those of groups of OOD sets.
+        needs: Of the metrics; those of OOD data, and of members there, are of the group.
+    """
+    widest = next((group for group in reversed(GROUPS) if group in means), None)
+    found = []
+    for need in needs:
+        ranked = need is Needs.OOD or (need is Needs.MEMBERS and widest is not None)
+        there = (means[widest] if widest is not None else ()) if ranked else values
+        scope = widest if ranked else None
+        found += [
+            Quantity(name, scope) for name in needing(METRICS, need) if name in there and METRICS[name].column
+        ]
+    return found
+
+
+def _heading(quantity: Quantity) -> str:
+    return quantity.heading if quantity.scope is None else f"{quantity.heading} {quantity.scope}"

@@ -18,6 +18,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.opening import open_model
 from hydractl.fusion.loaded import load
 from hydractl.manifest.report import Report
+from hydractl.stages.evaluate.saved import SavedPredictions
 from support import pairs, reviews
 from support.builders import Sample, base, perturbed, scores_file
 
@@ -25,6 +26,8 @@ DATA, NEAR = "digits::split=test,classes=0-6,limit=70", "digits::classes=7-9,lim
 SETS = {"id": DATA, "others": NEAR}
 TABLE = [[5, 1, 2, 9], [4, 3, 8, 6], [7, 12, 10, 11]]
 KEEPS = (((0, 2, 3), (0, 1, 2), (1, 3)), ((1, 2), (0, 1, 2, 3), (0, 1, 2)), ((0, 1, 2, 3), (0,), (0, 3)))
+HALVES = {"random": ((3,), (2,), (0, 1, 2, 3)), "layers": ((0, 3), (2, 3), (1, 3))}
+"""What stays of half of the heads, over the model and in every layer."""
 COMMON = ("--no-latency", "--device", "cpu", "--bootstrap", "0", "--batch-size", "50", "--force")
 
 
@@ -44,9 +47,13 @@ def here(tmp_path_factory):
     members = [str(folder / f"m{i}.st") for i in range(len(KEEPS))]
     assert main(["fuse", *members, "-o", str(folder / "hydra.st"), "--no-verify"]) == 0
     scores_file(folder / "scores.json", TABLE)
+    scores_file(folder / "layers.json", TABLE, options={"keep": 3})
+    for name, keep in HALVES.items():
+        base().pruned(*keep).save(folder / f"{name}.st")
+    halves = [word for name in HALVES for word in ("--compare", f"{name}={folder}/{name}.st")]
     command = (
         "eval", f"{folder}/hydra.st", "--compare", f"base={folder}/base.st", "--compare", f"turn={','.join(members)}", "--data",
-        DATA, "--near", f"others={NEAR}", "--scores", f"random={folder}/scores.json", "--analyse", "all", "--corrupt",
+        DATA, "--near", f"others={NEAR}", "--scores", f"random={folder}/scores.json", "--scores", f"{folder}/layers.json", *halves, "--analyse", "all", "--corrupt",
         "gaussian-noise:3", "-o", f"{folder}/r.json", *COMMON,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -163,6 +170,73 @@ def test_ensembles_of_members_are_by_hand_and_all_of_them_are_the_row(here, rows
     assert rows["base"].analyses.members == ()
 
 
+def test_fewer_heads_are_measured_as_pruned_models_are(rows):
+    found = rows["base"].analyses.heads
+    assert [(own.scores, own.kept) for own in found] == [
+        *(("random", kept) for kept in (10, 8, 6, 4, 2)),
+        *(("layers", kept) for kept in (9, 6, 3)),
+    ]
+    for name in HALVES:
+        (own,) = (each for each in found if (each.scores, each.kept) == (name, 6))
+        row = rows[name]
+        assert own.values == pytest.approx({n: row.values[n].value for n in own.values}, abs=1e-4)
+        assert own.means["near"] == pytest.approx(
+            {n: row.means["near"][n] for n in own.means["near"]}, abs=1e-4
+        )
+        assert own.heads == 12
+    assert not rows["hydra"].analyses.heads
+    assert not rows["random"].analyses.heads
+
+
+@pytest.mark.parametrize(("name", "member"), [("base", 0), ("hydra", 1)])
+def test_taylor_scores_are_of_timms_gradients(name, member, rows):
+    (found,) = (each for each in rows[name].analyses.taylor if each.member == member)
+    keep = ((0, 1, 2, 3),) * 3 if name == "base" else KEEPS[member]
+    library, items = base().masked(*keep).library(), open_data(DATA)
+    how = eval_transform(base().header.preprocess)
+    images = torch.stack([how(items.image(i)) for i in range(len(items))])
+    torch.nn.functional.cross_entropy(library(images), torch.tensor(items.labels)).backward()
+    for layer, block in enumerate(library.blocks):
+        weight = block.attn.qkv.weight
+        expected = (weight * weight.grad).detach().abs().unflatten(0, (3, 4, 8)).mean((0, 2, 3))
+        assert {h: s for h, s in enumerate(found.scores[layer]) if s is not None} == pytest.approx(
+            {h: float(expected[h]) for h in keep[layer]}, rel=1e-3
+        )
+
+
+def test_what_merging_changes_is_told_beside_the_members_apart(tmp_path):
+    sample = base()
+    members = [sample.tuned(i, only=lambda name: ".mlp." in name) for i in range(2)]
+    paths = [str(member.save(tmp_path / f"t{i}.st")) for i, member in enumerate(members)]
+    assert main(["fuse", *paths, "-o", f"{tmp_path}/h.st", "--no-verify", "--force-merge"]) == 0
+    command = (
+        "eval", f"{tmp_path}/h.st", "--compare", f"apart={','.join(paths)}", "--data", DATA, "--near", f"others={NEAR}", "--analyse",
+        "mlps", "-o", f"{tmp_path}/r.json", "--save-predictions", f"{tmp_path}/p.st", *COMMON,
+    )  # fmt: skip
+    assert main([*command]) == 0
+    merged, apart = Report.read(tmp_path / "r.json").rows
+    found = merged.analyses.mlps
+    assert apart.analyses is None
+    for name, pair in found.values.items():
+        assert (pair.merged, pair.apart) == pytest.approx(
+            (merged.values[name].value, apart.values[name].value), abs=1e-5
+        )
+    for name, pair in found.means["all"].items():
+        assert (pair.merged, pair.apart) == pytest.approx(
+            (merged.means["all"][name], apart.means["all"][name]), abs=1e-5
+        )
+    said = SavedPredictions.load(tmp_path / "p.st").log_probs
+    ours, theirs = (said[row]["id"].double().exp().mean(0) for row in ("h", "apart"))
+    assert found.agreement == pytest.approx(float((ours.argmax(1) == theirs.argmax(1)).double().mean()))
+    assert found.divergence == pytest.approx(float((theirs * (theirs / ours).log()).sum(1).mean()), abs=1e-6)
+    names = [name for name in sample.state if name.startswith("blocks.1.mlp.")]
+    each = [torch.cat([member.state[name].flatten() for name in names]).double() for member in members]
+    mean = torch.stack(each).mean(0)
+    off = torch.stack([(own - mean).square().sum() for own in each]).mean()
+    assert found.distances["vision.1"] == pytest.approx(float((off / mean.square().sum()).sqrt()), rel=1e-5)
+    assert [*found.distances] == ["vision.0", "vision.1", "vision.2"]
+
+
 def gap(row):
     ((_, by_severity),) = row.shift.values.items()
     ((_, own),) = by_severity.items()
@@ -200,7 +274,7 @@ def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path):
     )
     command = (
         "eval", f"{tmp_path}/m0.st", "--compare", f"m1={tmp_path}/m1.st", "--compare", f"base={tmp_path}/base.st", "--data", data,
-        "--far", f"others={other}", "--corrupt", "fog:4" if zero_shot else "swap:4", "--analyse", "proposition,centroids", "-o",
+        "--far", f"others={other}", "--corrupt", "fog:4" if zero_shot else "swap:4", "--analyse", "proposition,centroids,taylor", "-o",
         f"{tmp_path}/r.json", *COMMON, *(("--classes", "0,1,2,3,4") if zero_shot else ()),
     )  # fmt: skip
     assert main([*command]) == 0
@@ -209,6 +283,8 @@ def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path):
         (found,) = row.analyses.proposition
         assert (found.gap, found.gap_pruned) == pytest.approx((gap(single), gap(row)), abs=1e-5)
         assert found.slope
+        assert [own.tower for own in row.analyses.taylor] == (["text", "vision"] if zero_shot else ["text"])
+        assert all(min(own.known) > 0 for own in row.analyses.taylor)
     assert {h.head.tower for h in members[0].analyses.centroids.heads} == {"vision" if zero_shot else "text"}
     per_head = 3 * 8 * (32 + 1) + 32 * 8
     first, second = (row.analyses.proposition[0].moved for row in members)
@@ -230,6 +306,8 @@ def _reader(folder):
         (("--analyse", "proposition"), UsageError, "add `--corrupt gaussian-noise:3`"),
         (("--scores", "scores.json"), UsageError, "add `--analyse pca`"),
         (("--analyse", "members"), InputError, "a row of several members"),
+        (("--analyse", "mlps"), InputError, "add them: `--compare 'apart=m0.st,m1.st,m2.st'`"),
+        (("--analyse", "heads", "--scores", "scores.json"), InputError, "add it: `--compare base=BASE`"),
         (("--analyse", "proposition", "--corrupt", "fog:1"), InputError, "the base as a row"),
         (("--analyse", "pca", "--near", NEAR, "--scores", "short.json"), InputError, "its scores are of 2 layers"),
     ],
@@ -245,5 +323,6 @@ def test_all_leaves_out_what_cannot_be_asked(here, monkeypatch):
     monkeypatch.chdir(here)
     assert main(["eval", "m0.st", "--data", DATA, "--analyse", "all", "-o", "all.json", *COMMON]) == 0
     (row,) = Report.read(here / "all.json").rows
-    assert row.analyses is None
-    assert '"analyses"' not in (here / "all.json").read_text()
+    assert row.analyses.model_fields_set == {"taylor"}
+    assert main(["eval", "m0.st", "--data", DATA, "-o", "none.json", *COMMON]) == 0
+    assert '"analyses"' not in (here / "none.json").read_text()

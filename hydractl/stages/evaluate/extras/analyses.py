@@ -17,7 +17,7 @@ from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.inputs import Inputs
 from hydractl.manifest.analyses import Analyses
-from hydractl.manifest.header import Kind, Step
+from hydractl.manifest.header import Fate, Kind, Step
 from hydractl.manifest.heads import HeadScores
 from hydractl.metrics.samples import Kept
 from hydractl.metrics.scores import SCORES
@@ -95,6 +95,7 @@ class Analyst:
         return Subject(
             parts=() if any(named.rivals) else parts,
             base=next((found for model in models if (found := base_of(model, self.opened))), None),
+            apart=() if any(named.rivals) else apart_of(models, self.opened),
             batches=self._batches,
             counts={name: len(inputs) for name, inputs in self.data.inputs.items()},
             labels=self.data.labels,
@@ -154,10 +155,14 @@ def check_rows(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Non
     fit = {
         Needs.BASE: any(base_of(model, opened) for row in opened for model in row),
         Needs.MEMBERS: any(sum(len(m.header.masks) for m in row) > 1 for row in opened),
+        Needs.WHOLE: any(len(row) == 1 and row[0].header.kind == Kind.BASE for row in opened),
+        Needs.MERGED: any(apart_of(row, opened) for row in opened),
     }
     hints = {
         Needs.BASE: "add the base that they were pruned from: `--compare base=BASE`",
         Needs.MEMBERS: "measure a hydra, or several models as a row: `--compare 'NAME=a.st,b.st'`",
+        Needs.WHOLE: "add it: `--compare base=BASE`",
+        Needs.MERGED: "add them: `--compare 'apart=m0.st,m1.st,m2.st'`",
     }
     for name in config.analysing.named:
         for need, there in fit.items():
@@ -172,6 +177,17 @@ def base_of(model: OpenModel, opened: Sequence[Sequence[OpenModel]]) -> OpenMode
     if model.header.kind == Kind.BASE:
         return None
     return next((bases[digest] for digest in _ancestors(model) if digest in bases), None)
+
+
+def apart_of(row: Sequence[OpenModel], opened: Sequence[Sequence[OpenModel]]) -> Sequence[OpenModel]:
+    """Return the members that a row's hydra was fused from, if they are a row and weights were merged."""
+    hydra, plan = row[0], row[0].header.plan
+    if len(row) > 1 or plan is None or Fate.MERGED not in plan.fates.values() or hydra.header.made_by is None:
+        return ()
+    wanted = [
+        file.sha256 for file in hydra.header.made_by.inputs[: len(hydra.header.masks)]
+    ]  # then come data
+    return next((other for other in opened if [m.checkpoint.digest for m in other] == wanted), ())
 
 
 def _ancestors(model: OpenModel) -> Iterator[str]:

@@ -1,0 +1,45 @@
+"""What models answer, and the numbers that follow, as those of rows do but without intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hydractl.analysis.subject import ID, Part, Subject
+from hydractl.families.tower import Towers
+from hydractl.fusion.responding import gathered, responses
+from hydractl.metrics.measures import means, measure
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.samples import Kept, Responses
+from hydractl.metrics.table import needing
+
+
+class Numbers(NamedTuple):
+    """On the ID set, and means over groups of OOD sets."""
+
+    values: dict[str, float]
+    means: dict[str, dict[str, float]]
+
+
+def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Responses]:
+    """Return what a model that reads as another of the row does says of the ID set and of each OOD set, in every process."""
+    found = {}
+    for name in (ID, *subject.sets):
+        own = responses(model, subject.batches(part, name), name=part.opened.reference, data=name)
+        found[name] = gathered(subject.team.each(own), count=subject.counts[name], data=name)
+    return found
+
+
+def measured(subject: Subject, said: Mapping[str, Kept]) -> Numbers:
+    """Return the row's metrics of an ensemble that says this of the ID set and of each OOD set."""
+    found = measure(
+        said[ID],
+        subject.labels,
+        {name: said[name] for name in subject.sets},
+        metrics=needing(subject.metrics, Needs.LABELS, Needs.OOD, Needs.MEMBERS),
+        scores=subject.ranks,
+        resampling=Resampling(resamples=0),
+    )
+    values = {name: value.value for name, value in found.values.items()}
+    return Numbers(values, means(found.ood, subject.ood))

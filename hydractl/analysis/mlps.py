@@ -1,0 +1,74 @@
+"""What merging weights changes: a hydra beside the members that it was fused from (Hydra Ensembles, B.7, Table 11).
+
+Axes: M members, N samples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from hydractl.analysis.answers import ask, measured
+from hydractl.analysis.subject import ID, Part, Subject
+from hydractl.families.base import place_of
+from hydractl.families.opening import OpenModel, load_model
+from hydractl.families.tower import Towers
+from hydractl.fusion.classes import settle
+from hydractl.manifest.analyses import Merging, Pair
+from hydractl.manifest.header import Fate
+from hydractl.metrics.samples import Joined, Kept, ensemble_log_probs, whole
+
+
+def analyse(subject: Subject) -> Merging | None:
+    """Return the numbers of both, how alike their answers are, and how far merged weights are from those that they are the means of.
+
+    Logits of both are divided by the hydra's own temperature.
+    """
+    if not subject.apart:
+        return None
+    (part,) = subject.parts
+    merged = ask(subject, part, part.model)
+    each = [ask(subject, part, model) for model in _loaded(subject, part)]
+    apart: dict[str, Kept] = {name: Joined(tuple(own[name] for own in each)) for name in merged}
+    values, groups = zip(*(measured(subject, said) for said in (merged, apart)), strict=True)
+    ours, theirs = (
+        ensemble_log_probs(whole(said[ID]).log_probs.double()) for said in (merged, apart)
+    )  # (N, C)
+    return Merging(
+        values=_pairs(*values),
+        means={group: _pairs(groups[0][group], groups[1][group]) for group in groups[0]},
+        agreement=float((ours.argmax(1) == theirs.argmax(1)).double().mean()),
+        divergence=float((theirs.exp() * (theirs - ours)).sum(1).mean()),
+        distances=distances(part.opened, subject.apart),
+    )
+
+
+def _loaded(subject: Subject, part: Part) -> Iterator[Towers]:
+    """Yield the members, one at a time, as the hydra runs."""
+    for opened in subject.apart:
+        model = load_model(opened, dtype=part.model.dtype).to(part.model.device)
+        model.temperature = part.model.temperature
+        settle(model, opened, subject.classes)
+        yield model
+
+
+def _pairs(merged: Mapping[str, float], apart: Mapping[str, float]) -> dict[str, Pair]:
+    return {name: Pair(merged=value, apart=apart[name]) for name, value in merged.items()}
+
+
+def distances(hydra: OpenModel, members: Sequence[OpenModel]) -> dict[str, float]:
+    """Return how far members' merged weights are from their mean, by `tower.layer`; those outside of blocks are `tower`'s."""
+    fates = hydra.header.plan.fates if hydra.header.plan is not None else {}
+    off: dict[str, float] = {}
+    lengths: dict[str, float] = {}
+    for name in sorted(name for name, fate in fates.items() if fate is Fate.MERGED):
+        place = place_of(hydra.family, name)
+        where = place.tower if place.layer is None else f"{place.tower}.{place.layer}"
+        mean = hydra.checkpoint.tensor(name).double()
+        apart = torch.stack(
+            [(member.checkpoint.tensor(name).double() - mean).square().sum() for member in members]
+        )
+        off[where] = off.get(where, 0.0) + float(apart.mean())
+        lengths[where] = lengths.get(where, 0.0) + float(mean.square().sum())
+    return {where: (off[where] / lengths[where]) ** 0.5 for where in off if lengths[where]}
