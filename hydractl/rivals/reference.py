@@ -19,7 +19,7 @@ KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 DRAWS = 20
 FEWEST = 2
-"""Checkpoints that have a distribution."""
+"""Checkpoints or pairs that tell something."""
 
 
 def _real(text: str) -> float:
@@ -82,6 +82,11 @@ class Laplace:
         if self.samples is None and self.predictive == SAMPLES:
             object.__setattr__(self, "samples", DRAWS)
 
+    @property
+    def reads(self) -> DataRef:
+        """What the model's own inputs are made of."""
+        return self.data
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swag:
@@ -112,8 +117,55 @@ class Swag:
         check(self)
 
 
-Rival: TypeAlias = McDropout | Laplace | Swag
-KINDS: Mapping[str, type[Rival]] = MappingProxyType({kind.KIND: kind for kind in (McDropout, Laplace, Swag)})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BayesVlm:
+    """A normal distribution over the projections of a model that compares images with texts (Baumann et al. 2024)."""
+
+    KIND: ClassVar = "bayesvlm"
+    EXAMPLE: ClassVar = "bayesvlm:clip.st::data=pairs.jsonl::text=caption"
+
+    data: DataRef = required(Setting("Images with a caption each.", parse=DataRef.parse))
+    count: float = setting(
+        10.0, "How many pairs the data count for.", parse=_real, above=0.0, finite=True, spelled=("count",)
+    )
+    contrast: int = setting(
+        32768, "How many pairs are told apart at once.", parse=whole, low=2, spelled=("contrast",)
+    )
+    prior_image: float | None = setting(
+        None,
+        "Precision of the prior of images' projection; None: the authors' choice.",
+        parse=_real,
+        above=0.0,
+        finite=True,
+        spelled=("prior_image",),
+    )
+    prior_text: float | None = setting(
+        None, "Likewise of texts'.", parse=_real, above=0.0, finite=True, spelled=("prior_text",)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.data.text is None or self.data.label is not None:
+            raise UsageError(
+                f"`data={self.data}`: which column has the captions?",
+                hint=f"add `text=COLUMN`, for example `{self.EXAMPLE}`",
+            )
+
+    @property
+    def reads(self) -> DataRef:
+        """The images, as which the model reads them."""
+        return replace(self.data, text=None)
+
+    @property
+    def captions(self) -> DataRef:
+        """Their captions, in the same order."""
+        return replace(self.data, image=None, decode=None)
+
+
+Rival: TypeAlias = McDropout | Laplace | Swag | BayesVlm
+KINDS: Mapping[str, type[Rival]] = MappingProxyType(
+    {kind.KIND: kind for kind in (McDropout, Laplace, Swag, BayesVlm)}
+)
 
 
 def is_rival(reference: str) -> bool:

@@ -16,7 +16,7 @@ from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
-from hydractl.rivals.reference import Laplace
+from hydractl.rivals.reference import BayesVlm, Laplace
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
@@ -77,7 +77,7 @@ class EvalConfig:
     compare: tuple[NamedModels, ...] = setting(
         (),
         "One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, "
-        "`laplace:MODEL::data=DATA` doubts the last layer, `swag:MODEL,MODEL,...` draws weights around checkpoints.",
+        "`laplace:MODEL::data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `swag:MODEL,MODEL,...` draws weights around checkpoints.",
         parse=NamedModels.parse,
         repeated=True,
         metavar="NAME=MODEL[,MODEL...]",
@@ -362,7 +362,7 @@ class EvalConfig:
     def fitted_on(self) -> tuple[DataRef, ...]:
         """The data that rows are made with."""
         rivals = [rival for row in self.rows for _, rival in row.each()]
-        return tuple(rival.data for rival in rivals if isinstance(rival, Laplace))
+        return tuple(rival.reads for rival in rivals if isinstance(rival, Laplace | BayesVlm))
 
     @property
     def reads(self) -> tuple[Reference, ...]:

@@ -1,4 +1,4 @@
-"""What `--compare mc:...`, `laplace:...` and `swag:...` make of models that are loaded."""
+"""What `--compare mc:...`, `laplace:...`, `swag:...` and `bayesvlm:...` make of models that are loaded."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.data.inputs import encoded
+from hydractl.data.inputs import Reading, encoded, open_items
+from hydractl.data.items import Items
+from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
+from hydractl.fusion.classes import prompts_of
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.report import Derived
 from hydractl.progress import Progress, counted
+from hydractl.rivals.bayesvlm import Compared, Pairs
 from hydractl.rivals.dropout import Thinned
 from hydractl.rivals.laplace import LastLayer
-from hydractl.rivals.reference import McDropout, Rival, Swag
+from hydractl.rivals.reference import FEWEST, BayesVlm, McDropout, Rival, Swag
 from hydractl.rivals.swag import Drawn
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
@@ -81,22 +85,70 @@ def _derive(
             f"Drawing {counted(rival.samples, 'model')} around {counted(len(models), 'checkpoint')}"
         )
         return Drawn(models, rival, names=[one.reference for one in files]), _told(rival)
-    items, fingerprint = data.fitted_on[str(rival.data)]
-    progress.step(f"Fitting the last layer of {opened.reference} on {counted(len(items), 'sample')}")
-    like = torch.empty(0, device=model.device, dtype=model.dtype)
-    size = data.inputs[ID_NAME].batch_size
-    every = encoded(items, opened.header.preprocess, batch_size=size, limit_bytes=0)  # each process has all
-    total = -(-len(items) // size)
-
-    def batches() -> Iterator[Inputs]:
-        label = f"{opened.reference} on {items.name}"
-        for batch in progress.track(every, label=label, total=total):
-            yield inputs_like(batch.inputs, like)
-
-    fitted = LastLayer(model, rival, batches(), name=opened.reference)
+    items, fingerprint = data.fitted_on[str(rival.reads)]
+    batches = _Batches(model, opened.reference, data.inputs[ID_NAME].batch_size, progress)
+    fitted: Towers
+    if isinstance(rival, BayesVlm):
+        made = fitted = _compared(rival, model, opened, data, batches)
+        found = {"prior_image": made.priors[0], "prior_text": made.priors[1]}
+    else:
+        progress.step(f"Fitting the last layer of {opened.reference} on {counted(len(items), 'sample')}")
+        each = (inputs for inputs, _ in batches.of(items, opened.header.preprocess))
+        last = fitted = LastLayer(model, rival, each, name=opened.reference)
+        found = {"prior": last.prior}
     told = _told(rival)
-    options = told.options | {"prior": fitted.prior}
-    return fitted, told.model_copy(update={"options": options, "data": fingerprint})
+    return fitted, told.model_copy(update={"options": told.options | found, "data": fingerprint})
+
+
+class _Batches(NamedTuple):
+    """How a model is asked of data that it is fitted on, by each process of all of them."""
+
+    model: Towers
+    name: str
+    size: int
+    progress: Progress
+
+    def of(self, items: Items, how: Reading) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        """Yield inputs, and which items they are."""
+        like = torch.empty(0, device=self.model.device, dtype=self.model.dtype)
+        every = encoded(items, how, batch_size=self.size, limit_bytes=0)
+        label, total = f"{self.name} on {items.name}", -(-len(items) // self.size)
+        for batch in self.progress.track(every, label=label, total=total):
+            yield inputs_like(batch.inputs, like), batch.indices
+
+
+def _compared(
+    rival: BayesVlm, model: Towers, opened: OpenModel, data: EvalData, batches: _Batches
+) -> Compared:
+    prompting, classes = opened.header.prompting, data.classes
+    if prompting is None or classes is None:
+        raise UnsupportedModelError(
+            f"{opened.reference}: `bayesvlm:` is of models that compare images with texts, which it is not",
+            hint="`laplace:` doubts the last layer of a classifier",
+        )
+    if len(classes.templates) > 1:
+        raise UnsupportedModelError(
+            f"{opened.reference}: `bayesvlm:` asks for a class in one way, and here are {len(classes.templates)} templates",
+            hint="give one `--template`",
+        )
+    images, _ = data.fitted_on[str(rival.reads)]
+    captions = open_items(rival.captions, prompting.tokenization, labelled=False, progress=batches.progress)
+    left = len(images) % min(rival.contrast, len(images))
+    if len(images) < FEWEST:
+        raise DataError(
+            f"{rival.data}: one pair cannot be told from others", hint="name data with thousands of pairs"
+        )
+    if left:
+        batches.progress.warn(
+            f"{rival.data}: the last {counted(left, 'pair')} left out, as {rival.contrast} are told apart at once"
+        )
+    batches.progress.step(f"Fitting the projections of {opened.reference} on {counted(len(images), 'pair')}")
+    pairs = Pairs(
+        batches.of(images, opened.header.preprocess),
+        batches.of(captions, prompting.tokenization),
+        len(images),
+    )
+    return Compared(model, rival, pairs, prompts_of(opened, classes), name=opened.reference)
 
 
 def _told(rival: Rival) -> Derived:
