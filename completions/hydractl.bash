@@ -37,7 +37,7 @@ _hydractl() {
     done
     case $command in
     '')
-        _hydractl_words 'score prune finetune fuse eval report predict export inspect lineage import push data schema doctor completion run demo --version -h --help'
+        _hydractl_words 'score prune finetune fuse eval bench report predict export inspect lineage import push data schema doctor completion run demo --version -h --help'
         ;;
     score)
         case $prev in
@@ -234,6 +234,39 @@ _hydractl() {
         *)
             if [[ $cur == -* ]]; then
                 _hydractl_words '--data --near --far --compare --temperature --corrupt --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --curves --save-predictions --analyse --scores --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
+            else
+                _hydractl_files 'st|safetensors'
+            fi
+            ;;
+        esac
+        ;;
+    bench)
+        case $prev in
+        --data | --val | --test)
+            _hydractl_words 'digits shapes photos noise reviews intents manual letters'
+            _hydractl_files ''
+            ;;
+        --near | --far | --rivals | --compare | --members | --start-epochs | --start-lr | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | -o | --output | --out)
+            : # any text
+            ;;
+        --hydra | --start)
+            _hydractl_files 'st|safetensors'
+            ;;
+        --recipe)
+            _hydractl_words 'imagenet1k cifar100 sst2 imagenet1k-base cifar100-base sst2-base vit-finetune bert-finetune sentence-finetune'
+            ;;
+        --optimizer)
+            _hydractl_words 'sgd adamw'
+            ;;
+        --schedule)
+            _hydractl_words 'constant cosine linear'
+            ;;
+        --precision)
+            _hydractl_words 'fp32 bf16'
+            ;;
+        *)
+            if [[ $cur == -* ]]; then
+                _hydractl_words '--data --val --test --near --far --rivals --hydra --compare --members --start --start-epochs --start-lr --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last -o --output --out --dry-run --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

@@ -35,6 +35,7 @@ COMMANDS = {
     "finetune": "commands.finetune:finetune",
     "fuse": "commands.fuse:fuse",
     "eval": "commands.eval:evaluate",
+    "bench": "commands.bench.command:bench",
     "report": "commands.report:report",
     "predict": "commands.predict:predict",
     "export": "commands.export:export",

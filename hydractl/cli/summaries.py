@@ -6,6 +6,7 @@ SUMMARIES = {
     "finetune": "Train a backbone, a base, a member or a hydra on labelled data; `arch:NAME` trains from random weights.",
     "fuse": "Fuse members into one model that runs them all in a single forward pass.",
     "eval": "Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.",
+    "bench": "Make every rival of a trained model, measure all in one table, and make a page of it.",
     "report": "Make a page of what `eval` measured: is the first model better than the others, by how much, and where is it not?",
     "predict": "Tell of every input what a model says, and how sure it is: a line an input, in their order.",
     "export": "Write a model as one file that runs without hydractl: ONNX, or a program of torch.export.",

@@ -12,6 +12,7 @@ import pytest
 from hydractl.cli import command
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
+from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.scoring.methods import METHODS, SETTINGS
 from hydractl.settings import KEY, Composed, Declared, configured, declared, options_of, spelled
 from hydractl.stages.datasets.config import DataConfig
@@ -31,6 +32,7 @@ from hydractl.stages.score.config import ScoreConfig
 from hydractl.training.recipes.named import RECIPES
 
 CONFIGS = {
+    "bench": BenchConfig,
     "score": ScoreConfig,
     "prune": PruneConfig,
     "finetune": FinetuneConfig,
@@ -66,6 +68,8 @@ TEXTS = {
     "compare": "other=b.st",
     "temperature": "2",
     "metrics": "nll,ece",
+    "analyse": "centroids,members",
+    "rivals": "mc,oba",
     "ood_score": "mi,msp",
     "merge_trunk": "3",
     "fail_if": "ece>0.25",
@@ -96,6 +100,7 @@ ALWAYS = {"score": ("--objective", "acc"), "prune": ("--scores", "s.json", "--ke
 SCORED = ("--scores", "s.json")
 KNN = ("--near", "ants=noise", "--ood-score")
 DIVERSE = ("--strategy", "diverse", "--pool", "9", *ALWAYS["prune"])
+TRAINING = {"momentum": ("--optimizer", "sgd"), "patience_delta": ("--early-stop", "1")}
 COMPANIONS = {
     "report": {"force": ("-o", "a.md"), "over": ("b.json",)},
     "score": {
@@ -136,14 +141,16 @@ COMPANIONS = {
     "eval": {
         "ood_score": ("--near", "birds=noise"),
         "fit": (*KNN, "knn"),
+        "analyse": ("--near", "birds=noise"),
+        "scores": ("--analyse", "heads"),
         "knn_k": (*KNN, "knn", "--fit", "digits"),
         "val": (*KNN, "msp,mi", "--ood-val", "bees=noise"),
         "ood_val": (*KNN, "msp,mi", "--val", "digits"),
         **dict.fromkeys(("delta", "store"), ("--threshold-for", "risk<=0.5")),
     },
+    "bench": {**TRAINING, **dict.fromkeys(("start_epochs", "start_lr"), ("--start", "b.st"))},
     "finetune": {
-        "momentum": ("--optimizer", "sgd"),
-        "patience_delta": ("--early-stop", "1"),
+        **TRAINING,
         **dict.fromkeys(("teacher_temperature", "teacher_weight"), ("--teacher", "t.st")),
     },
 }
@@ -187,7 +194,7 @@ def words_for(name, option):
     if setting.choices and setting.parse is None:
         text = next(c for c in reversed(setting.choices) if c != option.default)
     elif kind in (int, float):
-        text = "3" if kind is int else "0.375"
+        text = str(3 + (option.default == 3)) if kind is int else "0.375"
     item = get_args(kind)[0] if get_origin(kind) is list else kind
     value = MEANT.get(name) or setting.read(item(text) if item in (int, float, Path) else text)
     several = (

@@ -299,10 +299,9 @@ def test_what_compares_no_images_with_texts_is_refused(clip, tmp_path):
         own = given | options | {"data": DataRef.parse("digits::classes=0-4,limit=5")} if options else given
         with pytest.raises(UnsupportedModelError, match=said):
             run_eval(EvalConfig(model=str(model), compare=(NamedModels.parse(row.format(model)),), **own))
+    own = given | {"data": DataRef.parse("digits::classes=0-4,limit=5"), "naming": NAMED}
+    one = EvalConfig(model=str(path), compare=(NamedModels.parse(row.format(path) + ",limit=1"),), **own)
     with pytest.raises(DataError, match="one pair cannot be told"):
-        own = given | {"data": DataRef.parse("digits::classes=0-4,limit=5"), "naming": NAMED}
-        run_eval(
-            EvalConfig(model=str(path), compare=(NamedModels.parse(row.format(path) + ",limit=1"),), **own)
-        )
+        run_eval(one)
     with pytest.raises(UsageError, match="which column has the captions"):
         NamedModels.parse("x=bayesvlm:a.st::data=p.jsonl")

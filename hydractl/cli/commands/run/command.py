@@ -7,7 +7,7 @@ import io
 import json as jsons
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -97,15 +97,39 @@ def run(
     if dry_run:
         show(stages, tree, json=json, quiet=quiet)
         return
+    go(file, stages, tree, context.obj, json=json, quiet=quiet)
+
+
+def go(
+    file: Path,
+    stages: Sequence[Stage],
+    tree: TyperGroup,
+    main: Callable[[list[str]], int],
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
+    """Run every command line as far as it is not up to date, and with `json` say what each one said.
+
+    Args:
+        file: What the stages are of, for messages.
+        stages: Those to run.
+        tree: Knows the commands.
+        main: Runs a command line and returns its exit code.
+        json: Print one document.
+        quiet: Print only paths.
+
+    Raises:
+        Exit: With the exit code of a stage that failed.
+    """
     results = []
     for stage, line in lines_of(stages, tree):
-        speaks = not (json or quiet)
-        if speaks:
+        if not (json or quiet):
             say(f"\n{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
         flags = ["--json"] * json + ["-q"] * quiet
         kept = io.StringIO()
         with contextlib.redirect_stdout(kept) if json else contextlib.nullcontext():
-            code = context.obj([*line, *flags])
+            code = main([*line, *flags])
         if code:
             say(
                 f"{file}: stage `{stage.name}` ended with exit code {code}; the same command goes on from there"

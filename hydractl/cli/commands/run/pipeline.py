@@ -54,13 +54,22 @@ def read(path: Path, given: Mapping[str, str], tree: TyperGroup) -> tuple[Stage,
         UsageError: If it has no such parameter.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed(path, path.read_text(encoding="utf-8"), given, tree)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(
             f"{path}: is not TOML: {error}", hint="`hydractl run --example vit` prints a file that is"
         ) from error
+
+
+def parsed(path: Path, text: str, given: Mapping[str, str], tree: TyperGroup) -> tuple[Stage, ...]:
+    """Return the stages of a file's text, which may not be there yet; see `read`.
+
+    Raises:
+        TOMLDecodeError: If it is not TOML.
+    """
+    document = tomllib.loads(text)
     _check_keys(document, ("params", "stage"), f"{path}")
     params, stages = document.get("params", {}), document.get("stage", [])
     if not isinstance(params, dict):

@@ -1,0 +1,85 @@
+"""`hydractl bench`: every rival of a model, made and measured in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydractl.cli.command import command
+from hydractl.cli.commands.bench.config import BenchConfig
+from hydractl.cli.commands.bench.plan import Pace, Work, in_order, stages, written
+from hydractl.cli.commands.bench.rivals import PLANS
+from hydractl.cli.commands.run.command import go, show
+from hydractl.cli.commands.run.pipeline import parsed
+from hydractl.cli.output import Terminal, console, line, table, written_out
+from hydractl.errors import OutputError, OutputExists
+from hydractl.progress import listed
+from hydractl.publish import publish_text
+
+PLAN = "bench.toml"
+
+
+@command(BenchConfig)
+def bench(config: BenchConfig, terminal: Terminal) -> None:
+    """Make every rival of a trained model, measure all in one table, and make a page of it.
+
+    Says first how long it will take, from a few steps of training that it times; `--dry-run` says no more. Then runs the
+    cheapest rival first. What was interrupted goes on with the same command, or with `hydractl run DIR/bench.toml`, the plan
+    that it writes. Options of training hold for every rival; those of rivals are their defaults (docs/rivals.md).
+
+    Examples:
+      hydractl bench base.st --data train/ --val val/ --test test/ --far noise --epochs 5 -o bench/
+      hydractl bench base.st --data train/ --val val/ --test test/ --start org/backbone --hydra hydra.st -o bench/
+      hydractl bench base.st --data train/ --val val/ --test test/ --rivals mc,laplace -o bench/ --dry-run
+    """
+    from hydractl.cli.app import command_tree, main
+    from hydractl.cli.commands.bench.measure import measure, work_of
+
+    progress, plan, tree = terminal.progress(), config.out / PLAN, command_tree()
+    work = work_of(config)
+    names = in_order(config, work)
+    text = written(tuple(stages(config, names, heads=work.heads)))
+    lines = parsed(plan, text, {}, tree)
+    _check(plan, text, force=config.force or config.dry_run)
+    if left := [name for name in config.wanted if name not in names]:
+        progress.warn(f"without `--start` there is nothing to train {listed(left)} from")
+    if not (terminal.as_json or terminal.quiet):
+        _say(config, names, work, measure(config, progress))
+    if config.dry_run:
+        show(lines, tree, json=terminal.as_json, quiet=terminal.quiet)
+        return
+    try:
+        config.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{config.out}: cannot be made: {error.strerror}") from error
+    publish_text(plan, text)
+    go(plan, lines, tree, main, json=terminal.as_json, quiet=terminal.quiet)
+
+
+def _check(plan: Path, text: str, *, force: bool) -> None:
+    if plan.exists() and not force and plan.read_text(encoding="utf-8") != text:
+        raise OutputExists(
+            f"{plan}: is another plan, of other options or another release",
+            hint=f"`hydractl run {plan}` goes on with that one; `--force` replaces it, and makes again what changes",
+        )
+
+
+def _say(config: BenchConfig, names: tuple[str, ...], work: Work, pace: Pace) -> None:
+    """Show what is made, and how long it takes."""
+    seconds = [pace.of(work, PLANS[name], config.members) for name in names]
+    trained = [PLANS[name].trainings(config.members) for name in names]
+    rows = [
+        [name, str(times or ""), told(time)]
+        for name, times, time in zip(names, trained, seconds, strict=True)
+    ]
+    with written_out():
+        out = console(stderr=True)
+        out.print(table(["rival", "trainings", "about"], rows))
+        line(out, f"{told(sum(seconds))} in all, as {pace.step * 1000:.0f} ms a step of training say")
+
+
+def told(seconds: float) -> str:
+    """Return a time as a person reads it."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

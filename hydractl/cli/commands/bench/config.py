@@ -1,0 +1,187 @@
+"""What `bench` is told. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from hydractl.cli.commands.bench.rivals import PLANS, SAME, Terms
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.progress import did_you_mean
+from hydractl.publish import Folder
+from hydractl.settings import (
+    Composed,
+    Declared,
+    Role,
+    Setting,
+    by_default,
+    check,
+    flag,
+    made_of,
+    required,
+    setting,
+)
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.finetune.config import RECIPE
+from hydractl.stages.shared import settings as shared
+from hydractl.training.recipes.named import recipe_of
+from hydractl.training.recipes.recipe import Recipe
+
+ALL = "all"
+TABLE, DATA = "Table", "Data"
+TRAINING = (RECIPE, *Declared.of(Recipe))
+
+
+def parse_rivals(text: str) -> tuple[str, ...]:
+    """Read `--rivals all|NAME,...`.
+
+    Raises:
+        UsageError: If there is no such rival, or one is named twice.
+    """
+    if text == ALL:
+        return tuple(PLANS)
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in PLANS:
+            raise UsageError(
+                f"`--rivals {text}`: there is no rival `{name}`",
+                hint=did_you_mean(name, PLANS) or f"there are {ALL}, or of these: {', '.join(PLANS)}",
+            )
+    if len({*names}) < len(names):
+        raise UsageError(f"`--rivals {text}`: names one twice")
+    return names
+
+
+def _data(what: str) -> Setting:
+    return Setting(
+        what,
+        parse=DataRef.parse,
+        metavar=shared.DATA_METAVAR,
+        panel=DATA,
+        shows=False,
+        role=Role.DATA,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """Which model to find rivals for, on what, and how they train."""
+
+    COMMAND: ClassVar[str] = "bench"
+
+    model: str = required(shared.MODEL)
+    data: DataRef = required(_data("Labelled training data of the rivals."))
+    val: DataRef = required(_data("Labelled validation data: of training, of temperatures and of trunks."))
+    test: DataRef = required(_data("Labelled test data, which the table is of."))
+    near: tuple[NamedData, ...] = setting(
+        (), "OOD data close to it.", parse=NamedData.parse_all, repeated=True, metavar="NAME=DATA", panel=DATA, role=Role.DATA
+    )  # fmt: skip
+    far: tuple[NamedData, ...] = setting(
+        (), "OOD data far from it.", parse=NamedData.parse_all, repeated=True, metavar="NAME=DATA", panel=DATA, role=Role.DATA
+    )  # fmt: skip
+    rivals: tuple[str, ...] | None = setting(
+        None,
+        f"Rows of the table: `{ALL}` (default), or some of {', '.join(PLANS)}.",
+        parse=parse_rivals,
+        metavar="NAME,...",
+        panel=TABLE,
+    )
+    hydra: str | None = setting(
+        None,
+        "Your own hydra, the first row; without it MODEL is the first.",
+        metavar="MODEL",
+        panel=TABLE,
+        role=Role.MODEL,
+    )
+    compare: tuple[NamedModels, ...] = setting(
+        (),
+        "One more row of what is there already, as `eval --compare` has it.",
+        parse=NamedModels.parse,
+        repeated=True,
+        metavar="NAME=MODEL[,MODEL...]",
+        panel=TABLE,
+        role=Role.MODEL,
+    )
+    members: int = setting(3, "Members of every ensemble.", low=2, high=64, metavar="M", panel=TABLE)
+    start: str | None = setting(
+        None,
+        f"What {' and '.join(n for n, plan in PLANS.items() if plan.starts)} train from: the model as it was before it knew the "
+        "data, a backbone or `arch:NAME`. Without it they are left out.",
+        metavar="MODEL",
+        panel=TABLE,
+    )
+    start_epochs: int | None = setting(
+        None, f"Epochs from there (default: {SAME}).", low=1, metavar="N", panel=TABLE
+    )
+    start_lr: float | None = setting(
+        None, f"Peak learning rate from there (default: {SAME}).", above=0.0, panel=TABLE
+    )
+    recipe: Recipe = by_default(
+        Recipe(),
+        Composed(lambda given: recipe_of(given.pop("recipe", None), given), TRAINING),
+    )
+    out: Path = required(
+        replace(
+            shared.OUT,
+            help="Folder of everything: the plan `bench.toml`, checkpoints, `report.json` and `report.html`.",
+            parse=Folder,
+            metavar="DIR",
+        )
+    )
+    dry_run: bool = flag(Setting("Say what would run and how long it would take, and run nothing else."))
+    force: bool = flag(replace(shared.FORCE, help="Replace a plan that is there, where this one is another."))
+
+    def __post_init__(self) -> None:
+        check(self)
+        if any(sign in str(self.out) for sign in ",{}"):
+            raise UsageError(
+                f"`-o {self.out}`: commands name files of it in lists, which a comma or a brace would break",
+                hint="choose a folder without them in its name",
+            )
+        for option, value in (("--start-epochs", self.start_epochs), ("--start-lr", self.start_lr)):
+            if value is not None and self.start is None:
+                raise UsageError(
+                    f"`{option} {value:g}` has no effect without `--start`",
+                    hint="name what to train from, or leave it out",
+                )
+        names = [*(row.name for row in self.compare), *(data.name for data in (*self.near, *self.far))]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"`{name}` names two", hint="give each row and data set a name of its own")
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The rivals that were asked for."""
+        return tuple(PLANS) if self.rivals is None else self.rivals
+
+    def terms(self, heads: int) -> Terms:
+        """Return what all rivals of a model with so many heads have in common."""
+        own = {"epochs": self.start_epochs, "lr": self.start_lr}
+        return Terms(
+            out=self.out,
+            model=self.model,
+            heads=heads,
+            data=str(self.data),
+            val=str(self.val),
+            test=str(self.test),
+            members=self.members,
+            training=self._training(),
+            start=self.start,
+            from_start={name: f"{value:g}" for name, value in own.items() if value is not None},
+        )
+
+    def _training(self) -> dict[str, str]:
+        """Return options of `finetune` as they were typed, by name."""
+        typed = made_of(self) or ()
+        names = {option.name for option in TRAINING}
+        return {
+            option.name: _text(value)
+            for option, value in typed
+            if option.name in names and value != option.default
+        }
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,95 @@
+"""How long the plan of `bench` takes: a few steps of training, timed, and how many there will be."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hydractl.cli.commands.bench.config import BenchConfig
+from hydractl.cli.commands.bench.plan import FORWARD, Pace, Work
+from hydractl.data.dataset import open_data
+from hydractl.data.inputs import content_of
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
+from hydractl.families.opening import open_model
+from hydractl.manifest.header import Kind
+from hydractl.progress import Progress
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.run import run_finetune
+from hydractl.training.recipes.recipe import Recipe
+
+FEW, MORE = 2, 10
+"""Steps that are timed; their difference leaves out what a command does besides. What only the first command does is not timed."""
+
+
+def work_of(config: BenchConfig) -> Work:
+    """Count samples and steps.
+
+    Raises:
+        InputError: If a data set cannot be read.
+        UsageError: If the model is pruned or fused.
+    """
+    header = open_model(config.model).header
+    if header.kind is not Kind.BASE:
+        raise UsageError(
+            f"{config.model}: is a {header.kind.value}, and rivals are made of an unpruned model",
+            hint="name its base, and this one by `--hydra` or `--compare`",
+        )
+    wants = content_of(header.preprocess)
+    heads = sum(t.layers * t.num_heads for t in header.architecture.towers.values())
+    counts: dict[DataRef, int] = {}
+
+    def count(ref: DataRef, *, labelled: bool = True) -> int:
+        if ref not in counts:
+            counts[ref] = len(open_data(ref, wants=wants, labelled=labelled))
+        return counts[ref]
+
+    batch = config.recipe.batch_size
+
+    def training(recipe: Recipe) -> float:
+        batches = ceil(count(config.data) / batch)
+        steps = recipe.total_steps(batches)
+        validated = ceil(steps / batches) * count(config.val) / batch * FORWARD
+        return max(1, len(recipe.lr)) * (steps + validated)
+
+    whole = config.recipe
+    if config.start_epochs is not None:
+        whole = replace(whole, steps=None, epochs=config.start_epochs)
+    tested = count(config.test) + sum(count(o.ref, labelled=False) for o in (*config.near, *config.far))
+    return Work(
+        training=training(config.recipe),
+        from_start=training(whole),
+        row=tested / batch * FORWARD,
+        heads=heads,
+    )
+
+
+def measure(config: BenchConfig, progress: Progress) -> Pace:
+    """Train a few steps, which are thrown away.
+
+    Raises:
+        HydraError: Whatever keeps the model from being trained on these data.
+    """
+    progress.step(f"Timing {MORE} steps of training {config.model}")
+    with TemporaryDirectory() as folder:
+        _, few, more = (_timed(config, steps, Path(folder) / f"{steps}.st") for steps in (1, FEW, MORE))
+    step = (more - few) / (MORE - FEW) if more > few else more / MORE
+    return Pace(step=step, begin=max(0.0, few - FEW * step))
+
+
+def _timed(config: BenchConfig, steps: int, out: Path) -> float:
+    lr = config.recipe.lr[:1]
+    begun = time.monotonic()
+    run_finetune(
+        FinetuneConfig(
+            model=config.model,
+            data=config.data,
+            val=replace(config.val, limit=1),
+            out=out,
+            recipe=replace(config.recipe, steps=steps, epochs=None, warmup=0, swa=None, lr=lr),
+        )
+    )
+    return time.monotonic() - begun

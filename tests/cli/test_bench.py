@@ -1,0 +1,170 @@
+"""`hydractl bench`: every rival becomes a row of one table, by a plan that can be run again, and nothing is made twice."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+
+import pytest
+
+from hydractl.cli.app import command_tree
+from hydractl.cli.commands.bench.plan import Pace, Work
+from hydractl.cli.commands.bench.rivals import PLANS
+from hydractl.cli.commands.run.pipeline import parsed
+from hydractl.manifest.report import Report
+from hydractl.training.methods.reference import METHODS
+
+ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
+DIGITS = "digits::classes=0-6"
+DATA = (
+    "--data",
+    f"{DIGITS},limit=14",
+    "--val",
+    f"{DIGITS},split=val,limit=7",
+    "--test",
+    f"{DIGITS},split=test,limit=14",
+)
+SMALL = (*DATA, "--far", "noise::limit=8,size=8", "--members", "2", "--steps", "1", "-o", "bench")
+STARTED = (*SMALL, "--start", ARCH, "--start-epochs", "1", "--start-lr", "1e-3")
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    """A folder where every rival was made."""
+    from hydractl.cli.app import main
+
+    folder = tmp_path_factory.mktemp("bench") / "work"
+    shutil.copytree(made, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["bench", "base.st", *STARTED, "-q"]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(whole, monkeypatch):
+    monkeypatch.chdir(whole)
+    return whole
+
+
+def test_every_rival_is_a_row_with_its_cost(folder):
+    report = Report.read(folder / "bench/report.json")
+
+    assert report.rows[0].name == "base"
+    assert {row.name for row in report.rows[1:]} >= {
+        "Temperature scaling", "MC dropout", "Laplace", "Trained on", "Hydra of 2", "Pruned hydra of 2", "LoRA ensemble of 2",
+        "Singular value ensemble of 2", "OBA", "Deep ensemble of 2",
+    }  # fmt: skip
+    assert all("macs" in row.values and row.difference for row in report.rows[1:])
+    assert (folder / "bench/report.html").read_text().count("Deep ensemble of 2")
+
+
+def test_the_same_command_makes_nothing_twice(folder, call):
+    before = {
+        path: path.stat().st_mtime_ns for path in (folder / "bench").iterdir() if path.suffix != ".toml"
+    }
+
+    seen = call("bench", "base.st", *STARTED)
+
+    assert seen.code == 0
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert seen.out.count("up to date") >= len(PLANS)
+
+
+def test_the_plan_is_a_pipeline_of_these_very_commands(folder, call):
+    seen = call("bench", "base.st", *STARTED, "--dry-run", "-q")
+    again = call("run", "bench/bench.toml", "--dry-run", "-q")
+
+    assert (seen.code, seen.out) == (0, again.out)
+    stages = tomllib.loads((folder / "bench/bench.toml").read_text())["stage"]
+    assert [stage["name"] for stage in stages[-2:]] == ["table", "page"]
+    names = [stage["name"] for stage in stages]
+    assert names.index("longer") < names.index("copies") < names.index("alone")  # the cheapest first
+
+
+def test_another_plan_is_not_written_over_one_that_is_there(folder, call):
+    before = (folder / "bench/bench.toml").read_text()
+
+    seen = call("bench", "base.st", *STARTED[:-2], "--rivals", "mc")
+
+    assert seen.code == 6
+    assert "is another plan" in seen.err
+    assert (folder / "bench/bench.toml").read_text() == before
+
+
+def test_how_long_it_takes_is_said_first(folder, call):
+    seen = call("bench", "base.st", *SMALL, "--rivals", "mc,deep-ensemble,longer", "--dry-run")
+
+    assert seen.code == 0
+    assert "without `--start` there is nothing to train deep-ensemble from" in seen.err
+    assert "a step of training" in seen.err
+    assert "alone" not in seen.out
+    assert "longer.st" in seen.out
+
+
+def test_your_own_hydra_is_the_first_row(folder, call):
+    line = (
+        "bench",
+        "base.st",
+        *SMALL[:-1],
+        "other",
+        "--hydra",
+        "hydra.st",
+        "--compare",
+        "Apart=m-0.st,m-1.st",
+        "--rivals",
+        "mc",
+    )
+
+    seen = call(*line, "--dry-run", "-q")
+
+    table = next(text for text in seen.out.splitlines() if text.startswith("hydractl eval"))
+    assert table.startswith("hydractl eval hydra.st ")
+    assert "--compare Apart=m-0.st,m-1.st --compare base=base.st --compare 'MC dropout=mc:base.st" in table
+    assert not (folder / "other").exists()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_of_training_has_a_rival(name):
+    assert any(name in plan for plan in PLANS)
+
+
+def test_time_is_of_trainings_and_of_rows():
+    work, pace = Work(training=100, from_start=300, row=5, heads=8), Pace(step=0.1, begin=2)
+
+    assert pace.of(work, PLANS["mc"], 3) == pytest.approx(0.5)
+    assert pace.of(work, PLANS["hydra"], 3) == pytest.approx(3 * (100 * 0.1 + 2) + 3 * 0.5)
+    assert pace.of(work, PLANS["deep-ensemble"], 3) == pytest.approx(3 * (300 * 0.1 + 2) + 3 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("hydra.st", *SMALL), 2, "hydra.st: is a hydra, and rivals are made of an unpruned model"),
+        (("base.st", *SMALL, "--rivals", "mc,packt"), 2, "there is no rival `packt`"),
+        (("base.st", *SMALL, "--rivals", "mc,mc"), 2, "names one twice"),
+        (("base.st", *SMALL, "--start-epochs", "3"), 2, "`--start-epochs 3` has no effect without `--start`"),
+        (("base.st", *SMALL[:-1], "a,b"), 2, "which a comma or a brace would break"),
+        (("base.st", *SMALL, "--compare", "noise=m-0.st"), 2, "`noise` names two"),
+        (("none.st", *SMALL), 3, "none.st"),
+        (("base.st", *SMALL, "--layer-decay", "0.5", "--rivals", "nothing"), 2, "there is no rival"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused(folder, call, words, code, said):
+    seen = call("bench", *words)
+
+    assert (seen.code, said in seen.err.replace("\n", " ")) == (code, True), seen.err
+
+
+def test_a_stage_that_would_be_refused_is_refused_before_anything_runs(folder, call):
+    """Options of training hold for every rival, and each command line is read before the first one runs."""
+    seen = call(
+        "bench", "base.st", *SMALL[:-1], "new", "--rivals", "mc,longer", "--steps", "1", "--epochs", "2"
+    )
+
+    assert seen.code in {2, 3}
+    assert not (folder / "new").exists()
+
+
+def test_a_plan_is_read_without_a_file(tmp_path):
+    assert parsed(tmp_path / "no.toml", '[[stage]]\nname = "a"\ncommand = "doctor"\n', {}, command_tree())
