@@ -8,7 +8,7 @@ from math import cos, floor, log10, pi, sin
 from typing import Literal, NamedTuple
 
 from hydractl.errors import shortened
-from hydractl.reporting.drawing import DASHES, LINES, TEXT, Drawing, Path, Point, Text
+from hydractl.reporting.drawing import DASHES, LINES, TEXT, Drawing, Path, Point, Text, joined
 
 WIDTH, HEIGHT = 330.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 42.0
@@ -19,6 +19,8 @@ LARGEST = 1e300
 """More could not be drawn in proportion."""
 PALEST = 0.2
 """The opacity of a bar of nothing."""
+DOT, ROUND = 2.2, 8
+"""The radius of one of many dots, and with how many corners it is round."""
 CORNERS = (16, 4, 3, 5)
 """Of marks: circle, diamond, triangle, pentagon."""
 
@@ -35,6 +37,31 @@ def look(index: int) -> Look:
     """Return the look of one of many rows; no two of the first twenty-four are the same."""
     turn = index + index // (2 * len(LINES))
     return Look(LINES[index % len(LINES)], DASHES[turn % len(DASHES)], CORNERS[turn % len(CORNERS)])
+
+
+ACROSS = 3
+"""Panels of a file side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Panels that show one thing.
+
+    Attributes:
+        name: Of its file.
+        title: What it shows.
+        told: How to read it.
+        panels: Drawings.
+    """
+
+    name: str
+    title: str
+    told: str
+    panels: tuple[Drawing, ...]
+
+    def sheet(self) -> Drawing:
+        """Return all panels on one."""
+        return joined(self.title, self.told, self.panels, across=min(ACROSS, len(self.panels)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +101,7 @@ class Series:
     Attributes:
         points: Of a line, or marks; of bars the middle of each and its height.
         look: Of the row that they are of.
-        kind: What is drawn: a line through them, bars up from the axis, or a mark at each.
+        kind: What is drawn: a line through them, bars up from the axis, a mark at each, or a dot at each of very many.
         bar: How wide a bar is.
         spans: Of marks: from where to where each may be, along y.
         opacity: Of one of several such lines.
@@ -84,7 +111,7 @@ class Series:
 
     points: Sequence[Point]
     look: Look
-    kind: Literal["line", "bars", "marks"] = "line"
+    kind: Literal["line", "bars", "marks", "dots"] = "line"
     bar: float = 0.0
     spans: Sequence[tuple[float, float] | None] = ()
     opacity: float = 1.0
@@ -146,6 +173,10 @@ class Chart:
             line = [*map(self._at, series.points)]
             title = " ".join(series.titles)
             yield Path(parts=[line], stroke=paint, width=1.8, dash=dash, opacity=series.opacity, title=title)
+            return
+        if series.kind == "dots":
+            dots = [mark(self._at(point), min(corners, ROUND), DOT) for point in series.points]
+            yield Path(parts=dots, fill=paint, opacity=series.opacity, title=" ".join(series.titles))
             return
         titles = series.titles or [""] * len(series.points)
         if series.kind == "bars":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
@@ -11,41 +10,19 @@ from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.report import ALL_SEVERITIES, Row
 from hydractl.metrics.metric import Needs
 from hydractl.progress import count, counted
-from hydractl.reporting.chart import Axis, Chart, Series, legend, look
+from hydractl.reporting.analysis_figures import analysis_figures
+from hydractl.reporting.chart import Axis, Chart, Figure, Series, legend, look
 from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import Drawing, Point, joined
+from hydractl.reporting.drawing import Drawing, Point
 from hydractl.reporting.lineage import member_names
 from hydractl.reporting.maps import head_map
 from hydractl.reporting.numbers import GROUPS, Quantity, told, written
 from hydractl.reporting.verdict import JUDGED
 
-ACROSS = 3
-"""Panels of a file side by side."""
 SEVERAL = 0.55
 """The opacity of one line of several of a row."""
 UNDER_SHIFT = ("accuracy", "nll", "ece")
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """Panels that show one thing.
-
-    Attributes:
-        name: Of its file.
-        title: What it shows.
-        told: How to read it.
-        panels: Drawings.
-    """
-
-    name: str
-    title: str
-    told: str
-    panels: tuple[Drawing, ...]
-
-    def sheet(self) -> Drawing:
-        """Return all panels on one."""
-        return joined(self.title, self.told, self.panels, across=min(ACROSS, len(self.panels)))
 
 
 def figures(compared: Compared) -> Iterator[Figure]:
@@ -54,6 +31,7 @@ def figures(compared: Compared) -> Iterator[Figure]:
         figure = draw(compared)
         if figure is not None:
             yield figure
+    yield from analysis_figures(compared)
 
 
 def _cost(compared: Compared) -> Figure | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
+from hydractl.reporting.chart import Figure
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.content import checks, facts, lineages, tables, title
 from hydractl.reporting.drawing import MARK, style, svg
-from hydractl.reporting.figures import Figure
 from hydractl.reporting.verdict import verdict
 from hydractl.version import __version__
 

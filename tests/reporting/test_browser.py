@@ -14,6 +14,7 @@ from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import PAINTS
 from hydractl.reporting.figures import figures
 from hydractl.reporting.page import page
+from support.analysed import FIGURES, analysed
 from support.reports import seeded
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -23,6 +24,7 @@ NAMES = ("<script>document.title='broken into'</script>", "an_unbroken_name_" * 
 CASES = {
     "one": (seeded(0),),
     "seeds": (seeded(0, shape=(2, 3, 200)), seeded(1, shape=(2, 3, 200))),
+    "analysed": (analysed(seeded(0, names=NAMES)),),
     "many": (seeded(0, names=NAMES, near=("a" * 90, "<b>"), shape=(16, 24, 16)),),
 }
 LOOK = """<script>
@@ -78,9 +80,9 @@ def test_every_figure_is_seen_and_nothing_sticks_out(shown):
     assert console == []
     assert [(one["name"], one["wide"]) for one in found] == [(n, w) for n in CASES for w in (PHONE, DESK)]
     for one in found:
-        assert one["seen"] == [
-            [name, True] for name in ("cost", "reliability", "confidence", "roc", "risk", "heads")
-        ]
+        more = FIGURES if one["name"] == "analysed" else []
+        names = ("cost", "reliability", "confidence", "roc", "risk", "heads", *more)
+        assert one["seen"] == [[name, True] for name in names]
         assert (one["scroll"], one["sticking"]) == (one["wide"], [])
         assert one["letters"] > 8.5
         assert one["title"] != "broken into"

@@ -15,9 +15,10 @@ from hydractl.manifest.report import Report
 from hydractl.places import check_folder
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish_together
+from hydractl.reporting.chart import Figure
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import MARK, Drawing, png, svg
-from hydractl.reporting.figures import Figure, figures
+from hydractl.reporting.figures import figures
 from hydractl.reporting.heads_figure import told_apart
 from hydractl.reporting.markdown import markdown
 from hydractl.reporting.page import page
