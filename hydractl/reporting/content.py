@@ -9,7 +9,7 @@ from pathlib import Path
 from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.progress import counted
-from hydractl.reporting.analysed import analysis_tables
+from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.intervals import SETS
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short

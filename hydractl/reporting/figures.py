@@ -10,7 +10,7 @@ from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.report import ALL_SEVERITIES, Row
 from hydractl.metrics.metric import Needs
 from hydractl.progress import count, counted
-from hydractl.reporting.analysis_figures import analysis_figures
+from hydractl.reporting.analyses.figures import analysis_figures
 from hydractl.reporting.chart import Axis, Chart, Figure, Series, legend, look
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import Drawing, Point

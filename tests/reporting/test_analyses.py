@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from hydractl.manifest.report import Report
-from hydractl.reporting.analysed import analysis_tables
-from hydractl.reporting.analysis_figures import analysis_figures
+from hydractl.reporting import drawing
+from hydractl.reporting.analyses.figures import analysis_figures
+from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.content import tables
-from hydractl.reporting.drawing import Path, svg
 from hydractl.reporting.page import page
 from support.analysed import FIGURES, analysed
 from support.reports import seeded
@@ -60,10 +61,12 @@ def test_tables_have_the_numbers(report):
 
 def test_maps_are_on_one_scale_for_both_towers(drawn):
     text, vision = drawn["taylor"].panels[:2]
-    darkest = [max(s.opacity for s in p.shapes if isinstance(s, Path) and s.fill) for p in (text, vision)]
+    darkest = [
+        max(s.opacity for s in p.shapes if isinstance(s, drawing.Path) and s.fill) for p in (text, vision)
+    ]
     assert darkest == [0.5, 1.0]
     assert "layer 0: 0.25, gone; layer 1: 0.062, 0.12" in text.told
-    outlined = [s for s in text.shapes if isinstance(s, Path) and s.stroke == "rule"]
+    outlined = [s for s in text.shapes if isinstance(s, drawing.Path) and s.stroke == "rule"]
     assert [len(shape.parts) for shape in outlined] == [1]
 
 
@@ -71,7 +74,7 @@ def test_times_are_of_all_batches(drawn):
     (bars,) = drawn["runtime"].panels
     batches = -(-100 // 8)
     assert bars.told.startswith(f"hydra: {6 * batches / 1e3:.3g} s, 3.00 × the least; base: ")
-    widths = [s.parts[0][1][0] for s in bars.shapes if isinstance(s, Path)]
+    widths = [s.parts[0][1][0] for s in bars.shapes if isinstance(s, drawing.Path)]
     assert widths[0] == pytest.approx(3 * widths[1])
 
 
@@ -83,7 +86,7 @@ def test_heads_are_drawn_from_few_to_all(report, drawn):
 
 def test_dots_of_a_set_are_one_shape(drawn):
     plane = drawn["pca"].panels[1]
-    dots = [s for s in plane.shapes if isinstance(s, Path) and s.title in {"id", "birds", "noise"}]
+    dots = [s for s in plane.shapes if isinstance(s, drawing.Path) and s.title in {"id", "birds", "noise"}]
     assert [(s.title, len(s.parts)) for s in dots] == [("id", 5), ("birds", 5), ("noise", 5)]
 
 
@@ -93,7 +96,7 @@ def test_names_are_text_whatever_they_are():
     text = page(compared, tuple(analysis_figures(compared)))
     assert "<b>" not in text
     assert "&lt;b&gt;" in text
-    assert all(re.search("<svg", svg(figure.sheet())) for figure in analysis_figures(compared))
+    assert all(re.search("<svg", drawing.svg(figure.sheet())) for figure in analysis_figures(compared))
 
 
 def test_of_several_reports_the_first_is_drawn_and_all_are_told(report):
@@ -102,3 +105,12 @@ def test_of_several_reports_the_first_is_drawn_and_all_are_told(report):
     titles = [table.title for table in tables(compared)]
     assert "a.json: Fewer heads, without training" in titles
     assert "b.json: Fewer heads, without training" in titles
+
+
+def test_the_golden_file_is_read_for_ever_and_dumped_byte_for_byte():
+    text = (Path(__file__).parents[1] / "golden" / "report-analyses-1.json").read_text(encoding="utf-8")
+    report = Report.from_json(text, where="golden")
+    assert report.to_json() == text
+    found = report.rows[0].analyses
+    assert found.model_fields_set == set(type(found).model_fields)
+    assert [*analysis_tables(report)]

@@ -47,7 +47,14 @@ COMMANDS = {
         ),
         *("--compare", "Both={images},{images}", "--temperature", "digits::split=val,classes=0-6,limit=31"),
         *("--ood-score", "energy,mi,knn,vim", "--bootstrap", "5", "--threshold-for", "risk<=0.99"),
-        *("--fit", "digits::split=train,classes=0-6,limit=50", "--corrupt", "gaussian-noise:3"),
+        *(
+            "--fit",
+            "digits::split=train,classes=0-6,limit=50",
+            "--corrupt",
+            "gaussian-noise:3",
+            "--analyse",
+            "all",
+        ),
         *("-o", "{out}.json", "--save-predictions", "{out}.st", "--store", "{out}-stored.st"),
     ),
     "eval-texts": (

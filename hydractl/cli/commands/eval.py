@@ -14,7 +14,7 @@ from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
 from hydractl.progress import counted, listed
-from hydractl.reporting.analysed import analysis_tables
+from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.numbers import GROUPS, written
 from hydractl.stages.evaluate.config import EvalConfig
 

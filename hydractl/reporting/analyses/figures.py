@@ -8,7 +8,7 @@ from itertools import chain
 from hydractl.errors import shortened
 from hydractl.manifest.analyses import Analyses, Fewer, Plane, Pruned
 from hydractl.manifest.report import Row
-from hydractl.reporting.analysed import of_size
+from hydractl.reporting.analyses.tables import of_size
 from hydractl.reporting.chart import LETTERS, WIDTH, Axis, Chart, Figure, Series, legend, look
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import TEXT, Drawing, Path, Text

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, needing
-from hydractl.progress import counted
 from hydractl.reporting.numbers import GROUPS, Cell, Quantity, Table, written
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def _proposition(_: Report, found: Found) -> Iterator[Table]:
         "corruptions", "gap", "gap pruned", "widened", "expected", "slope clean", "slope noisy", "curvature more", "diagonal more",
     )  # fmt: skip
     yield from _table(
-        "Proposition 1: is the loss gap of corrupted data wider once heads are pruned (means over corruptions)",
+        "Proposition 1, means over corruptions",
         heads,
         rows,
     )
@@ -98,21 +97,23 @@ def _centroids(report: Report, found: Found) -> Iterator[Table]:
 
 def _pca(report: Report, found: Found) -> Iterator[Table]:
     sets = (*report.near, *report.far)
-    rows = [
-        (
-            f"{_member(row, planes.member)}: {counted(len(plane.heads), 'head')} {which} important by {planes.scores}",
-            (
-                Cell(f"{100 * sum(plane.variance):.0f} %"),
-                *(Cell(f"{plane.mahalanobis[name]:.3g}") for name in sets),
-            ),
-        )
-        for row, own in found
-        for planes in own.pca
-        for which, plane in (("most", planes.most), ("least", planes.least))
-    ]
+    rows = []
+    for row, own in found:
+        for scores in dict.fromkeys(planes.scores for planes in own.pca):
+            each = [planes for planes in own.pca if planes.scores == scores]
+            for which, planes in (("most", [p.most for p in each]), ("least", [p.least for p in each])):
+                heads = sorted({len(plane.heads) for plane in planes})
+                numbers = [sum(sum(plane.variance) for plane in planes) / len(planes)]
+                numbers += [sum(plane.mahalanobis[name] for plane in planes) / len(planes) for name in sets]
+                name = f"{row.name}, {which} important by {scores}"
+                cells = (
+                    Cell("-".join(map(str, sorted({heads[0], heads[-1]})))),
+                    Cell(f"{100 * numbers[0]:.0f} %"),
+                )
+                rows.append((name, (*cells, *(Cell(f"{number:.3g}") for number in numbers[1:]))))
     yield from _table(
-        "Mahalanobis distance of OOD from ID centroids in two principal components",
-        ("variance", *sets),
+        "Mahalanobis distance of OOD from ID centroids in two principal components, means over members",
+        ("heads", "variance", *sets),
         rows,
     )
 
@@ -131,7 +132,7 @@ def _members(_: Report, found: Found) -> Iterator[Table]:
         for row, size in sizes
     ]
     yield from _table(
-        "Ensembles of some of the members, means over ensembles of a size, and least and greatest",
+        "Ensembles of some members: means, least and greatest",
         [*map(_heading, wanted)],
         rows,
     )

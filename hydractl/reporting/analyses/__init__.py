@@ -1,0 +1,1 @@
+"""What `eval --analyse` found, in tables and figures."""
