@@ -58,6 +58,21 @@ def members_of(header: Header, states: Sequence[Mapping[str, torch.Tensor]], *, 
     return members
 
 
+def copies_of(
+    header: Header,
+    state: Mapping[str, torch.Tensor],
+    copies: int,
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+) -> list[Model]:
+    """Build a base or a member so many times, of the same parameters; see `in_one_dtype`."""
+    family = family_of(header.architecture)
+    if copies > 1:
+        state = {name: _parameter(tensor) for name, tensor in in_one_dtype(state, dtype).items()}
+    return [build_checked(family, header, state, where=where, dtype=dtype) for _ in range(copies)]
+
+
 def member_headers(header: Header) -> list[Header]:
     """Return what each member of a hydra would say of itself; a base or a member says what it says."""
     if header.plan is None:

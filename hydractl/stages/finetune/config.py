@@ -24,7 +24,7 @@ from hydractl.settings import (
     words,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.training.methods.reference import METHODS, Method, parse_method, told
+from hydractl.training.methods.reference import METHODS, Method, members_of, parse_method, told
 from hydractl.training.recipes.named import RECIPES, recipe_of
 from hydractl.training.recipes.recipe import WHAT, Recipe
 
@@ -146,8 +146,11 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.method is not None:
-            parse_method(self.method)
+        if len(self.outputs()) > 1 and self.teacher:
+            raise UsageError(
+                f"`--method {self.method}` and `--teacher` exclude each other: its members learn from labels alone",
+                hint="leave one of them out",
+            )
         if self.save_every is not None and self.state is None:
             raise UsageError(
                 f"`--save-every` has no effect with `-o {self.out}`: a stream leaves no place to go on from",
@@ -192,6 +195,15 @@ class FinetuneConfig:
     def trains_by(self) -> Method | None:
         """How it trains, where not every weight changes."""
         return None if self.method is None else parse_method(self.method)
+
+    def outputs(self) -> tuple[Path, ...]:
+        """Return the path of each model that comes out."""
+        count = members_of(self.trains_by)
+        return (self.out,) if count == 1 else shared.numbered(self.out, count)
+
+    def written(self) -> tuple[Path, ...]:
+        """Return the paths of all files."""
+        return self.outputs()
 
     @property
     def apart(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from hydractl.metrics.cost import macs_of
 from hydractl.parallel import follow_leader, rank
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.subject import Subject, of_each, stay_equal
+from hydractl.stages.finetune.subject import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.lineage import make_step
@@ -37,7 +37,7 @@ from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.apart import FeedsApart
 from hydractl.training.feeding.feed import ItemFeed, Piece
 from hydractl.training.loop import Trained, train
-from hydractl.training.methods.weights import MADE, ORIGINAL, sites_of
+from hydractl.training.methods.weights import sites_of
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
 
@@ -49,9 +49,11 @@ class FinetuneReport:
     """What `finetune` did.
 
     Attributes:
-        path: The output.
+        path: The output, with `{i}` where there are several.
+        members: All outputs.
         kind: base, member or hydra.
-        accuracy: On the validation data, of the weights as written, in [0, 1]; a hydra's is its ensemble's.
+        accuracy: On the validation data, of the weights as written, in [0, 1]; a hydra's is its ensemble's, and so is that of
+            several models.
         nll: Likewise, in nats.
         lr: The learning rate that validated best.
         step: How many steps the written weights took.
@@ -63,6 +65,7 @@ class FinetuneReport:
     """
 
     path: Path
+    members: tuple[Path, ...]
     kind: Kind
     accuracy: float
     nll: float
@@ -77,7 +80,7 @@ class FinetuneReport:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files written."""
-        return (self.path,)
+        return self.members
 
 
 def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> FinetuneReport:
@@ -102,7 +105,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         )
     with (
         resumable(config.out, force=config.force),
-        claim([config.out] * leads, progress, force=replaces(config), wait=config.wait) as own,
+        claim(config.outputs() if leads else [], progress, force=replaces(config), wait=config.wait) as own,
     ):
         work = prepare(config, progress, own)
         follow_leader("claim")
@@ -139,11 +142,11 @@ def _train(
     trained = train(job, engine, progress, folder=folder, start=start)
     tensors = _tensors(work, trained)
     metrics = trained.metrics
-    if recipe.precision != "fp32" or any(t.dtype != torch.float32 for t in tensors.values()):
-        stored = Subject.of(work.opened.family, work.header, tensors, where=config.model)
-        metrics = measure(stored.module.to(engine.device).eval()) or metrics
+    if recipe.precision != "fp32" or any(t.dtype != torch.float32 for t in tensors[0].values()):
+        metrics = measure(_stored(work, tensors).to(engine.device).eval()) or metrics
     report = FinetuneReport(
         path=config.out,
+        members=config.outputs(),
         kind=work.header.kind,
         accuracy=metrics.accuracy,
         nll=metrics.nll,
@@ -151,19 +154,28 @@ def _train(
         step=trained.step,
         total_steps=job.total,
         trained_parameters=sum(t.numel() for t in trained.weights.values()),
-        frozen_parameters=sum(t.numel() for t in tensors.values())
-        - sum(t.numel() for n, t in trained.weights.items() if MADE not in n or n.endswith(ORIGINAL)),
+        frozen_parameters=sum(t.numel() for t in tensors[0].values())
+        - sum(t.numel() for n, t in trained.weights.items() if is_own(n)),
         training_macs=_training_macs(work, trained.step, feed.steps_per_epoch),
         resumed_from=start.position.step if start.weights or start.winner else None,
     )
     if engine.leads:
         header = _finished(work, report)
         with publish_models(own) as begin:
-            write_tensors(begin(config.out, header), tensors, header=header)
+            for path, own_tensors in zip(report.members, tensors, strict=True):
+                write_tensors(begin(path, header), own_tensors, header=header)
         if folder is not None:
             folder.clear()
     engine.wait()
     return report
+
+
+def _stored(work: Work, tensors: Sequence[Mapping[str, torch.Tensor]]) -> nn.Module:
+    """Return what answers with tensors as they are written."""
+    each = [
+        Subject.of(work.opened.family, work.header, own, where=work.config.model).module for own in tensors
+    ]
+    return each[0] if len(each) == 1 else Jointly(each)
 
 
 def _warn_equal(work: Work, job: Job, engine: Engine, progress: Progress) -> None:
@@ -230,7 +242,7 @@ def _job(work: Work, feed: ItemFeed, measure: Callable[[nn.Module], Metrics | No
     return Job(
         build=lambda: _build(work).module,
         feed=FeedsApart.of(feed, len(work.header.masks), work.how) if config.apart else feed,
-        loss=of_each(work.header, loss, apart=config.apart),
+        loss=of_each(work.header, loss, apart=config.apart, several=_copies(work) > 1),
         evaluate=measure,
         probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
         recipe=recipe,
@@ -250,7 +262,7 @@ def _scales(work: Work) -> dict[str, float]:
         return {}
     subject = _build(work)
     theirs = {id(tensor): name for own in subject.states for name, tensor in own.items()}
-    for name, site in subject.sites.items():
+    for name, site in (pair for own in subject.sites for pair in own.items()):
         theirs |= {id(made): name for made in site.layer.parameters() if id(made) not in theirs}
     names = {name: theirs[id(parameter)] for name, parameter in subject.module.named_parameters()}
     scales = rate_scales(work.opened.family, work.header.architecture, decay, theirs.values())
@@ -260,7 +272,14 @@ def _scales(work: Work) -> dict[str, float]:
 def _build(work: Work) -> Subject:
     """Return the model as training begins."""
     subject = _plain(work)
-    return subject if work.adapter is None else subject.adapted(work.adapter, work.names)
+    return (
+        subject if work.adapter is None else subject.adapted(work.adapter, work.names, seed=work.config.seed)
+    )
+
+
+def _copies(work: Work) -> int:
+    """Return how many models train together that are no hydra."""
+    return 1 if work.adapter is None else work.adapter.members
 
 
 def _plain(work: Work) -> Subject:
@@ -269,7 +288,12 @@ def _plain(work: Work) -> Subject:
     if work.config.reset_head and work.config.head_seed is None:
         state = reset_head(work.opened.family, state)
     subject = Subject.of(
-        work.opened.family, work.header, state, where=work.config.model, apart=work.config.apart
+        work.opened.family,
+        work.header,
+        state,
+        where=work.config.model,
+        apart=work.config.apart,
+        copies=_copies(work),
     )
     for own in subject.states:
         for name, tensor in own.items():
@@ -277,8 +301,8 @@ def _plain(work: Work) -> Subject:
     return subject
 
 
-def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
-    """Return what is written: every tensor in its stored dtype, untouched where it did not train.
+def _tensors(work: Work, trained: Trained) -> list[dict[str, torch.Tensor]]:
+    """Return what is written of each model: every tensor in its stored dtype, untouched where it did not train.
 
     Raises:
         CheckFailed: If a weight does not fit its dtype.
@@ -288,12 +312,11 @@ def _tensors(work: Work, trained: Trained) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         for name, tensor in trained.weights.items():
             parameters[name].copy_(tensor)
-    return stored_tensors(
-        work.opened.checkpoint,
-        subject.tensors(),
-        trained=work.names,
-        hint="lower `--lr`, or add `--clip 1.0`",
-    )
+    hint = "lower `--lr`, or add `--clip 1.0`"
+    return [
+        stored_tensors(work.opened.checkpoint, own, trained=work.names, hint=hint)
+        for own in subject.tensors()
+    ]
 
 
 def _training_macs(work: Work, steps: int, per_epoch: int) -> int:

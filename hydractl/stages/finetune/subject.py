@@ -5,8 +5,8 @@ Axes: M members, B batch, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
@@ -14,15 +14,14 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.base import Family
-from hydractl.families.opening import build_checked
-from hydractl.fusion.building import members_from_state
+from hydractl.fusion.building import copies_of, members_from_state
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
 from hydractl.inputs import Inputs, split_batch
 from hydractl.manifest.header import Header
 from hydractl.metrics.samples import ensemble_log_probs
 from hydractl.training.methods.adapters import Adapter
-from hydractl.training.methods.weights import Site, realised, sites_of
+from hydractl.training.methods.weights import MADE, ORIGINAL, Site, realised, sites_of
 from hydractl.training.noise import set_dropout
 from hydractl.training.recipes.recipe import Recipe
 
@@ -53,24 +52,38 @@ class Together(nn.Module):
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
 
 
+class Jointly(nn.Module):
+    """Models that train together and may hold some parameters in common."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    @override
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Return what `Together` does."""
+        logits = torch.stack([member(inputs) for member in self.members])
+        return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model in memory.
+    """A model in memory, or several.
 
     Attributes:
-        module: Inputs to logits (B, C); a hydra's as `Together` has it.
+        module: Inputs to logits (B, C); a hydra's as `Together` has it, several models' as `Jointly`.
         states: Each member's parameters and buffers by the library's names, the very ones of the module: what members of
             a hydra share is the same tensor in each.
         header: What it was made by.
         family: Likewise.
-        sites: The layers whose weights are made of others, by the weights' names.
+        sites: Of each model, the layers whose weights may be made of others, by the weights' names; none where none are.
     """
 
     module: nn.Module
     states: tuple[Mapping[str, torch.Tensor], ...]
     header: Header
     family: Family
-    sites: Mapping[str, Site] = field(default_factory=dict)
+    sites: tuple[Mapping[str, Site], ...] = ()
 
     @classmethod
     def of(
@@ -81,33 +94,52 @@ class Subject:
         *,
         where: str,
         apart: bool = False,
+        copies: int = 1,
     ) -> Subject:
-        """Build in fp32 what a checkpoint holds; `apart` is for a hydra, see `Together`.
+        """Build in fp32 what a checkpoint holds.
+
+        Args:
+            family: Who reads it.
+            header: What it is.
+            state: Its tensors.
+            where: What to call it in messages.
+            apart: Of a hydra, see `Together`.
+            copies: Of a model that is no hydra, how many to build, all of the same parameters.
 
         Raises:
             CheckpointError: If its tensors are not those of its architecture, masks and plan.
         """
         module: nn.Module
         if header.plan is None:
-            members = [build_checked(family, header, state, where=where, dtype=torch.float32)]
-            module = members[0]
+            members = copies_of(header, state, copies, where=where, dtype=torch.float32)
+            module = members[0] if copies == 1 else Jointly(members)
         else:
             members = members_from_state(header, state, where=where, dtype=torch.float32)
             module = Together(Hydra(members), apart=apart)
         states = tuple(member.library_state() for member in members)
         return cls(module=module, states=states, header=header, family=family)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors as the checkpoint names them: the inverse of `of`."""
+    def tensors(self) -> list[dict[str, torch.Tensor]]:
+        """Return the tensors as checkpoints name them, of each model that is written: the inverse of `of`."""
         plan = self.header.plan
         if plan is not None:
-            return join_members(self.family, plan.fates, self.states)
-        return dict(self.states[0]) | realised(self.sites)
+            return [join_members(self.family, plan.fates, self.states)]
+        made = [realised(own) for own in self.sites] or [{}]
+        return [dict(state) | own for state, own in zip(self.states, made, strict=True)]
 
-    def adapted(self, adapter: Adapter, names: Collection[str]) -> Subject:
-        """Return a model that trains by a method, of which `names` may train; this one, changed."""
-        sites = sites_of(self.family, self.module, self.states[0])
-        adapter.attach(sites, names)
+    def adapted(self, adapter: Adapter, names: Collection[str], *, seed: int) -> Subject:
+        """Return one that trains by a method; this one, changed.
+
+        Args:
+            adapter: Of the method.
+            names: What may train.
+            seed: Of what it begins with.
+        """
+        models = self.module.members if isinstance(self.module, Jointly) else [self.module]
+        sites = tuple(sites_of(self.family, *pair) for pair in zip(models, self.states, strict=True))
+        generator = torch.Generator().manual_seed(seed)
+        for own in sites:
+            adapter.attach(own, names, generator)
         return replace(self, sites=sites)
 
 
@@ -139,15 +171,22 @@ def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def of_each(header: Header, loss: Loss, *, apart: bool = False) -> Loss:
+def is_own(parameter: str) -> bool:
+    """Return whether a module's parameter of that name is one of the model's own: not what a method adds, nor a copy's."""
+    first = not parameter.startswith("members.") or parameter.startswith("members.0.")
+    return first and (MADE not in parameter or parameter.endswith(ORIGINAL))
+
+
+def of_each(header: Header, loss: Loss, *, apart: bool = False, several: bool = False) -> Loss:
     """Return a loss of logits (B, C) and labels, (B,), as one of what a model answers in training: the mean over members.
 
     Args:
         header: Of the model.
         loss: Of one member.
         apart: Whether members have labels of their own, one's after another's.
+        several: Whether several models train that are no hydra.
     """
-    if header.plan is None:
+    if header.plan is None and not several:
         return loss
 
     def mean(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     opened = reading_images(opened, config.images)
     check_takes(opened.header, where=opened.reference)
     teachers = open_teachers(config)
-    check_models([config.out], own, models=[opened, *teachers], data=[config.data, config.val])
+    check_models(config.outputs(), own, models=[opened, *teachers], data=[config.data, config.val])
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
     items = open_items(config.data, opened.header.preprocess, workers=config.num_workers, progress=progress)
@@ -180,7 +180,7 @@ def _adapter(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
             f"`--method {method.KIND}`: {config.model} is a hydra, and one model is trained so",
             hint="leave `--method` out, or name a base or a member",
         )
-    return adapter_of(method, config.seed)
+    return adapter_of(method)
 
 
 def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | None) -> tuple[str, ...]:

@@ -237,11 +237,7 @@ class PruneConfig:
             )
         if self.per_layer and self.budget is not None:
             object.__setattr__(self, "budget", replace(self.budget, per_layer=True))
-        if self.count > 1 and "{i}" not in self.out.stem:
-            raise UsageError(
-                f"{self.count} members need {self.count} names",
-                hint="put `{i}` into the name, before its ending: `-o 'member-{i}.st'`",
-            )
+        self.outputs()  # several need names
 
     def _check_source(self) -> None:
         """Refuse both or neither of scores and masks, and what does not go with the one that is given."""
@@ -353,7 +349,7 @@ class PruneConfig:
 
     def outputs(self) -> tuple[Path, ...]:
         """Return each member's path."""
-        return tuple(self.out.with_name(self.out.name.replace("{i}", str(i))) for i in range(self.count))
+        return shared.numbered(self.out, self.count)
 
     @property
     def implied(self) -> dict[str, Strategy]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.data.reference import BUILT_IN, LABELLED_BUILT_IN, DataRef
@@ -51,6 +52,22 @@ OUT_MODEL = replace(
     help="Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.",
     parse=output,
 )
+
+
+def numbered(out: Path, count: int) -> tuple[Path, ...]:
+    """Return the names of so many outputs: `{i}` in one name stands for their numbers.
+
+    Raises:
+        UsageError: If there are several and it has none.
+    """
+    if count > 1 and "{i}" not in out.stem:
+        raise UsageError(
+            f"{count} members need {count} names",
+            hint="put `{i}` into the name, before its ending: `-o 'member-{i}.st'`",
+        )
+    return tuple(out.with_name(out.name.replace("{i}", str(i))) for i in range(count))
+
+
 FORCE = Setting("Replace an existing output.", role=Role.ASIDE)
 FORCE_ANEW = replace(
     FORCE, help="Replace an existing output, and start anew where an unfinished run could be gone on with."

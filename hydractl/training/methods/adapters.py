@@ -11,8 +11,8 @@ from typing_extensions import override
 from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place, Role, place_of
 from hydractl.training.methods.oba import importances, masks_of
-from hydractl.training.methods.reference import LoraEnsemble, Method, Oba, SingularValues
-from hydractl.training.methods.weights import LowRank, Masked, Site, Spectrum, make, sites_of
+from hydractl.training.methods.reference import BatchEnsemble, LoraEnsemble, Method, Oba, SingularValues
+from hydractl.training.methods.weights import LowRank, Masked, Outer, Site, Spectrum, bias_of, make, sites_of
 
 
 class Adapter:
@@ -20,15 +20,16 @@ class Adapter:
 
     data = 0
     """How many batches it must see before training."""
+    members = 1
+    """How many models train together, and come out."""
 
     def own(self, sites: Mapping[str, Site], names: Collection[str]) -> list[str]:
         """Return the weights that are made of others, sorted; of `names`, which may train."""
         return sorted(name for name, site in sites.items() if name in names and self.fits(site))
 
     def fits(self, site: Site) -> bool:
-        """Return whether a layer is of the kind that it is for."""
-        del site
-        return True
+        """Return whether a layer is of the kind that it is for: by default any of the blocks."""
+        return site.place.layer is not None
 
     def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
         """Return which tensors are others after training: those of `own`, and the classifier.
@@ -47,12 +48,13 @@ class Adapter:
             losses: Each computes that of a batch, as training begins.
         """
 
-    def attach(self, sites: Mapping[str, Site], names: Collection[str]) -> None:
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
         """Let a model train so; what it computes may be another from then on.
 
         Args:
-            sites: Of the model.
+            sites: Of the model; of several that train together, of each in turn.
             names: What may train.
+            generator: What it begins with is drawn with; not made anew for each model.
         """
         raise NotImplementedError
 
@@ -60,16 +62,16 @@ class Adapter:
 class Lora(Adapter):
     """Adds a product of low rank to the projections of attention."""
 
-    def __init__(self, method: LoraEnsemble, seed: int) -> None:
-        self.method, self.seed = method, seed
+    def __init__(self, method: LoraEnsemble) -> None:
+        self.method = method
 
     @override
     def fits(self, site: Site) -> bool:
         return site.place.heads is not None and site.place.heads.role in {Role.INPUT, Role.OUTPUT}
 
     @override
-    def attach(self, sites: Mapping[str, Site], names: Collection[str]) -> None:
-        generator, method = torch.Generator().manual_seed(self.seed), self.method
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
+        method = self.method
         for site in [sites[name] for name in self.own(sites, names)]:
             low = LowRank(
                 site.layer.weight,
@@ -84,21 +86,19 @@ class Lora(Adapter):
 class Spectra(Adapter):
     """Trains singular values and biases of all linear layers of the blocks."""
 
-    def __init__(self, method: SingularValues, seed: int) -> None:
-        self.method, self.seed = method, seed
+    def __init__(self, method: SingularValues) -> None:
+        self.method = method
         self.parts: dict[
             str, tuple[torch.Tensor, ...]
         ] = {}  # a decomposition takes long, and is the same each time
 
     @override
     def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
-        return super().changes(own, places) | (set(map(_bias, own)) & places.keys())
+        return super().changes(own, places) | (set(map(bias_of, own)) & places.keys())
 
     @override
     @torch.no_grad()
-    def attach(self, sites: Mapping[str, Site], names: Collection[str]) -> None:
-        generator = torch.Generator().manual_seed(self.seed)
-
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
         def noise(like: torch.Tensor) -> torch.Tensor:
             return self.method.spread * torch.randn(like.shape, generator=generator)
 
@@ -107,7 +107,7 @@ class Spectra(Adapter):
             if name not in self.parts:
                 self.parts[name] = torch.linalg.svd(layer.weight, full_matrices=False)
             u, s, v = self.parts[name]
-            if _bias(name) in names:
+            if bias_of(name) in names:
                 layer.bias.add_(noise(layer.bias))
             make(sites[name], Spectrum(u, s * (1 + noise(s)), v))
 
@@ -129,21 +129,45 @@ class Apoptosis(Adapter):
         self.masks = {name: mask.cpu() for name, mask in masks.items()}
 
     @override
-    def attach(self, sites: Mapping[str, Site], names: Collection[str]) -> None:
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
         for name in self.own(sites, names):
             make(sites[name], Masked(self.masks[name]), trains=True)
 
 
-def adapter_of(method: Method, seed: int) -> Adapter:
-    """Return how a model trains by a method.
+class Products(Adapter):
+    """Members that share matrices, and have two vectors and a bias each of every linear layer, the classifier's too."""
 
-    Args:
-        method: With its options.
-        seed: Of what a member begins with.
-    """
+    def __init__(self, method: BatchEnsemble) -> None:
+        self.method, self.members = method, method.members
+
+    @override
+    def fits(self, site: Site) -> bool:
+        return site.place.layer is not None or site.place.part == "head"
+
+    @override
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return set(places)
+
+    @override
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
+        for name in self.own(sites, names):
+            layer = sites[name].layer
+            r, s = (
+                1 + self.method.spread * torch.randn(size, generator=generator)
+                for size in layer.weight.T.shape
+            )
+            if bias_of(name) in names:
+                layer.bias = nn.Parameter(layer.bias.detach().clone())
+            make(sites[name], Outer(r, s), trains=True)
+
+
+def adapter_of(method: Method) -> Adapter:
+    """Return how a model trains by a method."""
     if isinstance(method, LoraEnsemble):
-        return Lora(method, seed)
-    return Spectra(method, seed) if isinstance(method, SingularValues) else Apoptosis(method)
+        return Lora(method)
+    if isinstance(method, SingularValues):
+        return Spectra(method)
+    return Apoptosis(method) if isinstance(method, Oba) else Products(method)
 
 
 def changed(
@@ -165,7 +189,3 @@ def changed(
             hint="leave out `--train`, `--last-blocks` and `--freeze-blocks`",
         )
     return tuple(sorted(adapter.changes(own, {name: place_of(family, name) for name in names})))
-
-
-def _bias(weight: str) -> str:
-    return weight.removesuffix("weight") + "bias"

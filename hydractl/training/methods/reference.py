@@ -74,9 +74,27 @@ class Oba:
         check(self)
 
 
-Method: TypeAlias = LoraEnsemble | SingularValues | Oba
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEnsemble:
+    """Members share every matrix W but for a vector of each side: member m's is W o (s r), and its layer's bias is its own.
+
+    All train together, on the mean of their losses on the same batches; W begins as the model's, r and s are drawn of
+    N(1, spread²) (Wen et al. 2020). A run makes all members.
+    """
+
+    KIND: ClassVar = "batch-ensemble"
+    EXAMPLE: ClassVar = "batch-ensemble::members=3"
+
+    members: int = setting(3, "M.", parse=whole, low=2, high=256, spelled=("members",))
+    spread: float = setting(0.1, "Deviation of r and s.", parse=_real, low=0.0, spelled=("spread",))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+Method: TypeAlias = LoraEnsemble | SingularValues | Oba | BatchEnsemble
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
-    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues, Oba)}
+    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues, Oba, BatchEnsemble)}
 )
 
 
@@ -93,6 +111,11 @@ def parse_method(text: str) -> Method:
     kind = METHODS[name]
     made: Method = written(kind, options, where=f"--method {text}", called=name, example=kind.EXAMPLE)
     return made
+
+
+def members_of(method: Method | None) -> int:
+    """Return how many models a run makes."""
+    return method.members if isinstance(method, BatchEnsemble) else 1
 
 
 def told(method: Method) -> str:

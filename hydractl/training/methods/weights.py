@@ -33,7 +33,7 @@ class Site:
 
 
 def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Site]:
-    """Return the linear layers of a model's blocks by the names of their weights, sorted.
+    """Return the linear layers of a model that have weights of their own, by the names of these, sorted.
 
     Args:
         family: Says where a tensor stands.
@@ -47,11 +47,7 @@ def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]
         if isinstance(layer, nn.Linear) and layer.weight.numel() and id(layer.weight) in names
     }
     places = {name: place_of(family, name) for name in layers}
-    return {
-        name: Site(name=name, layer=layer, place=places[name])
-        for name, layer in sorted(layers.items())
-        if places[name].layer is not None
-    }
+    return {name: Site(name=name, layer=layer, place=places[name]) for name, layer in sorted(layers.items())}
 
 
 def make(site: Site, how: nn.Module, *, trains: bool = False) -> None:
@@ -62,12 +58,17 @@ def make(site: Site, how: nn.Module, *, trains: bool = False) -> None:
 
 @torch.no_grad()
 def realised(sites: Mapping[str, Site]) -> dict[str, torch.Tensor]:
-    """Return the weights that are made of others, as they are now, by the library's names."""
-    return {
-        name: site.layer.weight.detach()
-        for name, site in sites.items()
-        if parametrize.is_parametrized(site.layer, "weight")
+    """Return the weights that are made of others, as they are now, and their layers' biases, by the library's names."""
+    made = {n: site.layer for n, site in sites.items() if parametrize.is_parametrized(site.layer, "weight")}
+    biases = {bias_of(name): cast("torch.Tensor | None", layer.bias) for name, layer in made.items()}
+    return {name: layer.weight.detach() for name, layer in made.items()} | {
+        name: bias.detach() for name, bias in biases.items() if bias is not None
     }
+
+
+def bias_of(weight: str) -> str:
+    """Return what the bias beside a weight is called."""
+    return weight.removesuffix("weight") + "bias"
 
 
 class LowRank(nn.Module):
@@ -135,3 +136,22 @@ class Masked(nn.Module):
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weight (O, D)."""
         return weight * cast("torch.Tensor", self.kept)
+
+
+class Outer(nn.Module):
+    """W o (s r), of a vector for each side (Wen et al. 2020, equation 1): its layer's W (r o x) o s."""
+
+    def __init__(self, r: torch.Tensor, s: torch.Tensor) -> None:
+        """Take up what a member has for itself.
+
+        Args:
+            r: Of inputs, (D,).
+            s: Of outputs, (O,).
+        """
+        super().__init__()
+        self.r, self.s = nn.Parameter(r), nn.Parameter(s)
+
+    @override
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight (O, D)."""
+        return weight * self.s[:, None] * self.r

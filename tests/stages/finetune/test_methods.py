@@ -14,6 +14,9 @@ from hydractl.families.base import place_of
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import blank_inputs
 from hydractl.metrics.cost import count_macs
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
@@ -36,6 +39,14 @@ def config(out, model, method, **changes):
 
 def tensors(path):
     return Checkpoint.open(path).tensors()
+
+
+def evaluated(first, *paths):
+    """Return the numbers of a row of several models."""
+    row = NamedModels.parse(f"row={','.join(map(str, paths))}")
+    given = {"latency": False, "bootstrap": 0, "device": "cpu"}
+    asked = EvalConfig(model=str(first), data=DataRef.parse(VAL), compare=(row,), **given)
+    return run_eval(asked).document.rows[1].values
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +148,55 @@ def test_a_run_says_what_training_the_weights_took(tmp_path, model):
     macs = count_macs(load_model(opened), blank_inputs(opened.header.preprocess, 1, device="cpu"))
 
     assert report.training_macs == opened.header.made_by.results["training_macs"] == 3 * (2 * 48 + 20) * macs
+
+
+def test_members_of_a_batch_ensemble_differ_by_an_outer_product_and_biases(tmp_path, model):
+    """Of each linear layer; all else they share to the last bit. All come out at once, or none; what is told is of them all."""
+    asked = config(tmp_path / "be-{i}.st", model, "batch-ensemble::members=3", save_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_finetune(asked, Cut(after=2))
+    assert not [*tmp_path.glob("*.st")]
+    report = run_finetune(asked)
+    run_finetune(config(tmp_path / "again-{i}.st", model, "batch-ensemble::members=3"))
+
+    paths = [tmp_path / f"be-{i}.st" for i in range(3)]
+    assert report.paths == tuple(paths)
+    assert [p.read_bytes() for p in paths] == [(tmp_path / f"again-{i}.st").read_bytes() for i in range(3)]
+    first, second, third = map(tensors, paths)
+    same = {n for n in first if torch.equal(first[n], second[n])}
+    linear = {
+        n
+        for n in first
+        if n.endswith(("qkv.weight", "proj.weight", "fc1.weight", "fc2.weight")) and "block" in n
+    }
+    linear.add("head.weight")
+    assert same == first.keys() - linear - {n.replace("weight", "bias") for n in linear}
+    for name in linear:
+        for ratio in (second[name] / first[name], third[name] / first[name]):
+            values = torch.linalg.svdvals(ratio.double())
+            assert values[1] < 1e-4 * values[0]
+    assert all(not torch.equal(first[n], tensors(model)[n]) for n in first)
+    row = evaluated(model, *paths)
+    assert row["nll"].value == pytest.approx(report.nll, abs=1e-5)
+    # two epochs of 48, three passes each
+    assert row["training_macs"].value == report.training_macs == 3 * 2 * 48 * row["macs"].value
+    vectors = sum(sum(first[name].shape) for name in linear)
+    biases = sum(first[name.replace("weight", "bias")].numel() for name in linear)
+    assert report.trained_parameters == sum(t.numel() for t in first.values()) + 3 * vectors + 2 * biases
+    assert report.frozen_parameters == 0
+
+
+def test_members_that_train_together_as_one_alone_would(tmp_path, model):
+    """With nothing of their own yet, and the whole of each batch for each, the mean of equal losses trains one model."""
+    recipe = replace(RECIPE, dropout=0.0, optimizer="sgd", lr=(1e-2,), steps=1, epochs=None, warmup=0)
+    run_finetune(config(tmp_path / "be-{i}.st", model, "batch-ensemble::members=2,spread=0", recipe=recipe))
+    run_finetune(config(tmp_path / "one.st", model, None, recipe=recipe))
+    held, member, one = (tensors(p) for p in (model, tmp_path / "be-1.st", tmp_path / "one.st"))
+    shared = [n for n in one if "norm" in n or "embed" in n or "token" in n]
+
+    assert shared
+    for name in shared:
+        torch.testing.assert_close(member[name] - held[name], one[name] - held[name], atol=1e-6, rtol=1e-3)
 
 
 def test_in_bf16_what_is_told_is_of_the_weights_as_written(tmp_path):

@@ -9,8 +9,16 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.base import Role, place_of
 from hydractl.training.methods.adapters import adapter_of, changed
-from hydractl.training.methods.reference import METHODS, LoraEnsemble, Oba, SingularValues, parse_method, told
-from hydractl.training.methods.weights import MADE, LowRank, Spectrum, realised, sites_of
+from hydractl.training.methods.reference import (
+    METHODS,
+    BatchEnsemble,
+    LoraEnsemble,
+    Oba,
+    SingularValues,
+    parse_method,
+    told,
+)
+from hydractl.training.methods.weights import MADE, LowRank, Outer, Spectrum, realised, sites_of
 from support.builders import Sample, base
 from support.variants import BERT, TIMM_VIT, TINY, TINY_TEXT, TINY_VISION_TOWER, VISION_TOWER, Variant
 
@@ -27,7 +35,7 @@ def made(sample, method, *, noise=0.3, seed=0):
     state = model.library_state()
     sites = sites_of(sample.family, model, state)
     names = tuple(state)
-    adapter = adapter_of(method, seed)
+    adapter = adapter_of(method)
     told = changed(adapter, sample.family, model, state, names)
     for name, tensor in state.items():
         tensor.requires_grad_(name in told)
@@ -35,7 +43,7 @@ def made(sample, method, *, noise=0.3, seed=0):
         {name: sites[name].layer.weight for name in adapter.own(sites, told)},
         [lambda: model.eval()(sample.inputs()).logsumexp(-1).sum()],
     )
-    adapter.attach(sites, told)
+    adapter.attach(sites, told, torch.Generator().manual_seed(seed))
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for _, parameter in trained(model):
@@ -57,7 +65,9 @@ def sample(request) -> Sample:
     return base(BASES[request.param])
 
 
-@pytest.mark.parametrize("method", [LoraEnsemble(), SingularValues(), Oba(keep=0.5)], ids=lambda m: m.KIND)
+@pytest.mark.parametrize(
+    "method", [LoraEnsemble(), SingularValues(), Oba(keep=0.5), BatchEnsemble()], ids=lambda m: m.KIND
+)
 def test_what_is_written_answers_as_what_was_trained(sample, method):
     model, state, _ = made(sample, method)
     written = Sample(sample.header, {name: tensor.detach() for name, tensor in state.items()}).model()
@@ -127,9 +137,9 @@ def test_the_spread_is_that_of_what_members_begin_with():
     weight = torch.randn(300, 400, generator=torch.Generator().manual_seed(0))
     layer, family = nn.Linear(400, 300), base(BASES["fused"]).family
     layer.weight.data.copy_(weight)
-    adapter = adapter_of(SingularValues(spread=0.05), 0)
+    adapter = adapter_of(SingularValues(spread=0.05))
     sites = sites_of(family, layer, {"blocks.0.mlp.fc1.weight": layer.weight})
-    adapter.attach(sites, [*sites])
+    adapter.attach(sites, [*sites], torch.Generator().manual_seed(0))
     ratio = torch.linalg.svdvals(weight) / layer.parametrizations.weight[0].values.detach() - 1
 
     assert abs(ratio.mean()) < 0.01
@@ -146,6 +156,13 @@ def test_a_product_of_low_rank_as_the_paper_has_it():
     low.b_weight.data.normal_()
     a, b = low.a_weight[0], low.b_weight[0]
     torch.testing.assert_close(F.linear(x, low(weight)), x @ weight.T + 4 * (x @ a.T) @ b.T)
+
+
+def test_a_member_of_a_batch_ensemble_as_the_paper_has_it():
+    """y = (W (x o r)) o s, of one matrix for all (equation 5)."""
+    weight, x, r, s = torch.randn(6, 5), torch.randn(4, 5), torch.randn(5), torch.randn(6)
+
+    torch.testing.assert_close(F.linear(x, Outer(r, s)(weight)), ((x * r) @ weight.T) * s)
 
 
 def test_singular_values_below_zero_count_as_zero():
