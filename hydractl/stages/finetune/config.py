@@ -24,7 +24,7 @@ from hydractl.settings import (
     words,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.training.methods.reference import METHODS, Method, members_of, parse_method, told
+from hydractl.training.methods.reference import METHODS, Method, Mimo, members_of, parse_method, told
 from hydractl.training.recipes.named import RECIPES, recipe_of
 from hydractl.training.recipes.recipe import WHAT, Recipe
 
@@ -146,7 +146,8 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if len(self.outputs()) > 1 and self.teacher:
+        method, outputs = self.trains_by, self.outputs()
+        if self.teacher and (len(outputs) > 1 or isinstance(method, Mimo)):
             raise UsageError(
                 f"`--method {self.method}` and `--teacher` exclude each other: its members learn from labels alone",
                 hint="leave one of them out",

@@ -35,8 +35,10 @@ from hydractl.training.candidate import Job
 from hydractl.training.engine import Engine, Share, start_engine
 from hydractl.training.evaluate import classifier_metrics
 from hydractl.training.feeding.apart import FeedsApart
-from hydractl.training.feeding.feed import ItemFeed, Piece
+from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
+from hydractl.training.feeding.slots import SlotFeed
 from hydractl.training.loop import Trained, train
+from hydractl.training.methods.reference import Mimo
 from hydractl.training.methods.weights import sites_of
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
@@ -136,7 +138,7 @@ def _train(
     feed = _feed(work)
     _look(work, feed, engine, progress)
     job = _job(work, feed, measure, engine)
-    if engine.leads and work.header.plan is not None and not config.apart:
+    if engine.leads and work.header.plan is not None and not (config.apart or config.method):
         _warn_equal(work, job, engine, progress)
     engine.wait()  # all have read the state before one writes it
     trained = train(job, engine, progress, folder=folder, start=start)
@@ -239,10 +241,17 @@ def _job(work: Work, feed: ItemFeed, measure: Callable[[nn.Module], Metrics | No
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing, reduction="none")
 
+    method, members = config.trains_by, len(work.header.masks)
+    whole: Feed = feed
+    if isinstance(method, Mimo):
+        whole = SlotFeed(feed=feed, slots=members, repeat=method.repeat, rho=method.rho)
+    elif config.apart:
+        whole = FeedsApart.of(feed, members, work.how)
+    apart = isinstance(whole, FeedsApart | SlotFeed)
     return Job(
         build=lambda: _build(work).module,
-        feed=FeedsApart.of(feed, len(work.header.masks), work.how) if config.apart else feed,
-        loss=of_each(work.header, loss, apart=config.apart, several=_copies(work) > 1),
+        feed=whole,
+        loss=of_each(work.header, loss, apart=apart, several=_copies(work) > 1),
         evaluate=measure,
         probe=blank_inputs(work.header.preprocess, 1, device="cpu"),
         recipe=recipe,
@@ -322,9 +331,11 @@ def _tensors(work: Work, trained: Trained) -> list[dict[str, torch.Tensor]]:
 def _training_macs(work: Work, steps: int, per_epoch: int) -> int:
     """Return three forward passes for each sample that weights have seen after so many steps."""
     epochs, rest = divmod(steps, per_epoch)
+    method = work.config.trains_by
+    times = method.repeat if isinstance(method, Mimo) else 1
     seen = epochs * len(work.train.items) + rest * work.config.recipe.batch_size
     model = _plain(work).module.eval()
-    return 3 * seen * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
+    return 3 * times * seen * macs_of(model, blank_inputs(work.header.preprocess, 1, device="meta"))
 
 
 def _finished(work: Work, report: FinetuneReport) -> Header:

@@ -5,6 +5,7 @@ Axes: M members, B batch, C classes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -17,10 +18,11 @@ from hydractl.families.base import Family
 from hydractl.fusion.building import copies_of, members_from_state
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
-from hydractl.inputs import Inputs, split_batch
+from hydractl.inputs import Inputs, split_batch, split_inputs
 from hydractl.manifest.header import Header
 from hydractl.metrics.samples import ensemble_log_probs
 from hydractl.training.methods.adapters import Adapter
+from hydractl.training.methods.mimo import Slots
 from hydractl.training.methods.weights import MADE, ORIGINAL, Site, realised, sites_of
 from hydractl.training.noise import set_dropout
 from hydractl.training.recipes.recipe import Recipe
@@ -44,12 +46,29 @@ class Together(nn.Module):
 
     @override
     def forward(self, inputs: Inputs) -> torch.Tensor:
-        """Return the members' logits (M, B, C) in training, the ensemble's log-probabilities (B, C) in evaluation."""
+        """Return the members' logits (M, B, C) in training, the ensemble's log-probabilities (B, C) in evaluation.
+
+        Members that have samples of their own in training are given (M B, ...).
+        """
         if self.apart and self.training:
             logits: torch.Tensor = self.hydra.tower().apart(self.hydra.adapted(inputs))
             return logits.reshape(self.hydra.members, -1, logits.shape[-1])
-        logits = self.hydra.member_logits(inputs)
+        logits = (
+            self._side_by_side(inputs) if self.training and self.slots else self.hydra.member_logits(inputs)
+        )
         return logits if self.training else ensemble_log_probs(logits.log_softmax(-1))
+
+    @property
+    def slots(self) -> list[Slots]:
+        """Where members see images side by side."""
+        return [module for module in self.hydra.modules() if isinstance(module, Slots)]
+
+    def _side_by_side(self, inputs: Inputs) -> torch.Tensor:
+        images = [each for each in split_inputs(inputs, self.hydra.members) if isinstance(each, torch.Tensor)]
+        with contextlib.ExitStack() as stack:
+            for slots in self.slots:
+                stack.enter_context(slots.seeing(images))
+            return self.hydra.member_logits(images[0])
 
 
 class Jointly(nn.Module):
@@ -121,10 +140,9 @@ class Subject:
 
     def tensors(self) -> list[dict[str, torch.Tensor]]:
         """Return the tensors as checkpoints name them, of each model that is written: the inverse of `of`."""
-        plan = self.header.plan
+        plan, made = self.header.plan, [realised(own) for own in self.sites] or [{}]
         if plan is not None:
-            return [join_members(self.family, plan.fates, self.states)]
-        made = [realised(own) for own in self.sites] or [{}]
+            return [join_members(self.family, plan.fates, [dict(state) | made[0] for state in self.states])]
         return [dict(state) | own for state, own in zip(self.states, made, strict=True)]
 
     def adapted(self, adapter: Adapter, names: Collection[str], *, seed: int) -> Subject:
@@ -136,7 +154,8 @@ class Subject:
             seed: Of what it begins with.
         """
         models = self.module.members if isinstance(self.module, Jointly) else [self.module]
-        sites = tuple(sites_of(self.family, *pair) for pair in zip(models, self.states, strict=True))
+        # what members of a hydra share has its name in each
+        sites = tuple(sites_of(self.family, *pair) for pair in zip(models, self.states, strict=False))
         generator = torch.Generator().manual_seed(seed)
         for own in sites:
             adapter.attach(own, names, generator)

@@ -23,6 +23,7 @@ from hydractl.stages.shared.lineage import warn_temperature
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.feeding.mix import Mixing
 from hydractl.training.methods.adapters import Adapter, adapter_of, changed
+from hydractl.training.methods.reference import Mimo
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
@@ -175,12 +176,29 @@ def _adapter(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
     method = config.trains_by
     if method is None:
         return None
-    if opened.header.plan is not None:
+    header = opened.header
+    if isinstance(method, Mimo):
+        _check_side(config, header)
+    elif header.plan is not None:
         raise UsageError(
             f"`--method {method.KIND}`: {config.model} is a hydra, and one model is trained so",
             hint="leave `--method` out, or name a base or a member",
         )
-    return adapter_of(method)
+    return adapter_of(method, len(header.masks))
+
+
+def _check_side(config: FinetuneConfig, header: Header) -> None:
+    """Refuse what cannot see several images at once and tell each one's class."""
+    if isinstance(header.preprocess, Tokenization):
+        raise UsageError(
+            f"`--method mimo`: {config.model} reads texts, and images are what stands side by side"
+        )
+    depth = sum(tower.layers for tower in header.architecture.towers.values())
+    if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
+        raise UsageError(
+            f"`--method mimo`: {config.model} is no hydra whose members share every block and have a classifier each",
+            hint=f"`hydractl fuse base.st base.st base.st --own-from {depth} -o copies.st` makes one of a base",
+        )
 
 
 def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | None) -> tuple[str, ...]:

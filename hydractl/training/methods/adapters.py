@@ -10,8 +10,9 @@ from typing_extensions import override
 
 from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place, Role, place_of
+from hydractl.training.methods.mimo import Slots, stack_images
 from hydractl.training.methods.oba import importances, masks_of
-from hydractl.training.methods.reference import BatchEnsemble, LoraEnsemble, Method, Oba, SingularValues
+from hydractl.training.methods.reference import BatchEnsemble, LoraEnsemble, Method, Mimo, Oba, SingularValues
 from hydractl.training.methods.weights import LowRank, Masked, Outer, Site, Spectrum, bias_of, make, sites_of
 
 
@@ -28,8 +29,8 @@ class Adapter:
         return sorted(name for name, site in sites.items() if name in names and self.fits(site))
 
     def fits(self, site: Site) -> bool:
-        """Return whether a layer is of the kind that it is for: by default any of the blocks."""
-        return site.place.layer is not None
+        """Return whether a layer is of the kind that it is for: by default any linear one of the blocks."""
+        return isinstance(site.layer, nn.Linear) and site.place.layer is not None
 
     def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
         """Return which tensors are others after training: those of `own`, and the classifier.
@@ -107,7 +108,7 @@ class Spectra(Adapter):
             if name not in self.parts:
                 self.parts[name] = torch.linalg.svd(layer.weight, full_matrices=False)
             u, s, v = self.parts[name]
-            if bias_of(name) in names:
+            if layer.bias is not None and bias_of(name) in names:
                 layer.bias.add_(noise(layer.bias))
             make(sites[name], Spectrum(u, s * (1 + noise(s)), v))
 
@@ -142,7 +143,9 @@ class Products(Adapter):
 
     @override
     def fits(self, site: Site) -> bool:
-        return site.place.layer is not None or site.place.part == "head"
+        return isinstance(site.layer, nn.Linear) and (
+            site.place.layer is not None or site.place.part == "head"
+        )
 
     @override
     def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
@@ -156,13 +159,38 @@ class Products(Adapter):
                 1 + self.method.spread * torch.randn(size, generator=generator)
                 for size in layer.weight.T.shape
             )
-            if bias_of(name) in names:
+            if layer.bias is not None and bias_of(name) in names:
                 layer.bias = nn.Parameter(layer.bias.detach().clone())
             make(sites[name], Outer(r, s), trains=True)
 
 
-def adapter_of(method: Method) -> Adapter:
-    """Return how a model trains by a method."""
+class Side(Adapter):
+    """Lets members of a hydra see an image each, side by side."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+
+    @override
+    def fits(self, site: Site) -> bool:
+        return isinstance(site.layer, nn.Conv2d) and site.layer.groups == 1 and site.place.part == "embed"
+
+    @override
+    def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
+        return set(places)
+
+    @override
+    def attach(self, sites: Mapping[str, Site], names: Collection[str], generator: torch.Generator) -> None:
+        for name in self.own(sites, names):
+            layer = sites[name].layer
+            slots = Slots(layer.weight, self.slots)
+            make(sites[name], slots)
+            stack_images(layer, slots)
+
+
+def adapter_of(method: Method, members: int) -> Adapter:
+    """Return how a model trains by a method; `members` are those of a hydra."""
+    if isinstance(method, Mimo):
+        return Side(members)
     if isinstance(method, LoraEnsemble):
         return Lora(method)
     if isinstance(method, SingularValues):

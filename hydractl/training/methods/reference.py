@@ -92,9 +92,31 @@ class BatchEnsemble:
         check(self)
 
 
-Method: TypeAlias = LoraEnsemble | SingularValues | Oba | BatchEnsemble
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mimo:
+    """One network sees as many images at once as a hydra has members, which have a classifier each and share all before it.
+
+    In training images are others for each, and so are their classes; asked, all see the same one, in one pass (Havasi et al.
+    2021). `fuse base.st base.st base.st --own-from L` of a base with L blocks makes such a hydra.
+    """
+
+    KIND: ClassVar = "mimo"
+    EXAMPLE: ClassVar = "mimo::rho=0.5,repeat=4"
+
+    rho: float = setting(
+        0.5, "Share of rows that all see alike.", parse=_real, low=0.0, high=1.0, spelled=("rho",)
+    )
+    repeat: int = setting(
+        4, "How often a batch holds an image.", parse=whole, low=1, high=256, spelled=("repeat",)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+Method: TypeAlias = LoraEnsemble | SingularValues | Oba | BatchEnsemble | Mimo
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
-    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues, Oba, BatchEnsemble)}
+    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues, Oba, BatchEnsemble, Mimo)}
 )
 
 

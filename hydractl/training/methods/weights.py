@@ -25,15 +25,15 @@ MADE, ORIGINAL = ".parametrizations.", ".original"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A linear layer whose weight can be made of others, and where it stands in the library's model."""
+    """A linear layer or a convolution whose weight can be made of others, and where it stands in the library's model."""
 
     name: str
-    layer: nn.Linear
+    layer: nn.Linear | nn.Conv2d
     place: Place
 
 
 def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Site]:
-    """Return the linear layers of a model that have weights of their own, by the names of these, sorted.
+    """Return the linear layers and convolutions of a model that have weights, by the names of these, sorted.
 
     Args:
         family: Says where a tensor stands.
@@ -44,7 +44,7 @@ def sites_of(family: Family, model: nn.Module, state: Mapping[str, torch.Tensor]
     layers = {
         names[id(layer.weight)]: layer
         for layer in model.modules()
-        if isinstance(layer, nn.Linear) and layer.weight.numel() and id(layer.weight) in names
+        if isinstance(layer, nn.Linear | nn.Conv2d) and layer.weight.numel() and id(layer.weight) in names
     }
     places = {name: place_of(family, name) for name in layers}
     return {name: Site(name=name, layer=layer, place=places[name]) for name, layer in sorted(layers.items())}
@@ -60,7 +60,7 @@ def make(site: Site, how: nn.Module, *, trains: bool = False) -> None:
 def realised(sites: Mapping[str, Site]) -> dict[str, torch.Tensor]:
     """Return the weights that are made of others, as they are now, and their layers' biases, by the library's names."""
     made = {n: site.layer for n, site in sites.items() if parametrize.is_parametrized(site.layer, "weight")}
-    biases = {bias_of(name): cast("torch.Tensor | None", layer.bias) for name, layer in made.items()}
+    biases = {bias_of(name): layer.bias for name, layer in made.items()}
     return {name: layer.weight.detach() for name, layer in made.items()} | {
         name: bias.detach() for name, bias in biases.items() if bias is not None
     }

@@ -199,6 +199,49 @@ def test_members_that_train_together_as_one_alone_would(tmp_path, model):
         torch.testing.assert_close(member[name] - held[name], one[name] - held[name], atol=1e-6, rtol=1e-3)
 
 
+@pytest.fixture(scope="module")
+def copies(model):
+    """A hydra of equal members that share all but what follows the blocks."""
+    out = model.with_name("copies.st")
+    run_fuse(FuseConfig(models=(str(model),) * 3, out=out, own_from=3))
+    return out
+
+
+def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, model, copies):
+    """An interrupted run too: its trunk is all there is before the classifiers, and what was measured is what it answers."""
+    recipe = replace(RECIPE, epochs=None, steps=5, batch_size=20)
+    asked = config(tmp_path / "out.st", copies, "mimo::repeat=2", save_every=1, recipe=recipe)
+    with pytest.raises(KeyboardInterrupt):
+        run_finetune(asked, Cut(after=2))
+    report = run_finetune(asked)
+    run_finetune(config(tmp_path / "whole.st", copies, "mimo::repeat=2", recipe=recipe))
+    header, row = open_model(str(tmp_path / "out.st")).header, evaluated(model, tmp_path / "out.st")
+    before, after = tensors(copies), tensors(tmp_path / "out.st")
+
+    assert report.resumed_from
+    assert (tmp_path / "out.st").read_bytes() == (tmp_path / "whole.st").read_bytes()
+    assert header.plan.trunk == 3
+    assert Checkpoint.open(tmp_path / "out.st").specs == Checkpoint.open(copies).specs
+    assert not any(torch.equal(before[n], after[n]) for n in after)
+    assert not torch.equal(*after["head.weight"].chunk(3)[:2])
+    assert row["nll"].value == pytest.approx(report.nll, abs=1e-5)
+    # an epoch of 48 and two batches of 20 more, each image twice, three passes
+    assert report.training_macs == 3 * 2 * (48 + 40) * row["macs"].value
+
+
+def test_what_does_not_see_images_side_by_side_is_refused(tmp_path, model, copies):
+    apart = tmp_path / "apart.st"
+    run_fuse(FuseConfig(models=(str(model),) * 2, out=apart, own_from=2))
+    for wrong in (model, apart):
+        with pytest.raises(UsageError, match="is no hydra whose members share every block") as refused:
+            run_finetune(config(tmp_path / "out.st", wrong, "mimo"))
+        assert "--own-from 3" in str(refused.value.hint)
+    with pytest.raises(UsageError, match="no layer of its kind among what trains"):
+        run_finetune(config(tmp_path / "out.st", copies, "mimo", recipe=replace(RECIPE, train=("head",))))
+    with pytest.raises(UsageError, match="its members learn from labels alone"):
+        config(tmp_path / "out.st", copies, "mimo", teacher=("a.st",))
+
+
 def test_in_bf16_what_is_told_is_of_the_weights_as_written(tmp_path):
     model = base().cast(torch.bfloat16).save(tmp_path / "model.st")
     report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))

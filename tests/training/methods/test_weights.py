@@ -35,7 +35,7 @@ def made(sample, method, *, noise=0.3, seed=0):
     state = model.library_state()
     sites = sites_of(sample.family, model, state)
     names = tuple(state)
-    adapter = adapter_of(method)
+    adapter = adapter_of(method, 1)
     told = changed(adapter, sample.family, model, state, names)
     for name, tensor in state.items():
         tensor.requires_grad_(name in told)
@@ -137,7 +137,7 @@ def test_the_spread_is_that_of_what_members_begin_with():
     weight = torch.randn(300, 400, generator=torch.Generator().manual_seed(0))
     layer, family = nn.Linear(400, 300), base(BASES["fused"]).family
     layer.weight.data.copy_(weight)
-    adapter = adapter_of(SingularValues(spread=0.05))
+    adapter = adapter_of(SingularValues(spread=0.05), 1)
     sites = sites_of(family, layer, {"blocks.0.mlp.fc1.weight": layer.weight})
     adapter.attach(sites, [*sites], torch.Generator().manual_seed(0))
     ratio = torch.linalg.svdvals(weight) / layer.parametrizations.weight[0].values.detach() - 1
