@@ -122,7 +122,10 @@ def _outside(
 
 
 def _how(preset: Preset) -> str:
-    return f"get OpenOOD's folders by its {FETCH}, then add `{OPENOOD}=DIR`, where `{LISTS}/{preset.benchmark}/` lies"
+    return (
+        f"fetch OpenOOD's lists and images ({FETCH}), then add `{OPENOOD}=DIR`, where `{LISTS}/{preset.benchmark}/` lies; "
+        "or name another set"
+    )
 
 
 def _of_list(

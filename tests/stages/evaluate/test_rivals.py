@@ -129,6 +129,10 @@ def test_what_is_asked_hangs_on_the_rival(model):
         "{}",
         LAST,
         "laplace:{}::data=digits",
+        "swag:{},{}",
+        "swag:{},{}::seed=1",
+        "swag:{},{},{}",
+        "{},{}",
     )
     asked = [asked_of(config(model, f"x={text}")) for text in texts]
 
