@@ -11,7 +11,7 @@ from hydractl.fusion.responding import gathered, responses
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Kept, Responses
+from hydractl.metrics.samples import Kept
 from hydractl.metrics.table import needing
 
 
@@ -22,12 +22,19 @@ class Numbers(NamedTuple):
     means: dict[str, dict[str, float]]
 
 
-def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Responses]:
-    """Return what a model that reads as another of the row does says of the ID set and of each OOD set, in every process."""
-    found = {}
+def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Kept]:
+    """Return what a model says of the ID set and of each OOD set, in every process, with the temperatures of a model of the row.
+
+    Args:
+        subject: The row.
+        part: The model of the row that it reads as.
+        model: On the row's device.
+    """
+    model.temperature = part.model.temperature
+    found: dict[str, Kept] = {}
     for name in (ID, *subject.sets):
         own = responses(model, subject.batches(part, name), name=part.opened.reference, data=name)
-        found[name] = gathered(subject.team.each(own), count=subject.counts[name], data=name)
+        found[name] = subject.scaled(gathered(subject.team.each(own), count=subject.counts[name], data=name))
     return found
 
 

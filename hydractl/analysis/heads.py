@@ -24,7 +24,7 @@ def analyse(subject: Subject) -> tuple[Fewer, ...]:
     """Return the metrics of a base whose least important heads are masked, by each file of scores: a sixth of the heads, two, to five.
 
     Masking a head is pruning it. Where layers were scored one by one, every layer loses equally many; else heads go over the whole
-    model, as far as the order of a greedy method goes. Logits are not divided by a temperature.
+    model, as far as the order of a greedy method goes. The temperature is that of the row.
     """
     return tuple(
         found

@@ -23,7 +23,7 @@ from hydractl.metrics.samples import Joined, Kept, ensemble_log_probs, whole
 def analyse(subject: Subject) -> Merging | None:
     """Return the numbers of both, how alike their answers are, and how far merged weights are from those that they are the means of.
 
-    Logits of both are divided by the hydra's own temperature.
+    Logits of both are divided by the hydra's temperature.
     """
     if not subject.apart:
         return None
@@ -48,7 +48,6 @@ def _loaded(subject: Subject, part: Part) -> Iterator[Towers]:
     """Yield the members, one at a time, as the hydra runs."""
     for opened in subject.apart:
         model = load_model(opened, dtype=part.model.dtype).to(part.model.device)
-        model.temperature = part.model.temperature
         settle(model, opened, subject.classes)
         yield model
 

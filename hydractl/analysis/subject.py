@@ -55,6 +55,7 @@ class Subject:
         corruptions: Those of the ID set.
         scores: Importances of the base's heads by what they are called, from files.
         said: What its members say of each data set, where this process has it.
+        scaled: Divides logits by the temperature that was fitted for the row, or given.
         metrics: To measure ensembles by.
         ranks: The OOD scores that follow from predictions.
         classes: What zero-shot models tell apart.
@@ -73,6 +74,7 @@ class Subject:
     corruptions: Sequence[Corruption]
     scores: Mapping[str, HeadScores]
     said: Mapping[str, Kept]
+    scaled: Callable[[Kept], Kept]
     metrics: Sequence[str]
     ranks: Sequence[str]
     classes: Classes | None

@@ -115,7 +115,7 @@ class Check(Strict):
 class Report(Document):
     """Every number that `eval` prints, `hydractl.report/1`.
 
-    `warnings` say why some may be less than they seem; `asked` is as in a checkpoint's step.
+    `warnings` say why some may be less than they seem; `scores` are the files of heads' scores that analyses looked at, `NAME=FILE`; `asked` is as in a checkpoint's step.
     """
 
     kind_of_file: ClassVar[str] = "report"
@@ -131,6 +131,7 @@ class Report(Document):
     )
     definitions: dict[str, str]
     options: dict[str, Option]
+    scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
     checks: tuple[Check, ...] = ()
     warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
     versions: dict[str, str]

@@ -12,6 +12,8 @@ from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.ranking import RANKING
 from hydractl.progress import nearest
 
+FIT, VAL = "fit", "val"
+"""What reports call the data that scores are fitted on, and held-out ID data."""
 TEMPERATURE = "temperature"
 _OTHERS = (
     Metric(

@@ -13,21 +13,13 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
-from hydractl.metrics.table import TEMPERATURE, choose_metrics, needing
+from hydractl.metrics.table import FIT, TEMPERATURE, VAL, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.rivals.reference import BayesVlm, Laplace
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
-from hydractl.stages.evaluate.refs import (
-    FIT,
-    VAL,
-    NamedData,
-    NamedModels,
-    check_distinct,
-    check_rivals,
-    model_name,
-)
+from hydractl.stages.evaluate.refs import NamedData, NamedModels, check_distinct, check_rivals, model_name
 from hydractl.stages.evaluate.risk import DELTA, OPTION, parse_risk
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.asked import Reference

@@ -13,12 +13,13 @@ from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import Kept
 from hydractl.metrics.scores import MAHALANOBIS
+from hydractl.metrics.table import VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.refs import ID_NAME, VAL
+from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.detecting import Detecting
 from hydractl.stages.shared.predictions import Predictor
 

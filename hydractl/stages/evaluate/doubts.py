@@ -15,11 +15,11 @@ from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.ranking import TPR
 from hydractl.metrics.scores import SCORES
-from hydractl.metrics.table import TEMPERATURE, needing
+from hydractl.metrics.table import FIT, TEMPERATURE, VAL, needing
 from hydractl.progress import counted
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import FIT, ID_NAME, VAL
+from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.lineage import steps_to
 
 FEW = 100

@@ -17,8 +17,6 @@ NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
 OPTION = re.compile(r"\w+=")
 ID_NAME = "id"
 RESERVED = (ID_NAME, "near", "far", "all")
-FIT, VAL = "fit", "val"
-"""What reports call the data that scores are fitted on, and held-out ID data."""
 WEIGHTS_SUFFIXES = {".st", ".safetensors"}
 
 

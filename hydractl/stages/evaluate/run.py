@@ -30,7 +30,7 @@ from hydractl.metrics.table import METRICS, needing
 from hydractl.parallel import answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream
-from hydractl.runtime import torch_dtype, versions
+from hydractl.runtime import digest_file, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
@@ -175,7 +175,7 @@ def _measure_rows(
         every = {name: said(inputs) for name, inputs in data.inputs.items()}
         found = {name: scaling(each) for name, each in every.items() if each is not None}
         shift = under_corruptions(config, corruptions, data, ask(row.models), scaling)
-        analyses = analyst.of(named, row, models, found)
+        analyses = analyst.of(named, row, models, found, scaling)
         del ask, said  # they hold the row
         if not leads:
             del row  # before the next one is loaded
@@ -311,6 +311,10 @@ def _document(
         definitions={name: metric.definition for name, metric in METRICS.items() if name in shown}
         | _definitions(config.scores),
         options=_options(config, data, device),
+        scores=tuple(
+            Fingerprint(reference=f"{own.name}={own.ref.name}", sha256=digest_file(own.ref))
+            for own in config.analysing.scores
+        ),
         warnings=tuple(doubts),
         checks=tuple(condition.check(rows[0], config.scores) for condition in config.fail_if),
         versions={"hydractl": __version__, **versions("torch", "scikit-learn", *libraries)},
@@ -334,6 +338,7 @@ def _options(config: EvalConfig, data: EvalData, device: torch.device) -> dict[s
         "delta": None if kept is None else config.chance,
         "temperature": config.given_temperature,
         "corrupt": tuple(map(str, config.corrupt)) or None,
+        "analyse": config.analysing.analyse or None,
         "knn_k": config.neighbours if KNN in config.scores else None,
     }
     return {name: value for name, value in given.items() if value is not None or name == "dtype"}

@@ -16,7 +16,7 @@ from hydractl.manifest.header import Step
 from hydractl.manifest.heads import HeadMask, HeadScores, Mask
 from hydractl.manifest.record import Record
 from hydractl.manifest.report import DOCUMENTS, Report
-from hydractl.metrics.table import TEMPERATURE
+from hydractl.metrics.table import FIT, TEMPERATURE, VAL
 from hydractl.places import is_folder
 from hydractl.publish import Digested, Sink
 from hydractl.runtime import digest_file
@@ -190,13 +190,23 @@ def _of_document(found: Document, path: Path) -> Made:
         data = [found.data[name].sha256 for name in ("id", *found.near, *found.far)]
         derived = [one for row in found.rows for one in row.derived if one is not None]
         fitted = [one.data.sha256 for one in derived if one.data is not None]
-        last = [found.data[TEMPERATURE].sha256] if TEMPERATURE in found.data else []
+        others = [
+            found.data[name].sha256 for name in (TEMPERATURE, FIT, *found.ood_val, VAL) if name in found.data
+        ]
+        scores = [own.sha256 for own in found.scores]
         return Made(
             path=path,
             command="eval",
             asked=found.asked,
             versions=found.versions,
-            inputs=(*models[0], *data, *(digest for row in models[1:] for digest in row), *last, *fitted),
+            inputs=(
+                *models[0],
+                *data,
+                *(digest for row in models[1:] for digest in row),
+                *others,
+                *scores,
+                *fitted,
+            ),
             rows=frozenset(row.name for row in found.rows),
         )
     if isinstance(found, HeadMask) and found.origin is not None:

@@ -53,7 +53,8 @@ def here(tmp_path_factory):
     halves = [word for name in HALVES for word in ("--compare", f"{name}={folder}/{name}.st")]
     command = (
         "eval", f"{folder}/hydra.st", "--compare", f"base={folder}/base.st", "--compare", f"turn={','.join(members)}", "--data",
-        DATA, "--near", f"others={NEAR}", "--scores", f"random={folder}/scores.json", "--scores", f"{folder}/layers.json", *halves, "--analyse", "all", "--corrupt",
+        DATA, "--near", f"others={NEAR}", "--scores", f"random={folder}/scores.json", "--scores", f"{folder}/layers.json", *halves, "--analyse",
+        "all", "--corrupt",
         "gaussian-noise:3", "-o", f"{folder}/r.json", *COMMON,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -211,7 +212,7 @@ def test_what_merging_changes_is_told_beside_the_members_apart(tmp_path):
     assert main(["fuse", *paths, "-o", f"{tmp_path}/h.st", "--no-verify", "--force-merge"]) == 0
     command = (
         "eval", f"{tmp_path}/h.st", "--compare", f"apart={','.join(paths)}", "--data", DATA, "--near", f"others={NEAR}", "--analyse",
-        "mlps", "-o", f"{tmp_path}/r.json", "--save-predictions", f"{tmp_path}/p.st", *COMMON,
+        "mlps", "--temperature", "0.7", "-o", f"{tmp_path}/r.json", "--save-predictions", f"{tmp_path}/p.st", *COMMON,
     )  # fmt: skip
     assert main([*command]) == 0
     merged, apart = Report.read(tmp_path / "r.json").rows
@@ -326,3 +327,23 @@ def test_all_leaves_out_what_cannot_be_asked(here, monkeypatch):
     assert row.analyses.model_fields_set == {"taylor"}
     assert main(["eval", "m0.st", "--data", DATA, "-o", "none.json", *COMMON]) == 0
     assert '"analyses"' not in (here / "none.json").read_text()
+
+
+def test_a_report_is_made_anew_where_scores_changed_and_not_else(here, monkeypatch, capsys):
+    """Nor are data that a score of features is fitted on, or chosen by, taken for others."""
+    monkeypatch.chdir(here)
+    scores_file(here / "a.json", TABLE)
+    command = (
+        "eval", "m0.st", "--data", DATA, "--near", f"others={NEAR}", "--ood-score", "msp,knn", "--fit",
+        "digits::split=train,classes=0-6,limit=20", "--val", "digits::split=val,classes=0-6,limit=20", "--ood-val",
+        "nine=digits::split=val,classes=9,limit=20", "--scores", "z=a.json", "--scores", "scores.json", "--analyse", "pca", "-o",
+        "again.json", *COMMON[:-1],
+    )  # fmt: skip
+    said = []
+    for table in (TABLE, TABLE, [*TABLE[1:], TABLE[0]]):
+        scores_file(here / "a.json", table)
+        assert main([*command, "--if-changed"]) == 0
+        said.append("up to date" in capsys.readouterr().out)
+    assert said == [False, True, False]
+    found = Report.read(here / "again.json").scores
+    assert [own.reference for own in found] == ["z=a.json", "scores=scores.json"]

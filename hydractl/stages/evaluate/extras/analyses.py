@@ -27,6 +27,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
+from hydractl.stages.shared.predictions import Scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,12 @@ class Analyst:
     progress: Progress
 
     def of(
-        self, named: NamedModels, row: Loaded, models: Sequence[OpenModel], said: Mapping[str, Kept]
+        self,
+        named: NamedModels,
+        row: Loaded,
+        models: Sequence[OpenModel],
+        said: Mapping[str, Kept],
+        scaling: Scaling,
     ) -> Analyses | None:
         """Return what is found of a row; None where that is nothing, or not asked for.
 
@@ -61,6 +67,7 @@ class Analyst:
             row: Its models as they run; rivals are made of some.
             models: The same as they were opened.
             said: What it says of each data set, in the process that leads.
+            scaling: Of its logits.
 
         Raises:
             InputError: If the device's memory does not suffice, or models do not belong together.
@@ -71,7 +78,7 @@ class Analyst:
         asked = [each for each in asked if not each.needs.intersection(GIVEN) - given]
         if not asked:
             return None
-        subject = self._subject(named, row, models, said)
+        subject = self._subject(named, row, models, said, scaling)
         found: dict[str, object] = {}
         for each in asked:
             self.progress.step(f"Asking {named.name}: {each.name}")
@@ -87,7 +94,12 @@ class Analyst:
         return Analyses.model_validate(found) if found else None
 
     def _subject(
-        self, named: NamedModels, row: Loaded, models: Sequence[OpenModel], said: Mapping[str, Kept]
+        self,
+        named: NamedModels,
+        row: Loaded,
+        models: Sequence[OpenModel],
+        said: Mapping[str, Kept],
+        scaling: Scaling,
     ) -> Subject:
         parts: list[Part] = []
         for opened, model in zip(models, row.models, strict=True):
@@ -103,6 +115,7 @@ class Analyst:
             corruptions=self.corruptions,
             scores=self.scores,
             said=said,
+            scaled=scaling,
             metrics=self.config.chosen,
             ranks=[score for score in self.config.scores if score in SCORES],
             classes=self.data.classes,
