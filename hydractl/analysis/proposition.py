@@ -34,7 +34,7 @@ from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import Mask
 from hydractl.scoring.gradients.weights import losses_of
 
-PROBES = 16
+PROBES = 8
 
 
 def analyse(subject: Subject) -> tuple[Pruned, ...]:

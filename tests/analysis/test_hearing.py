@@ -14,9 +14,11 @@ from support.builders import base
 from support.variants import VARIANTS
 
 NAMES = (
-    "timm-vit-class-token", "timm-vit-average-pool", "timm-vit-distilled", "transformers-bert-plain", "transformers-bert-mean-pool",
+    "timm-vit-class-token",
+    "timm-vit-average-pool",
+    "transformers-bert-plain",
     "transformers-clip-plain",
-)  # fmt: skip
+)
 KEEPS = (((0, 2, 3), (1,), (1, 2)), ((0, 2, 3), (), (0, 3)))
 
 

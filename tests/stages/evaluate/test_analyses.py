@@ -40,6 +40,14 @@ def pruned(sample, path, folder, keeps):
         replace(member, header=member.header.model_copy(update=update)).save(folder / f"m{i}.st")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few():
+    """Estimates are looked at elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proposition, "PROBES", 2)
+        yield
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("analyses")
@@ -57,9 +65,7 @@ def here(tmp_path_factory):
         "all", "--corrupt",
         "gaussian-noise:3", "-o", f"{folder}/r.json", *COMMON,
     )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proposition, "PROBES", 2)
-        assert main([*command]) == 0
+    assert main([*command]) == 0
     return folder
 
 
