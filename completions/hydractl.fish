@@ -159,7 +159,7 @@ complete -c hydractl -n '__hydractl_in finetune' -l train -x -d 'embed, norm, at
 complete -c hydractl -n '__hydractl_in finetune' -l last-blocks -x -d 'Only the last N blocks, readout and head'
 complete -c hydractl -n '__hydractl_in finetune' -l freeze-blocks -x -d 'All but the first N blocks and the embedding: --last-blocks counted from below'
 complete -c hydractl -n '__hydractl_in finetune' -l reset-head -l keep-head -d 'Start from a classifier of zeros, drawn with `--head-seed`; or insist on the model\'s own'
-complete -c hydractl -n '__hydractl_in finetune' -l method -x -d 'Train otherwise than by changing every weight: lora-ensemble, singular-values, oba, batch-ensemble, mimo; see docs/rivals.md'
+complete -c hydractl -n '__hydractl_in finetune' -l method -x -d 'Train otherwise than by changing every weight: lora-ensemble, singular-values, oba, batch-ensemble, mimo, packed; see docs/rivals.md'
 complete -c hydractl -n '__hydractl_in finetune' -l eval-every -x -d 'Validate so often (default: every epoch)'
 complete -c hydractl -n '__hydractl_in finetune' -l early-stop -x -d 'Stop after N evaluations without improvement, and keep the best weights'
 complete -c hydractl -n '__hydractl_in finetune' -l patience-delta -x -d 'With `--early-stop`: how much is an improvement (default 0)'

@@ -311,7 +311,7 @@ def finetune(
         last_blocks: Only the last N blocks, readout and head.
         freeze_blocks: All but the first N blocks and the embedding: --last-blocks counted from below.
         reset_head: Start from a classifier of zeros, drawn with `--head-seed`; or insist on the model's own. Default: its own where it fits the data, else one drawn anew.
-        method: Train otherwise than by changing every weight: lora-ensemble, singular-values, oba, batch-ensemble, mimo; see docs/rivals.md.
+        method: Train otherwise than by changing every weight: lora-ensemble, singular-values, oba, batch-ensemble, mimo, packed; see docs/rivals.md.
         eval_every: Validate so often (default: every epoch).
         early_stop: Stop after N evaluations without improvement, and keep the best weights.
         patience_delta: With `--early-stop`: how much is an improvement (default 0).

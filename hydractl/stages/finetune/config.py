@@ -24,7 +24,7 @@ from hydractl.settings import (
     words,
 )
 from hydractl.stages.shared import settings as shared
-from hydractl.training.methods.reference import METHODS, Method, Mimo, members_of, parse_method, told
+from hydractl.training.methods.reference import METHODS, Method, Mimo, Packed, members_of, parse_method, told
 from hydractl.training.recipes.named import RECIPES, recipe_of
 from hydractl.training.recipes.recipe import WHAT, Recipe
 
@@ -147,6 +147,11 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         check(self)
         method, outputs = self.trains_by, self.outputs()
+        if isinstance(method, Packed) and not self.model.startswith("arch:"):
+            raise UsageError(
+                f"`--method packed`: {self.model} has weights, and its members are narrow models that train from none",
+                hint="name an architecture: `arch:NAME[::K=V,...]`",
+            )
         if self.teacher and (len(outputs) > 1 or isinstance(method, Mimo)):
             raise UsageError(
                 f"`--method {self.method}` and `--teacher` exclude each other: its members learn from labels alone",

@@ -38,7 +38,7 @@ from hydractl.training.feeding.apart import FeedsApart
 from hydractl.training.feeding.feed import Feed, ItemFeed, Piece
 from hydractl.training.feeding.slots import SlotFeed
 from hydractl.training.loop import Trained, train
-from hydractl.training.methods.reference import Mimo
+from hydractl.training.methods.reference import Mimo, Packed
 from hydractl.training.methods.weights import sites_of
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
@@ -100,7 +100,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
             "`--compile` and `--use_fsdp` exclude each other: a model that lies in parts is no single graph",
             hint="leave one of them out",
         )
-    if config.method is not None and shards:
+    if shards and not isinstance(config.trains_by, Packed | None):
         raise UsageError(
             "`--method` and `--use_fsdp` exclude each other: weights that are made of others do not lie in parts",
             hint="leave `--use_fsdp` out",

@@ -23,7 +23,8 @@ from hydractl.stages.shared.lineage import warn_temperature
 from hydractl.stages.shared.outputs import check_models
 from hydractl.training.feeding.mix import Mixing
 from hydractl.training.methods.adapters import Adapter, adapter_of, changed
-from hydractl.training.methods.reference import Mimo
+from hydractl.training.methods.packed import narrowed
+from hydractl.training.methods.reference import Mimo, Packed
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
@@ -76,7 +77,9 @@ class Work:
 def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     """Check everything that headers and labels can tell, and whether the output may be where it is to go."""
     pick_device(config.device)
-    opened = open_model(config.model, arch=config.arch, seed=config.seed, backbone=True)
+    method = config.trains_by
+    reference = narrowed(config.model, method) if isinstance(method, Packed) else config.model
+    opened = open_model(reference, arch=config.arch, seed=config.seed, backbone=True)
     if opened.header.prompting is not None:
         raise UsageError(
             f"{config.model}: compares images with texts and has no classes to train on",

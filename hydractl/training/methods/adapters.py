@@ -12,7 +12,15 @@ from hydractl.errors import UsageError
 from hydractl.families.base import Family, Place, Role, place_of
 from hydractl.training.methods.mimo import Slots, stack_images
 from hydractl.training.methods.oba import importances, masks_of
-from hydractl.training.methods.reference import BatchEnsemble, LoraEnsemble, Method, Mimo, Oba, SingularValues
+from hydractl.training.methods.reference import (
+    BatchEnsemble,
+    LoraEnsemble,
+    Method,
+    Mimo,
+    Oba,
+    Packed,
+    SingularValues,
+)
 from hydractl.training.methods.weights import LowRank, Masked, Outer, Site, Spectrum, bias_of, make, sites_of
 
 
@@ -187,8 +195,10 @@ class Side(Adapter):
             stack_images(layer, slots)
 
 
-def adapter_of(method: Method, members: int) -> Adapter:
-    """Return how a model trains by a method; `members` are those of a hydra."""
+def adapter_of(method: Method, members: int) -> Adapter | None:
+    """Return how a model trains by a method, None if as without one; `members` are those of a hydra."""
+    if isinstance(method, Packed):
+        return None
     if isinstance(method, Mimo):
         return Side(members)
     if isinstance(method, LoraEnsemble):

@@ -114,9 +114,30 @@ class Mimo:
         check(self)
 
 
-Method: TypeAlias = LoraEnsemble | SingularValues | Oba | BatchEnsemble | Mimo
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """An architecture alpha times as wide in `members` groups that share nothing: so many narrow models (Laurent et al. 2023).
+
+    Each has an embedding of the whole input, norms and a classifier of its own, as the first layer is not grouped and norms are.
+    A run makes one from random weights, by its seed: the mean of their losses trains each as its own loss does, but for the
+    scale of gradients, which AdamW does not see.
+    """
+
+    KIND: ClassVar = "packed"
+    EXAMPLE: ClassVar = "packed::members=3,alpha=2"
+
+    members: int = setting(3, "M.", parse=whole, low=2, high=256, spelled=("members",))
+    alpha: float = setting(
+        2.0, "How much wider all are together.", parse=_real, above=0.0, spelled=("alpha",)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+Method: TypeAlias = LoraEnsemble | SingularValues | Oba | BatchEnsemble | Mimo | Packed
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
-    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues, Oba, BatchEnsemble, Mimo)}
+    {kind.KIND: kind for kind in (LoraEnsemble, SingularValues, Oba, BatchEnsemble, Mimo, Packed)}
 )
 
 

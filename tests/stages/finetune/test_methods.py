@@ -242,6 +242,30 @@ def test_what_does_not_see_images_side_by_side_is_refused(tmp_path, model, copie
         config(tmp_path / "out.st", copies, "mimo", teacher=("a.st",))
 
 
+def test_a_member_of_a_packed_ensemble_is_a_narrow_model_from_random_weights(tmp_path):
+    """So many layers and heads as were named, 2 / 3 as wide; the same as who names that width, but for what the lineage says."""
+    tiny = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=48,depth=2,num_heads=4,num_classes=7"
+    report = run_finetune(config(tmp_path / "packed.st", tiny, "packed::members=3,alpha=2"))
+    run_finetune(config(tmp_path / "narrow.st", tiny.replace("=48", "=32"), None))
+    found, narrow = tensors(tmp_path / "packed.st"), tensors(tmp_path / "narrow.st")
+    step = open_model(str(tmp_path / "packed.st")).header.made_by
+
+    assert found.keys() == narrow.keys()
+    assert all(torch.equal(found[n], narrow[n]) for n in found)
+    assert found["blocks.0.mlp.fc1.weight"].shape == (128, 32)
+    assert step.options["method"] == "packed::members=3,alpha=2"
+    assert report.frozen_parameters == 0
+    with pytest.raises(UsageError, match="2 x 44 / 3 wide, which 4 heads cannot share") as refused:
+        run_finetune(config(tmp_path / "x.st", tiny.replace("=48", "=44"), "packed"))
+    assert "embed_dim=48" in str(refused.value.hint)
+    with pytest.raises(UsageError, match="more than one tower"):
+        run_finetune(config(tmp_path / "x.st", "arch:clip", "packed"))
+    with pytest.raises(
+        UsageError, match="has weights, and its members are narrow models that train from none"
+    ):
+        config(tmp_path / "x.st", "base.st", "packed")
+
+
 def test_in_bf16_what_is_told_is_of_the_weights_as_written(tmp_path):
     model = base().cast(torch.bfloat16).save(tmp_path / "model.st")
     report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
