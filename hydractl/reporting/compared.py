@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Self
 
 from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.report import Report
@@ -82,6 +83,42 @@ class Compared:
     def names(self) -> tuple[str, ...]:
         """What the rows are called, the first one first."""
         return tuple(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtimes:
+    """How long the ID set takes: the median of a batch's forward pass times the batches, without reading data.
+
+    Attributes:
+        samples: Of the ID set.
+        batch_size: Of each batch.
+        batches: How many these are.
+        seconds: Of each row that has a time.
+    """
+
+    samples: int
+    batch_size: int
+    batches: int
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, compared: Compared) -> Self | None:
+        """Return those of reports that measured times of two rows at least, the first report's ID set standing for all."""
+        report, quantity = compared.reports[0], Quantity("latency_batch_ms")
+        size, count = (
+            report.options.get("batch_size"),
+            report.data["id"].count if "id" in report.data else None,
+        )
+        times = {row: own[quantity].value for row, own in compared.rows.items() if quantity in own}
+        if not isinstance(size, int) or not count or len(times) < 2:
+            return None
+        batches = -(-count // size)
+        seconds = {row: value * batches / 1e3 for row, value in times.items()}
+        return cls(samples=count, batch_size=size, batches=batches, seconds=seconds)
+
+    def ratio(self, row: str) -> float:
+        """Return how many times as long a row takes as the fastest one."""
+        return self.seconds[row] / min(self.seconds.values())
 
 
 def _leads(reports: Sequence[Report], row: str, quantity: Quantity, over: str) -> list[Number]:

@@ -10,7 +10,7 @@ from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.progress import counted
 from hydractl.reporting.analyses.tables import analysis_tables
-from hydractl.reporting.compared import Compared
+from hydractl.reporting.compared import Compared, Runtimes
 from hydractl.reporting.intervals import SETS
 from hydractl.reporting.lineage import Node, lineage, pairs, plain, short
 from hydractl.reporting.numbers import (
@@ -65,6 +65,16 @@ def tables(compared: Compared) -> Iterator[Table]:
                     for row, own in compared.differences.items()
                 ),
             )
+    if (times := Runtimes.of(compared)) is not None:
+        yield Table(
+            title=f"Time for {counted(times.samples, 'ID sample')} in batches of {times.batch_size}",
+            folded=False,
+            heads=("seconds", "times the least"),
+            rows=tuple(
+                (row, (Cell(f"{seconds:.3g}"), Cell(f"{times.ratio(row):.2f}")))
+                for row, seconds in times.seconds.items()
+            ),
+        )
     for file, report in zip(compared.files, compared.reports, strict=True):
         where = f"{file}: " if len(compared.reports) > 1 else ""
         yield from (replace(each, title=where + each.title) for each in analysis_tables(report))

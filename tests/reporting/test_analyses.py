@@ -70,10 +70,14 @@ def test_maps_are_on_one_scale_for_both_towers(drawn):
     assert [len(shape.parts) for shape in outlined] == [1]
 
 
-def test_times_are_of_all_batches(drawn):
+def test_times_are_of_all_batches(report, drawn):
     (bars,) = drawn["runtime"].panels
     batches = -(-100 // 8)
     assert bars.told.startswith(f"hydra: {6 * batches / 1e3:.3g} s, 3.00 × the least; base: ")
+    (times,) = (
+        t for t in tables(Compared.of({"a": report})) if t.title.startswith("Time for 100 ID samples")
+    )
+    assert times.rows[0] == ("hydra", ((f"{6 * batches / 1e3:.3g}", ""), ("3.00", "")))
     widths = [s.parts[0][1][0] for s in bars.shapes if isinstance(s, drawing.Path)]
     assert widths[0] == pytest.approx(3 * widths[1])
 

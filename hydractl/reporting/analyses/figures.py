@@ -10,7 +10,7 @@ from hydractl.manifest.analyses import Analyses, Fewer, Plane, Pruned
 from hydractl.manifest.report import Row
 from hydractl.reporting.analyses.tables import of_size
 from hydractl.reporting.chart import LETTERS, WIDTH, Axis, Chart, Figure, Series, legend, look
-from hydractl.reporting.compared import Compared
+from hydractl.reporting.compared import Compared, Runtimes
 from hydractl.reporting.drawing import TEXT, Drawing, Path, Text
 from hydractl.reporting.maps import value_map
 from hydractl.reporting.numbers import GROUPS, Quantity, written
@@ -29,7 +29,8 @@ def analysis_figures(compared: Compared) -> Iterator[Figure]:
         figure = draw(compared, rows)
         if figure is not None:
             yield figure
-    yield from _runtime(compared)
+    if (runtime := _runtime(compared)) is not None:
+        yield runtime
 
 
 Found = Sequence[tuple[Row, Analyses]]
@@ -250,31 +251,21 @@ def _taylor(compared: Compared, found: Found) -> Figure | None:
     )
 
 
-def _runtime(compared: Compared) -> Iterator[Figure]:
-    """Yield how long each row takes for the whole ID set, by the time of a batch."""
-    report, quantity = compared.reports[0], Quantity("latency_batch_ms")
-    size, count = report.options.get("batch_size"), report.data["id"].count if "id" in report.data else None
-    times = {row: own[quantity].value for row, own in compared.rows.items() if quantity in own}
-    if not isinstance(size, int) or not count or len(times) < 2:
-        return
-    batches = -(-count // size)
-    least = min(times.values())
+def _runtime(compared: Compared) -> Figure | None:
+    found = Runtimes.of(compared)
+    if found is None:
+        return None
     bars = [
-        (
-            i,
-            row,
-            times[row] * batches / 1e3,
-            f"{times[row] * batches / 1e3:.3g} s, {times[row] / least:.2f} × the least",
-        )
+        (i, row, found.seconds[row], f"{found.seconds[row]:.3g} s, {found.ratio(row):.2f} × the least")
         for i, row in enumerate(compared.names)
-        if row in times
+        if row in found.seconds
     ]
-    yield Figure(
-        name="runtime",
-        title="Time",
-        told=f"Seconds for all {count} ID samples in batches of {size}: {batches} times the median of a batch's forward pass, without "
-        "reading data. Times hang on the machine and on the batch size.",
-        panels=(_bars(bars),),
+    return _figure(
+        "runtime",
+        "Time",
+        f"Seconds for all {found.samples} ID samples in batches of {found.batch_size}: {found.batches} times the median of a batch's "
+        "forward pass, without reading data. Times hang on the machine and on the batch size.",
+        [_bars(bars)],
     )
 
 
