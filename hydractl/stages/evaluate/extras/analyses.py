@@ -117,12 +117,17 @@ class Analyst:
             said=said,
             scaled=scaling,
             metrics=self.config.chosen,
-            ranks=[score for score in self.config.scores if score in SCORES],
+            ranks=self._ranks(),
             classes=self.data.classes,
             seed=self.config.seed,
             team=self.team,
             progress=self.progress,
         )
+
+    def _ranks(self) -> list[str]:
+        """Return the OOD scores that follow from predictions; none where the first, which has no name, does not."""
+        scores = self.config.scores
+        return [score for score in scores if score in SCORES] if scores[0] in SCORES else []
 
     def _batches(self, part: Part, of: str | Corruption) -> Iterable[Batch[Inputs]]:
         clean = self.data.inputs[ID_NAME]
