@@ -26,8 +26,8 @@ from hydractl.training.recipes.recipe import Recipe
 from support.builders import base
 from support.heard import Cut
 
-TRAIN = "digits::split=train,classes=0-6,limit=48"
-VAL = "digits::split=val,classes=0-6,limit=40"
+TRAIN = "digits::split=train,classes=0-6,limit=32"
+VAL = "digits::split=val,classes=0-6,limit=24"
 RECIPE = Recipe(lr=(1e-2,), epochs=2, batch_size=16, dropout=0.1)
 ONE_MODEL = ("lora-ensemble::rank=2", "singular-values")
 
@@ -41,12 +41,12 @@ def tensors(path):
     return Checkpoint.open(path).tensors()
 
 
-def evaluated(first, *paths):
-    """Return the numbers of a row of several models."""
-    row = NamedModels.parse(f"row={','.join(map(str, paths))}")
-    given = {"latency": False, "bootstrap": 0, "device": "cpu"}
-    asked = EvalConfig(model=str(first), data=DataRef.parse(VAL), compare=(row,), **given)
-    return run_eval(asked).document.rows[1].values
+def evaluated(*paths):
+    """Return the numbers of a row: of a model, or of several together."""
+    rows = (NamedModels.parse(f"row={','.join(map(str, paths))}"),) if len(paths) > 1 else ()
+    given = {"latency": False, "bootstrap": 0, "device": "cpu", "dtype": "fp32"}
+    asked = EvalConfig(model=str(paths[0]), data=DataRef.parse(VAL), compare=rows, **given)
+    return run_eval(asked).document.rows[-1].values
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,10 @@ def test_the_model_that_is_written_is_the_one_that_was_measured(tmp_path, model,
     of_blocks = {n for n in own if place_of(opened.family, n).layer is not None}
     assert of_blocks
     assert {place_of(opened.family, n).part for n in own - of_blocks} == {"head"}
-    again = run_finetune(
-        config(tmp_path / "same.st", tmp_path / "out.st", None, recipe=Recipe(lr=(1e-12,), steps=1, warmup=0))
-    )
-    assert again.nll == pytest.approx(report.nll, abs=1e-5)
-    assert load_model(opened)
+    assert evaluated(tmp_path / "out.st")["nll"].value == pytest.approx(report.nll, abs=1e-5)
 
 
-@pytest.mark.parametrize("method", [*ONE_MODEL, "oba::keep=0.6,batches=2"])
+@pytest.mark.parametrize("method", ["lora-ensemble", "oba::keep=0.6,batches=2"])
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, model, method):
     run_finetune(config(tmp_path / "whole.st", model, method))
     asked = config(tmp_path / "cut.st", model, method, save_every=1)
@@ -120,7 +116,7 @@ def test_a_member_and_one_without_heads_in_a_layer_train(tmp_path):
 
 def test_weights_that_a_loss_can_do_without_are_zero(tmp_path, model):
     """The masks are of the loss on training batches, whatever the pieces that they are computed in."""
-    method = "oba::keep=0.6,batches=2"
+    method = "oba::keep=0.6,batches=1"
     report = run_finetune(
         config(tmp_path / "out.st", model, method, recipe=replace(RECIPE, weight_decay=0.1))
     )
@@ -141,13 +137,13 @@ def test_weights_that_a_loss_can_do_without_are_zero(tmp_path, model):
 
 
 def test_a_run_says_what_training_the_weights_took(tmp_path, model):
-    """Two epochs of 48 and a batch of 20 of a third: three passes of the model's own for each."""
+    """Three epochs of 32 and a batch of 20 of a fourth: three passes of the model's own for each."""
     recipe = replace(RECIPE, epochs=None, steps=7, batch_size=20)
     report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble", recipe=recipe))
     opened = open_model(str(tmp_path / "out.st"))
     macs = count_macs(load_model(opened), blank_inputs(opened.header.preprocess, 1, device="cpu"))
 
-    assert report.training_macs == opened.header.made_by.results["training_macs"] == 3 * (2 * 48 + 20) * macs
+    assert report.training_macs == opened.header.made_by.results["training_macs"] == 3 * (3 * 32 + 20) * macs
 
 
 def test_members_of_a_batch_ensemble_differ_by_an_outer_product_and_biases(tmp_path, model):
@@ -176,10 +172,10 @@ def test_members_of_a_batch_ensemble_differ_by_an_outer_product_and_biases(tmp_p
             values = torch.linalg.svdvals(ratio.double())
             assert values[1] < 1e-4 * values[0]
     assert all(not torch.equal(first[n], tensors(model)[n]) for n in first)
-    row = evaluated(model, *paths)
+    row = evaluated(*paths)
     assert row["nll"].value == pytest.approx(report.nll, abs=1e-5)
-    # two epochs of 48, three passes each
-    assert row["training_macs"].value == report.training_macs == 3 * 2 * 48 * row["macs"].value
+    # two epochs of 32, three passes each
+    assert row["training_macs"].value == report.training_macs == 3 * 2 * 32 * row["macs"].value
     vectors = sum(sum(first[name].shape) for name in linear)
     biases = sum(first[name.replace("weight", "bias")].numel() for name in linear)
     assert report.trained_parameters == sum(t.numel() for t in first.values()) + 3 * vectors + 2 * biases
@@ -215,7 +211,7 @@ def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, 
         run_finetune(asked, Cut(after=2))
     report = run_finetune(asked)
     run_finetune(config(tmp_path / "whole.st", copies, "mimo::repeat=2", recipe=recipe))
-    header, row = open_model(str(tmp_path / "out.st")).header, evaluated(model, tmp_path / "out.st")
+    header, row = open_model(str(tmp_path / "out.st")).header, evaluated(tmp_path / "out.st")
     before, after = tensors(copies), tensors(tmp_path / "out.st")
 
     assert report.resumed_from
@@ -225,8 +221,8 @@ def test_members_that_see_images_side_by_side_are_a_hydra_of_one_pass(tmp_path, 
     assert not any(torch.equal(before[n], after[n]) for n in after)
     assert not torch.equal(*after["head.weight"].chunk(3)[:2])
     assert row["nll"].value == pytest.approx(report.nll, abs=1e-5)
-    # an epoch of 48 and two batches of 20 more, each image twice, three passes
-    assert report.training_macs == 3 * 2 * (48 + 40) * row["macs"].value
+    # two epochs of 32 and a batch of 20 more, each image twice, three passes
+    assert report.training_macs == 3 * 2 * (2 * 32 + 20) * row["macs"].value
 
 
 def test_what_does_not_see_images_side_by_side_is_refused(tmp_path, model, copies):
@@ -269,12 +265,8 @@ def test_a_member_of_a_packed_ensemble_is_a_narrow_model_from_random_weights(tmp
 def test_in_bf16_what_is_told_is_of_the_weights_as_written(tmp_path):
     model = base().cast(torch.bfloat16).save(tmp_path / "model.st")
     report = run_finetune(config(tmp_path / "out.st", model, "lora-ensemble"))
-    again = run_finetune(
-        config(tmp_path / "same.st", tmp_path / "out.st", None, recipe=Recipe(lr=(1e-12,), steps=1, warmup=0))
-    )
-
     assert {t.dtype for t in tensors(tmp_path / "out.st").values()} == {torch.bfloat16}
-    assert again.nll == pytest.approx(report.nll, abs=1e-6)
+    assert evaluated(tmp_path / "out.st")["nll"].value == pytest.approx(report.nll, abs=1e-6)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path, model, monkeypatch):
