@@ -52,7 +52,6 @@ class FinetuneReport:
 
     Attributes:
         path: The output, with `{i}` where there are several.
-        members: All outputs.
         kind: base, member or hydra.
         accuracy: On the validation data, of the weights as written, in [0, 1]; a hydra's is its ensemble's, and so is that of
             several models.
@@ -64,10 +63,10 @@ class FinetuneReport:
         frozen_parameters: How many of the model's own did not.
         training_macs: Multiply-accumulates that training the written weights took: see the metric of that name.
         resumed_from: The step at which the run went on, None if it ran through.
+        members: Of several outputs, each.
     """
 
     path: Path
-    members: tuple[Path, ...]
     kind: Kind
     accuracy: float
     nll: float
@@ -78,11 +77,12 @@ class FinetuneReport:
     frozen_parameters: int
     training_macs: int
     resumed_from: int | None
+    members: tuple[Path, ...] = ()
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files written."""
-        return self.members
+        return self.members or (self.path,)
 
 
 def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> FinetuneReport:
@@ -148,7 +148,7 @@ def _train(
         metrics = measure(_stored(work, tensors).to(engine.device).eval()) or metrics
     report = FinetuneReport(
         path=config.out,
-        members=config.outputs(),
+        members=config.outputs() if _copies(work) > 1 else (),
         kind=work.header.kind,
         accuracy=metrics.accuracy,
         nll=metrics.nll,
@@ -164,7 +164,7 @@ def _train(
     if engine.leads:
         header = _finished(work, report)
         with publish_models(own) as begin:
-            for path, own_tensors in zip(report.members, tensors, strict=True):
+            for path, own_tensors in zip(report.paths, tensors, strict=True):
                 write_tensors(begin(path, header), own_tensors, header=header)
         if folder is not None:
             folder.clear()
