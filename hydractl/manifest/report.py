@@ -29,11 +29,12 @@ class Value(Strict):
 class Difference(Strict):
     """By how much the first row's numbers are more than another row's, on the ID set and on each OOD set.
 
-    Both are measured on the same resamples, so that the intervals are those of paired differences.
+    Both are measured on the same resamples, so that the intervals are those of paired differences. `means` are over OOD sets.
     """
 
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
+    means: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
 
 
 class Derived(Strict):
@@ -61,7 +62,7 @@ class Shift(Strict):
 class Row(Strict):
     """What was measured of one model or ensemble.
 
-    `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`;
+    `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`, of which `mean_intervals` has 95 % intervals;
     `derived` says what was made of each model, where that is so; `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `tuned_on_ood` says that heads
     were chosen by how well OOD data are told; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
     another one a metric is called `metric@score`. `ood_val` has each score's AUROC on validation OOD
@@ -79,6 +80,9 @@ class Row(Strict):
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
     means: dict[str, dict[str, float]] = Field(default={})
+    mean_intervals: dict[str, dict[str, tuple[float, float]]] = Field(
+        default={}, exclude_if=lambda value: not value
+    )
     ood_val: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
     best_score: str | None = Field(default=None, exclude_if=lambda value: value is None)
     shift: Shift | None = Field(default=None, exclude_if=lambda value: value is None)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from hydractl.manifest.report import Difference, Value
 from hydractl.metrics.metric import Metric, Needs
-from hydractl.metrics.resampling import Measured, Resampling
+from hydractl.metrics.resampling import Measured, Resampling, mean_of
 from hydractl.metrics.samples import (
     Kept,
     Responses,
@@ -30,10 +30,11 @@ from hydractl.metrics.table import METRICS, needing
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Numbers:
-    """A row's numbers, apart from its costs and means, on the ID set and on each OOD set."""
+    """A row's numbers, apart from its costs: on the ID set, on each OOD set, and the plain means over groups of these."""
 
     found: dict[str, Measured]
     found_ood: dict[str, dict[str, Measured]]
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def values(self) -> dict[str, Value]:
@@ -45,11 +46,35 @@ class Numbers:
         """As in `manifest.Row`."""
         return {name: _told(found) for name, found in self.found_ood.items()}
 
+    @property
+    def mean_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """As in `manifest.Row`: of the means of each group with a set."""
+        told = {group: _told(found) for group, found in self._means().items()}
+        found = {
+            group: {
+                name: (v.low, v.high) for name, v in own.items() if v.low is not None and v.high is not None
+            }
+            for group, own in told.items()
+        }
+        return {group: own for group, own in found.items() if own}
+
     def less(self, other: Numbers) -> Difference | None:
         """Return by how much the numbers are more than another row's on the same samples; None without intervals."""
         values = _less(self.found, other.found)
         ood = {name: _less(found, other.found_ood[name]) for name, found in self.found_ood.items()}
-        return Difference(values=values, ood=ood) if values or any(ood.values()) else None
+        others = other._means()
+        means = {group: _less(found, others[group]) for group, found in self._means().items()}
+        return Difference(values=values, ood=ood, means=means) if values or any(ood.values()) else None
+
+    def _means(self) -> dict[str, dict[str, Measured]]:
+        return {
+            group: {
+                metric: mean_of([self.found_ood[n][metric] for n in names])
+                for metric in self.found_ood[names[0]]
+            }
+            for group, names in self.groups.items()
+            if names
+        }
 
 
 def _told(found: Mapping[str, Measured]) -> dict[str, Value]:
@@ -96,7 +121,8 @@ def measure(
         ood[name] = {}
         for score in named:
             by_score = places(own.scores[score], other.scores[score])
-            ranked = resampling.values(ranking, *({side: found} for side, found in by_score.items()))
+            sides = ({side: found} for side, found in by_score.items())
+            ranked = resampling.values(ranking, *sides, name=name)
             ood[name] |= {number_name(metric, score, scores): value for metric, value in ranked.items()}
         ood[name] |= other.diversity
     values = resampling.values(labelled, own.answers) if labelled else {}

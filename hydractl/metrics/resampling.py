@@ -18,9 +18,11 @@ sample.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,6 +71,20 @@ class Measured:
         )
 
 
+def mean_of(numbers: Sequence[Measured]) -> Measured:
+    """Return the mean of numbers that were measured on the same resamples of the ID set; it rests on sets, not on samples."""
+    lows, highs = (
+        [own for each in numbers if (own := getattr(each, side)) is not None] for side in ("low", "high")
+    )
+    whole = len(lows) == len(highs) == len(numbers)
+    return Measured(
+        value=math.fsum(each.value for each in numbers) / len(numbers),
+        count=None,
+        low=torch.stack(lows).double().mean(0) if whole else None,
+        high=torch.stack(highs).double().mean(0) if whole else None,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resampling:
     """How intervals are made.
@@ -81,26 +97,38 @@ class Resampling:
     resamples: int = 200
     seed: int = 0
 
-    def draws(self, *counts: int) -> Iterator[tuple[Tensor, ...]]:
+    def draws(self, *counts: int, name: str = "") -> Iterator[tuple[Tensor, ...]]:
         """Yield some resamples at a time: for each count n >= 1 indices (R, n), int64, drawn with replacement from 0..n-1.
 
-        Sets of samples are drawn apart, so that each keeps its count. Equal seeds and counts give equal draws.
+        Sets of samples are drawn apart, so that each keeps its count. Equal seeds, counts and names give equal draws; those of
+        the first set are the same for every name, so that it is the same resample beside each of several OOD sets.
         """
-        generator = torch.Generator().manual_seed(self.seed)
+        # torch's generator looks at 32 bits of a seed
+        seeds = [
+            self.seed,
+            *(
+                int(np.random.SeedSequence((self.seed, zlib.crc32(name.encode()), i)).generate_state(1)[0])
+                for i in range(1, len(counts))
+            ),
+        ]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         at_once = max(1, DRAWN_AT_ONCE // sum(counts))
         for first in range(0, self.resamples, at_once):
             rows = [
-                [torch.randint(n, (n,), generator=generator) for n in counts]
+                [torch.randint(n, (n,), generator=g) for n, g in zip(counts, generators, strict=True)]
                 for _ in range(first, min(first + at_once, self.resamples))
             ]
             yield tuple(torch.stack(drawn) for drawn in zip(*rows, strict=True))
 
-    def values(self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor]) -> dict[str, Measured]:
+    def values(
+        self, metrics: Sequence[Metric], *sets: Mapping[str, Tensor], name: str = ""
+    ) -> dict[str, Measured]:
         """Return metrics of samples, with the intervals of those that have one.
 
         Args:
             metrics: What to measure.
             sets: What the metrics read, (N,) each, by name; ID and OOD samples are sets of their own.
+            name: Of the OOD set, so that several are drawn apart.
         """
         counts = [len(next(iter(samples.values()))) for samples in sets]
         sample = {name: vector for samples in sets for name, vector in samples.items()}
@@ -108,7 +136,7 @@ class Resampling:
         spread: dict[str, list[Tensor]] = {m.name: [] for m in metrics if m.interval and self.resamples}
         bins = {m.name: m.bins(sample[m.reads[0]]) for m in metrics if m.bins and m.name in spread}
         read = {name for m in metrics if m.interval for name in m.reads}
-        for indices in self.draws(*counts) if spread else ():
+        for indices in self.draws(*counts, name=name) if spread else ():
             drawn = {
                 name: samples[name].index_select(0, index.flatten()).view(index.shape)
                 for samples, index in zip(sets, indices, strict=True)

@@ -12,7 +12,7 @@ from hydractl.metrics.table import METRICS
 from hydractl.progress import count
 
 if TYPE_CHECKING:
-    from hydractl.manifest.report import Difference, Report, Row
+    from hydractl.manifest.report import Report, Row, Value
 
 GROUPS = ("near", "far", "all")
 """What has a mean over data sets."""
@@ -120,19 +120,24 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
 def number_of(row: Row, quantity: Quantity) -> Number | None:
     """Return what a row says of it."""
     if quantity.scope in GROUPS:
-        mean = row.means.get(str(quantity.scope), {}).get(quantity.name)
-        return None if mean is None else Number(value=mean)
-    return _found(row, quantity)
+        group = str(quantity.scope)
+        mean = row.means.get(group, {}).get(quantity.name)
+        low, high = row.mean_intervals.get(group, {}).get(quantity.name, (None, None))
+        return None if mean is None else Number(value=mean, low=low, high=high)
+    return _number(row.values if quantity.scope is None else row.ood.get(quantity.scope, {}), quantity)
 
 
 def difference_of(row: Row, quantity: Quantity) -> Number | None:
     """Return what the first row of a report has more than this one, where both were measured on the same resamples."""
-    return None if row.difference is None else _found(row.difference, quantity)
+    said, scope = row.difference, quantity.scope
+    if said is None:
+        return None
+    sets = said.means if scope in GROUPS else said.ood
+    return _number(said.values if scope is None else sets.get(scope, {}), quantity)
 
 
-def _found(said: Row | Difference, quantity: Quantity) -> Number | None:
-    name, scope = quantity
-    value = (said.values if scope is None else said.ood.get(scope, {})).get(name)
+def _number(values: Mapping[str, Value], quantity: Quantity) -> Number | None:
+    value = values.get(quantity.name)
     return None if value is None else Number(value=value.value, low=value.low, high=value.high)
 
 

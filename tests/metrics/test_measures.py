@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,10 +13,12 @@ from hydractl.metrics.samples import Responses
 from hydractl.metrics.scores import SCORES
 from hydractl.metrics.table import METRICS
 
+GROUPS = {"near": ("near",), "all": ("near", "far"), "far": ()}
 
-def found(samples=50, scores=tuple(SCORES)):
+
+def found(samples=50, scores=tuple(SCORES), resamples=0, scale=2):
     source = torch.Generator().manual_seed(0)
-    logits = 2 * torch.randn(3, samples, 4, generator=source, dtype=torch.float64)
+    logits = scale * torch.randn(3, samples, 4, generator=source, dtype=torch.float64)
     ood = {"near": logits[:, :21].roll(1, 2) + 1, "far": logits[:, 30:].flip(0) / 3}
     return measure(
         said(logits),
@@ -22,7 +26,7 @@ def found(samples=50, scores=tuple(SCORES)):
         {name: said(other) for name, other in ood.items()},
         metrics=tuple(METRICS),
         scores=scores,
-        resampling=Resampling(resamples=0),
+        resampling=Resampling(resamples=resamples),
     )
 
 
@@ -52,6 +56,27 @@ def test_a_mean_is_over_the_sets_of_its_group():
     for name, mean in over["all"].items():
         assert mean == pytest.approx((ood["near"][name].value + ood["far"][name].value) / 2)
     assert over["far"] == {name: value.value for name, value in ood["far"].items()}
+
+
+def test_a_mean_has_the_interval_of_its_resamples():
+    """Those of the sets, which are of the same resamples of the ID set; a mean over one set has that set's."""
+    one, other = (replace(found(scores=("msp",), resamples=40, scale=s), groups=GROUPS) for s in (2, 3))
+    value = one.ood["near"]["auroc"]
+
+    assert one.mean_intervals["near"]["auroc"] == (value.low, value.high)
+    drawn = torch.stack([one.found_ood[name]["auroc"].low for name in ("near", "far")]).double().mean(0)
+    low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    assert one.mean_intervals["all"]["auroc"] == (pytest.approx(low), pytest.approx(high))
+    assert "mutual_information" not in one.mean_intervals["all"]
+    assert found(scores=("msp",)).mean_intervals == {}
+    gap = one.less(other).means["all"]["auroc"]
+    paired = drawn - torch.stack(
+        [other.found_ood[name]["auroc"].low for name in ("near", "far")]
+    ).double().mean(0)
+    assert gap.low == pytest.approx(float(torch.quantile(paired, 0.025)))
+    assert gap.value == pytest.approx(
+        sum(one.ood[n]["auroc"].value - other.ood[n]["auroc"].value for n in ("near", "far")) / 2
+    )
 
 
 def test_a_score_ranks_alike_wherever_it_stands():

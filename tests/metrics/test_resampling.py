@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -83,10 +84,21 @@ def test_indices_are_drawn_with_replacement_in_range(at_once, monkeypatch):
     assert ids.dtype == torch.int64
     assert (ids.min(), ids.max(), oods.min(), oods.max()) == (0, 7, 0, 4)
     assert any(len({*row}) < 8 for row in ids.tolist())
-    generator = seeded()
+    further = int(np.random.SeedSequence((0, 0, 1)).generate_state(1)[0])
+    generator, other = seeded(), torch.Generator().manual_seed(further)
     for first, second in zip(ids, oods, strict=True):
         assert torch.equal(first, torch.randint(8, (8,), generator=generator))
-        assert torch.equal(second, torch.randint(5, (5,), generator=generator))
+        assert torch.equal(second, torch.randint(5, (5,), generator=other))
+
+
+def test_the_id_set_is_resampled_alike_beside_every_ood_set():
+    """So that a mean over OOD sets has resamples of its own; the OOD sets are drawn apart, be they of one size."""
+    (ids, oods), (again, others) = (
+        next(Resampling(resamples=9).draws(8, 5, name=name)) for name in ("near", "far")
+    )
+
+    assert torch.equal(ids, again)
+    assert not torch.equal(oods, others)
 
 
 def test_refuses_a_statistic_that_is_not_a_number():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -253,7 +254,7 @@ def _predict_row(
 
 
 def _numbers(config: EvalConfig, found: dict[str, Kept], labels: Tensor) -> Numbers:
-    return measure(
+    made = measure(
         found[ID_NAME],
         labels,
         {d.name: found[d.name] for d in config.ood},
@@ -261,6 +262,7 @@ def _numbers(config: EvalConfig, found: dict[str, Kept], labels: Tensor) -> Numb
         scores=config.scores,
         resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
     )
+    return replace(made, groups=config.groups)
 
 
 def _row(
@@ -281,6 +283,7 @@ def _row(
         ood=(ood := numbers.ood),
         threshold=threshold_of(config, found[ID_NAME], labels),
         means=means(ood, config.groups),
+        mean_intervals=numbers.mean_intervals,
         ood_val=by_score,
         best_score=best,
         tuned_on_ood=tuned_on_ood(models),
