@@ -53,7 +53,7 @@ def test_every_rival_is_a_row_with_its_cost(folder):
     assert report.rows[0].name == "base"
     assert {row.name for row in report.rows[1:]} >= {
         "Temperature scaling", "MC dropout", "Laplace", "Trained on", "Hydra of 2", "Pruned hydra of 2", "LoRA ensemble of 2",
-        "Singular value ensemble of 2", "OBA", "Deep ensemble of 2",
+        "Singular value ensemble of 2", "BatchEnsemble of 2", "MIMO of 2", "OBA", "Deep ensemble of 2",
     }  # fmt: skip
     assert all("macs" in row.values and row.difference for row in report.rows[1:])
     assert (folder / "bench/report.html").read_text().count("Deep ensemble of 2")
@@ -129,8 +129,30 @@ def test_each_method_of_training_has_a_rival(name):
     assert any(name in plan for plan in PLANS)
 
 
+def test_a_packed_ensemble_is_made_if_it_is_named(folder, call):
+    seen = call(
+        "bench",
+        "base.st",
+        *STARTED[: len(SMALL) - 1],
+        "packed",
+        *STARTED[len(SMALL) :],
+        "--rivals",
+        "packed",
+        "-q",
+    )
+
+    assert seen.code == 0, seen.err
+    assert [row.name for row in Report.read(folder / "packed/report.json").rows] == [
+        "base",
+        "Packed ensemble of 2",
+    ]
+
+
 def test_time_is_of_trainings_and_of_rows():
-    work, pace = Work(training=100, from_start=300, row=5, heads=8), Pace(step=0.1, begin=2)
+    work, pace = (
+        Work(training=100, from_start=300, row=5, blocks=2, heads=8, texts=False),
+        Pace(step=0.1, begin=2),
+    )
 
     assert pace.of(work, PLANS["mc"], 3) == pytest.approx(0.5)
     assert pace.of(work, PLANS["hydra"], 3) == pytest.approx(3 * (100 * 0.1 + 2) + 3 * 0.5)

@@ -37,11 +37,15 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
     progress, plan, tree = terminal.progress(), config.out / PLAN, command_tree()
     work = work_of(config)
     names = in_order(config, work)
-    text = written(tuple(stages(config, names, heads=work.heads)))
+    text = written(tuple(stages(config, work)))
     lines = parsed(plan, text, {}, tree)
     _check(plan, text, force=config.force or config.dry_run)
     if left := [name for name in config.wanted if name not in names]:
-        progress.warn(f"without `--start` there is nothing to train {listed(left)} from")
+        starting = [name for name in left if PLANS[name].starts]
+        if starting:
+            progress.warn(f"without `--start` there is nothing to train {listed(starting)} from")
+        if others := [name for name in left if name not in starting]:
+            progress.warn(f"{listed(others)}: of images alone, and {config.model} reads texts")
     if not (terminal.as_json or terminal.quiet):
         _say(config, names, work, measure(config, progress))
     if config.dry_run:

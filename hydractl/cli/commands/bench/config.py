@@ -30,6 +30,7 @@ from hydractl.training.recipes.named import recipe_of
 from hydractl.training.recipes.recipe import Recipe
 
 ALL = "all"
+EVERY = tuple(name for name, plan in PLANS.items() if not plan.named)
 TABLE, DATA = "Table", "Data"
 TRAINING = (RECIPE, *Declared.of(Recipe))
 
@@ -41,7 +42,7 @@ def parse_rivals(text: str) -> tuple[str, ...]:
         UsageError: If there is no such rival, or one is named twice.
     """
     if text == ALL:
-        return tuple(PLANS)
+        return EVERY
     names = tuple(text.split(","))
     for name in names:
         if name not in PLANS:
@@ -83,7 +84,7 @@ class BenchConfig:
     )  # fmt: skip
     rivals: tuple[str, ...] | None = setting(
         None,
-        f"Rows of the table: `{ALL}` (default), or some of {', '.join(PLANS)}.",
+        f"Rows of the table: `{ALL}` (default; without {', '.join(n for n in PLANS if n not in EVERY)}), or some of {', '.join(PLANS)}.",
         parse=parse_rivals,
         metavar="NAME,...",
         panel=TABLE,
@@ -154,14 +155,15 @@ class BenchConfig:
     @property
     def wanted(self) -> tuple[str, ...]:
         """The rivals that were asked for."""
-        return tuple(PLANS) if self.rivals is None else self.rivals
+        return EVERY if self.rivals is None else self.rivals
 
-    def terms(self, heads: int) -> Terms:
-        """Return what all rivals of a model with so many heads have in common."""
+    def terms(self, *, blocks: int, heads: int) -> Terms:
+        """Return what all rivals of a model with so many blocks and heads have in common."""
         own = {"epochs": self.start_epochs, "lr": self.start_lr}
         return Terms(
             out=self.out,
             model=self.model,
+            blocks=blocks,
             heads=heads,
             data=str(self.data),
             val=str(self.val),

@@ -12,6 +12,7 @@ from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.cli.commands.bench.plan import FORWARD, Pace, Work
 from hydractl.data.dataset import open_data
 from hydractl.data.inputs import content_of
+from hydractl.data.items import Content
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.opening import open_model
@@ -39,7 +40,7 @@ def work_of(config: BenchConfig) -> Work:
             hint="name its base, and this one by `--hydra` or `--compare`",
         )
     wants = content_of(header.preprocess)
-    heads = sum(t.layers * t.num_heads for t in header.architecture.towers.values())
+    towers = header.architecture.towers.values()
     counts: dict[DataRef, int] = {}
 
     def count(ref: DataRef, *, labelled: bool = True) -> int:
@@ -63,7 +64,9 @@ def work_of(config: BenchConfig) -> Work:
         training=training(config.recipe),
         from_start=training(whole),
         row=tested / batch * FORWARD,
-        heads=heads,
+        blocks=max(t.layers for t in towers),
+        heads=sum(t.layers * t.num_heads for t in towers),
+        texts=wants is Content.TEXTS,
     )
 
 

@@ -23,13 +23,17 @@ class Work:
         training: One training of a model, with its validation.
         from_start: One from the beginning.
         row: One model's answers to all test data.
-        heads: How many the model has.
+        blocks: How many the model has.
+        heads: Likewise.
+        texts: Whether it reads these.
     """
 
     training: float
     from_start: float
     row: float
+    blocks: int
     heads: int
+    texts: bool
 
     def of(self, rival: Rival, members: int) -> float:
         """Return what its stages and its rows take; a row computes as several models do, be they one or not."""
@@ -51,21 +55,25 @@ class Pace:
 
 def in_order(config: BenchConfig, work: Work) -> tuple[str, ...]:
     """Return the rivals that can be made, the cheapest first."""
-    return tuple(sorted(chosen(config), key=lambda name: work.of(PLANS[name], config.members)))
+    return tuple(sorted(chosen(config, work), key=lambda name: work.of(PLANS[name], config.members)))
 
 
-def chosen(config: BenchConfig) -> tuple[str, ...]:
+def chosen(config: BenchConfig, work: Work) -> tuple[str, ...]:
     """Return the rivals that can be made."""
-    return tuple(name for name in config.wanted if config.start is not None or not PLANS[name].starts)
+    return tuple(
+        name
+        for name in config.wanted
+        if not (PLANS[name].starts and config.start is None) and not (PLANS[name].reads_images and work.texts)
+    )
 
 
-def stages(config: BenchConfig, names: Sequence[str], *, heads: int) -> Iterator[Stage]:
-    """Yield what makes the rivals, in that order, then the table and its page."""
-    terms = config.terms(heads)
+def stages(config: BenchConfig, work: Work) -> Iterator[Stage]:
+    """Yield what makes the rivals, the cheapest first, then the table and its page."""
+    terms = config.terms(blocks=work.blocks, heads=work.heads)
     compared = [f"{row.name}={','.join(row.models)}" for row in config.compare]
     if config.hydra is not None:
         compared.append(f"{model_name(config.model)}={config.model}")
-    for name in names:
+    for name in in_order(config, work):
         yield from PLANS[name].stages(terms)
         compared += [f"{row}={models}" for row, models in PLANS[name].rows(terms).items()]
     yield {

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
+MIMO_REPEAT = 4
+"""A batch holds each image so often, and computes as much."""
 SAME = "as for every rival"
 Stage: TypeAlias = "dict[str, str | int | bool | list[str]]"
 """A stage of a pipeline: its name, its command, and the command's options."""
@@ -20,7 +22,8 @@ class Terms:
     Attributes:
         out: The folder.
         model: What they are made of.
-        heads: How many it has.
+        blocks: How many it has.
+        heads: Likewise.
         data: To train on.
         val: To validate on.
         test: What the table is of.
@@ -32,6 +35,7 @@ class Terms:
 
     out: Path
     model: str
+    blocks: int
     heads: int
     data: str
     val: str
@@ -55,12 +59,16 @@ class Rival:
         stages: What makes them; none where the row itself does.
         trainings: Of M members: how many models are trained, each as long as `finetune` is told.
         starts: Whether these train from the beginning.
+        reads_images: Whether it is of images alone.
+        named: Whether `all` leaves it out: not every architecture will do.
     """
 
     rows: Callable[[Terms], Mapping[str, str]]
     stages: Callable[[Terms], Sequence[Stage]] = lambda _: ()
     trainings: Callable[[int], int] = lambda _: 0
     starts: bool = False
+    reads_images: bool = False
+    named: bool = False
 
 
 def tuned(terms: Terms, name: str, model: str, *, times: int | None = None, **options: str) -> Stage:
@@ -154,6 +162,21 @@ def _by(method: str, title: str) -> Rival:
     )
 
 
+def _batch_ensemble(terms: Terms) -> Sequence[Stage]:
+    made = tuned(terms, "batch-ensemble", terms.model, method=f"batch-ensemble::members={terms.members}")
+    return [{**made, "out": terms.path("batch-ensemble-{i}.st")}]
+
+
+def _mimo(terms: Terms) -> Sequence[Stage]:
+    copies = _fused(terms, "mimo-copies", *[terms.model] * terms.members)
+    return [{**copies, "own-from": terms.blocks}, tuned(terms, "mimo", "@mimo-copies", method="mimo")]
+
+
+def _packed(terms: Terms) -> Sequence[Stage]:
+    method = f"packed::members={terms.members},alpha=2"
+    return [tuned(terms, "packed", str(terms.start), times=terms.members, method=method, **terms.from_start)]
+
+
 def _alone(terms: Terms) -> Sequence[Stage]:
     return [tuned(terms, "alone", str(terms.start), times=terms.members, **terms.from_start)]
 
@@ -182,6 +205,21 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
             trainings=lambda members: members,
         ),
         "lora-ensemble": _by("lora-ensemble", "LoRA ensemble"),
+        "batch-ensemble": Rival(
+            rows=lambda terms: {
+                f"BatchEnsemble of {terms.members}": ",".join(
+                    terms.path(f"batch-ensemble-{i}.st") for i in range(terms.members)
+                )
+            },
+            stages=_batch_ensemble,
+            trainings=lambda members: members,  # as much to compute
+        ),
+        "mimo": Rival(
+            rows=lambda terms: {f"MIMO of {terms.members}": "@mimo"},
+            stages=_mimo,
+            trainings=lambda _: MIMO_REPEAT,
+            reads_images=True,
+        ),
         "oba": Rival(
             rows=lambda _: {"OBA": "@oba"},
             # the share that the hydra paper keeps for ImageNet-1k
@@ -189,6 +227,13 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
             trainings=lambda _: 1,
         ),
         "singular-values": _by("singular-values", "Singular value ensemble"),
+        "packed": Rival(
+            rows=lambda terms: {f"Packed ensemble of {terms.members}": "@packed"},
+            stages=_packed,
+            trainings=lambda members: members,
+            starts=True,
+            named=True,
+        ),
         "deep-ensemble": Rival(
             rows=lambda terms: {
                 f"Deep ensemble of {m}": ",".join(terms.path(f"alone-{i}.st") for i in range(m))
