@@ -23,7 +23,7 @@ GIVEN = ["finetune", "m.st", "--data", TRAIN, "--val", VAL, "-o", "out.st"]
 def report(out="out.st"):
     return FinetuneReport(
         path=Path(out), kind=Kind.MEMBER, accuracy=0.98, nll=0.0914, lr=0.001, step=960, total_steps=1000,
-        trained_parameters=301_959, frozen_parameters=0, resumed_from=None,
+        trained_parameters=301_959, frozen_parameters=0, training_macs=12_000, resumed_from=None,
     )  # fmt: skip
 
 
