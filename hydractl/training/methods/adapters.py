@@ -180,7 +180,11 @@ class Side(Adapter):
 
     @override
     def fits(self, site: Site) -> bool:
-        return isinstance(site.layer, nn.Conv2d) and site.layer.groups == 1 and site.place.part == "embed"
+        # a library's own kind of convolution computes otherwise
+        plain = (
+            type(site.layer) is nn.Conv2d and site.layer.groups == 1 and site.layer.padding_mode == "zeros"
+        )
+        return plain and site.place.part == "embed"
 
     @override
     def changes(self, own: Collection[str], places: Mapping[str, Place]) -> set[str]:
@@ -224,6 +228,6 @@ def changed(
     if not own:
         raise UsageError(
             "the method finds no layer of its kind among what trains",
-            hint="leave out `--train`, `--last-blocks` and `--freeze-blocks`",
+            hint="leave out `--train`, `--last-blocks` and `--freeze-blocks`, if they are given; else the model has none",
         )
     return tuple(sorted(adapter.changes(own, {name: place_of(family, name) for name in names})))

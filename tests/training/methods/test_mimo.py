@@ -13,10 +13,13 @@ from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.families.base import Place
 from hydractl.training.engine import Share
 from hydractl.training.feeding.feed import ItemFeed
 from hydractl.training.feeding.slots import SlotFeed
+from hydractl.training.methods.adapters import adapter_of
 from hydractl.training.methods.mimo import Slots, stack_images
+from hydractl.training.methods.reference import Mimo
 from hydractl.training.methods.weights import Site, make
 from support.builders import base
 
@@ -91,3 +94,19 @@ def test_rows_of_a_batch_as_torch_uncertainty_deals_them():
     again = [*slots.steps(2, 3, share)]
     assert torch.equal(again[0][0].labels, steps[1][0].labels)
     assert not torch.equal(steps[0][0].labels, steps[1][0].labels)
+
+
+def test_only_plain_convolutions_of_the_embedding_see_several_images():
+    """Those of a network before a transformer compute in ways of their own, or see what another one made."""
+
+    class Standardised(nn.Conv2d):
+        pass
+
+    place = Place(tower="vision", layer=None, part="embed")
+    kinds = [nn.Conv2d(2, 4, 2), Standardised(2, 4, 2), nn.Conv2d(2, 4, 2, groups=2), nn.Linear(2, 4)]
+    sites = {
+        f"{i}.weight": Site(name=f"{i}.weight", layer=layer, place=place) for i, layer in enumerate(kinds)
+    }
+    sites["blocks"] = Site(name="blocks", layer=kinds[0], place=Place(tower="vision", layer=0, part="mlp"))
+
+    assert adapter_of(Mimo(), 2).own(sites, [*sites]) == ["0.weight"]
