@@ -19,7 +19,15 @@ from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.rivals.reference import BayesVlm, Laplace
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
-from hydractl.stages.evaluate.refs import NamedData, NamedModels, check_distinct, check_rivals, model_name
+from hydractl.stages.evaluate.refs import (
+    OOD_SETS,
+    ROWS,
+    NamedData,
+    NamedModels,
+    check_distinct,
+    check_rivals,
+    model_name,
+)
 from hydractl.stages.evaluate.risk import DELTA, OPTION, parse_risk
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.asked import Reference
@@ -48,33 +56,18 @@ class EvalConfig:
             role=Role.DATA,
         )
     )
-    near: tuple[NamedData, ...] = setting(
-        (),
-        "OOD data close to it.",
-        parse=NamedData.parse_all,
-        repeated=True,
-        metavar="NAME=DATA",
-        panel=DATA,
-        role=Role.DATA,
+    near: tuple[NamedData, ...] = by_default((), OOD_SETS)
+    far: tuple[NamedData, ...] = by_default(
+        (), replace(OOD_SETS, help=f"OOD data far from it; also {shared.UNLABELLED_SOURCES}.")
     )
-    far: tuple[NamedData, ...] = setting(
+    compare: tuple[NamedModels, ...] = by_default(
         (),
-        f"OOD data far from it; also {shared.UNLABELLED_SOURCES}.",
-        parse=NamedData.parse_all,
-        repeated=True,
-        metavar="NAME=DATA",
-        panel=DATA,
-        role=Role.DATA,
-    )
-    compare: tuple[NamedModels, ...] = setting(
-        (),
-        "One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, "
-        "`laplace:MODEL::data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `swag:MODEL,MODEL,...` draws weights around checkpoints.",
-        parse=NamedModels.parse,
-        repeated=True,
-        metavar="NAME=MODEL[,MODEL...]",
-        panel=TABLE,
-        role=Role.MODEL,
+        replace(
+            ROWS,
+            help="One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, "
+            "`laplace:MODEL::data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `swag:MODEL,MODEL,...` draws weights around "
+            "checkpoints.",
+        ),
     )
     temperature: DataRef | float | None = setting(
         None,
@@ -104,15 +97,13 @@ class EvalConfig:
         shows=False,
         role=Role.DATA,
     )
-    ood_val: tuple[NamedData, ...] = setting(
+    ood_val: tuple[NamedData, ...] = by_default(
         (),
-        "Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs "
-        "`--val`.",
-        parse=NamedData.parse_all,
-        repeated=True,
-        metavar="NAME=DATA",
-        panel=DATA,
-        role=Role.DATA,
+        replace(
+            OOD_SETS,
+            help="Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs "
+            "`--val`.",
+        ),
     )
     val: DataRef | None = setting(
         None,

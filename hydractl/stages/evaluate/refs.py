@@ -11,6 +11,7 @@ from typing import Self
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
 from hydractl.rivals.reference import Rival, Swag, is_rival, of_several, parse_rival
+from hydractl.settings import Role, Setting
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
@@ -105,6 +106,24 @@ class NamedModels:
     def each(self) -> Iterator[tuple[str, Rival | None]]:
         """Yield every model with what is made of it."""
         return zip(self.models, self.rivals or (None,) * len(self.models), strict=True)
+
+
+OOD_SETS = Setting(
+    "OOD data close to it.",
+    parse=NamedData.parse_all,
+    repeated=True,
+    metavar="NAME=DATA",
+    panel="Data",
+    role=Role.DATA,
+)
+ROWS = Setting(
+    "One more row of what is there already, as `eval --compare` has it.",
+    parse=NamedModels.parse,
+    repeated=True,
+    metavar="NAME=MODEL[,MODEL...]",
+    panel="Table",
+    role=Role.MODEL,
+)
 
 
 def model_name(reference: str) -> str:

@@ -23,7 +23,7 @@ from hydractl.settings import (
     required,
     setting,
 )
-from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.stages.shared import settings as shared
 from hydractl.training.recipes.named import recipe_of
@@ -76,12 +76,8 @@ class BenchConfig:
     data: DataRef = required(_data("Labelled training data of the rivals."))
     val: DataRef = required(_data("Labelled validation data: of training, of temperatures and of trunks."))
     test: DataRef = required(_data("Labelled test data, which the table is of."))
-    near: tuple[NamedData, ...] = setting(
-        (), "OOD data close to it.", parse=NamedData.parse_all, repeated=True, metavar="NAME=DATA", panel=DATA, role=Role.DATA
-    )  # fmt: skip
-    far: tuple[NamedData, ...] = setting(
-        (), "OOD data far from it.", parse=NamedData.parse_all, repeated=True, metavar="NAME=DATA", panel=DATA, role=Role.DATA
-    )  # fmt: skip
+    near: tuple[NamedData, ...] = by_default((), OOD_SETS)
+    far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="OOD data far from it."))
     rivals: tuple[str, ...] | None = setting(
         None,
         f"Rows of the table: `{ALL}` (default; without {', '.join(n for n in PLANS if n not in EVERY)}), or some of {', '.join(PLANS)}.",
@@ -96,15 +92,7 @@ class BenchConfig:
         panel=TABLE,
         role=Role.MODEL,
     )
-    compare: tuple[NamedModels, ...] = setting(
-        (),
-        "One more row of what is there already, as `eval --compare` has it.",
-        parse=NamedModels.parse,
-        repeated=True,
-        metavar="NAME=MODEL[,MODEL...]",
-        panel=TABLE,
-        role=Role.MODEL,
-    )
+    compare: tuple[NamedModels, ...] = by_default((), ROWS)
     members: int = setting(3, "Members of every ensemble.", low=2, high=64, metavar="M", panel=TABLE)
     start: str | None = setting(
         None,
