@@ -20,14 +20,12 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from promise_plan import ALL_SCORES, LONGER, RIVAL, SMALLER, Plan, fill
-from promise_tasks import clinc150, digits, shapes
+from promise_tasks import asked
 from safetensors.torch import load_file
 from scipy.stats import t as student
 
@@ -63,28 +61,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("task", choices=("digits", "clinc150", "shapes"))
-    parser.add_argument("--file", type=Path, help="the whole CLINC150")
-    parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
-    parser.add_argument("--work", type=Path, required=True, help="where checkpoints and reports lie")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
     parser.add_argument(
         "--no-time", action="store_true", help="measure no time, as on a machine that is busy"
     )
-    options = parser.parse_args()
-    if options.task == "clinc150" and not (options.file and options.backbone):
-        parser.error("clinc150 needs --file and --backbone")
-    torch.set_num_threads(1)
-    tasks: dict[str, Callable[[Path, int], Plan]] = {
-        "digits": digits,
-        "clinc150": partial(clinc150, file=options.file, backbone=options.backbone),
-        "shapes": shapes,
-    }
-    plans = []
-    for seed in options.seeds:
-        folder = options.work / f"{options.task}-{seed}"
-        folder.mkdir(parents=True, exist_ok=True)
-        plans.append(fill(tasks[options.task](folder, seed)))
+    options, begun = asked(parser)
+    plans = [fill(begun(options.work, seed)) for seed in options.seeds]
     for plan in plans:
         make(plan)
     found = [measured(plan) for plan in plans]
@@ -105,15 +86,27 @@ def main() -> None:
 
 def make(plan: Plan) -> None:
     """Run the commands whose files are not there, and the reports of every row."""
-    for name, made in plan.files.items():
-        if not Path(plan.path(name)).exists():
-            run(made.command)
+    make_files(plan)
     for command in (
         plan.report(RAW, "--no-latency", "--save-predictions", plan.path(SAID), ood=False),
         plan.report(TEMPERED, "--no-latency", "--temperature", plan.data.val),
     ):
-        if not Path(command[-1]).exists():
-            run(command)
+        report(command)
+
+
+def make_files(plan: Plan) -> None:
+    """Run the commands whose files are not there."""
+    for name, made in plan.files.items():
+        if not Path(plan.path(name).replace("{i}", "0")).exists():
+            run(made.command)
+
+
+def report(command: Sequence[str]) -> Report:
+    """Return what the command of a report measures, which runs if that is not there."""
+    path = Path(command[-1])
+    if not path.exists():
+        run(command)
+    return Report.read(path)
 
 
 def run(command: Sequence[str]) -> None:

@@ -160,7 +160,7 @@ class Plan:
         return math.fsum(self.files[name].cost for name in found)  # whatever the order of a set
 
     def report(self, name: str, *options: str, ood: bool = True) -> tuple[str, ...]:
-        """Return the command that measures all rows."""
+        """Return the command that measures all rows; a model that is no file of the plan is a reference of its own."""
         first, *others = self.rows
         data = self.data
         sets = (
@@ -171,7 +171,10 @@ class Plan:
         named = (
             word for flag, refs in sets for label, ref in refs.items() for word in (flag, f"{label}={ref}")
         )
-        compared = (f"--compare={row.name}={','.join(map(self.path, row.models))}" for row in others)
+        compared = (
+            f"--compare={row.name}={','.join(self.path(m) if m in self.files else m for m in row.models)}"
+            for row in others
+        )
         return (
             "eval", self.path(first.models[0]), "--name", first.name, "--data", data.test, *named, *compared,
             *(("--ood-score", ALL_SCORES) if ood else ()), "--bootstrap", "0", *options, "-o", self.path(name),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import torch
 from promise_plan import FORWARD, Data, Plan, Task
 
 from hydractl.cli.commands.demo.zero_shot import CAPTIONS
@@ -153,3 +157,25 @@ def shapes(folder: Path, seed: int) -> Plan:
     encoder = Encoder(str(backbone), heads=6, tuning=tuning, lr=SHAPES_LR, epochs=SHAPES_EPOCHS)
     task = encoder.task(data, seed)
     return Plan(folder=folder, data=data, task=task, seed=seed)
+
+
+def asked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Callable[[Path, int], Plan]]:
+    """Return what the command line says, which task, seeds and folder among it, and what makes the task's bare plan of a folder and a seed."""
+    parser.add_argument("task", choices=("digits", "clinc150", "shapes"))
+    parser.add_argument("--file", type=Path, help="the whole CLINC150")
+    parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
+    parser.add_argument("--work", type=Path, required=True, help="where checkpoints and reports lie")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
+    options = parser.parse_args()
+    if options.task == "clinc150" and not (options.file and options.backbone):
+        parser.error("clinc150 needs --file and --backbone")
+    torch.set_num_threads(1)
+    text = partial(clinc150, file=options.file, backbone=options.backbone)
+    tasks: dict[str, Callable[[Path, int], Plan]] = {"digits": digits, "clinc150": text, "shapes": shapes}
+
+    def begun(work: Path, seed: int) -> Plan:
+        folder = work / f"{options.task}-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return tasks[options.task](folder, seed)
+
+    return options, begun

@@ -14,23 +14,40 @@ from hydractl.stages.evaluate.refs import NamedModels
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(params=("digits", "clinc150", "shapes"))
-def plan(request, tmp_path, monkeypatch):
+TASKS = ("digits", "clinc150", "shapes")
+
+
+def planned(task, tmp_path, monkeypatch):
+    """Return the plan of a task, or that of `benchmarks/paper/measure.py`."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "paper")
+    from measure import planned
     from promise_plan import fill
     from promise_tasks import clinc150, digits, shapes
 
+    if task == "paper":
+        return planned(digits(tmp_path / "seed", 11), "digits")
     (tmp_path / "shapes-clip").mkdir()  # else it would be trained
     folder = tmp_path / "seed"
     (folder / "data").mkdir(parents=True)
     for part in ("train", "val", "test", "near", "far", "oos", "near-val"):  # else they would be drawn
         (folder / "data" / f"{part}.jsonl").touch()
     text = partial(clinc150, file=tmp_path / "clinc150.jsonl", backbone=tmp_path / "encoder")
-    return fill({"digits": digits, "clinc150": text, "shapes": shapes}[request.param](folder, 11))
+    return fill({"digits": digits, "clinc150": text, "shapes": shapes}[task](folder, 11))
 
 
-def test_every_command_is_one_that_a_user_could_type(plan):
-    tree = command_tree()
+@pytest.fixture(params=TASKS)
+def plan(request, tmp_path, monkeypatch):
+    return planned(request.param, tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=(*TASKS, "paper"))
+def either(request, tmp_path, monkeypatch):
+    return planned(request.param, tmp_path, monkeypatch)
+
+
+def test_every_command_is_one_that_a_user_could_type(either):
+    tree, plan = command_tree(), either
 
     for words in (*(made.command for made in plan.files.values()), plan.report("report.json")):
         tree.commands[words[0]].make_context(words[0], list(words[1:]))
@@ -38,11 +55,14 @@ def test_every_command_is_one_that_a_user_could_type(plan):
         NamedModels.parse(f"{row.name}={','.join(row.models)}")
 
 
-def test_a_file_is_made_after_what_it_needs_and_no_training_has_the_seed_of_another(plan):
+def test_a_file_is_made_after_what_it_needs(either):
     made = set()
-    for name, file in plan.files.items():
+    for name, file in either.files.items():
         assert made.issuperset(file.needs)
         made.add(name)
+
+
+def test_no_training_has_the_seed_of_another(plan):
     seeds = [
         b
         for f in plan.files.values()

@@ -1,0 +1,122 @@
+"""What the hydra paper (ICLR 2026) claims in its tables, in numbers that `measure.py` keeps, and what came of each here.
+
+A claim compares two rows by one metric. Differences are taken seed by seed; of several seeds they have a 95 % interval by
+Student's t. A claim *holds* where the whole interval is on its side, *does not* where it is on the other, and is *open* where
+it holds zero. A claim of equality holds where the whole interval lies within the margin that is named.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plan import APART, CIRCUIT, ENSEMBLE, FIVE, HYDRA, HYDRA_T, SINGLE, TAYLOR, UNTUNED, VARIED
+from scipy.stats import t as student
+
+Seeds = Sequence[Mapping[str, Mapping[str, float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One comparison of the paper's.
+
+    Attributes:
+        table: Where it stands.
+        first: The row that it is about.
+        other: The row beside it.
+        metric: What is compared.
+        more: Whether the first row has more of it.
+        theirs: The paper's two numbers, on the data set named.
+        equal: How far apart both may be to count as equal; None where one is to be better.
+    """
+
+    table: str
+    first: str
+    other: str
+    metric: str
+    more: bool = True
+    theirs: str
+    equal: float | None = None
+
+    @property
+    def words(self) -> str:
+        """What it says."""
+        if self.equal is not None:
+            return f"{self.first} and {self.other}: {self.metric} within {self.equal:g}"
+        return f"{self.first} has {'more' if self.more else 'less'} {self.metric} than {self.other}"
+
+
+ACCURACY, OOD = "accuracy", "auroc ood"
+CLAIMS = (
+    Claim(table="1, 2", first=HYDRA, other=SINGLE, metric=OOD, theirs="86.29, 84.40 (ImageNet-1k); 89.43, 85.46 (CIFAR-100); 77.6, 70.16 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=ENSEMBLE, metric=OOD, theirs="86.29, 85.48 (ImageNet-1k); 89.43, 86.08 (CIFAR-100); 77.6, 74.81 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=ENSEMBLE, metric="fpr95 ood", more=False, theirs="47.62, 46.93 (ImageNet-1k); 36.44, 38.67 (CIFAR-100); 55.06, 62.69 (SST-2)"),
+    Claim(table="1, 2", first=ENSEMBLE, other=HYDRA, metric=ACCURACY, theirs="82.19, 80.88 (ImageNet-1k); 93.52, 92.11 (CIFAR-100); 93, 92.55 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=SINGLE, metric=ACCURACY, equal=0.01, theirs="80.88, 80.67 (ImageNet-1k); 92.11, 92.15 (CIFAR-100); 92.55, 92.55 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=CIRCUIT, metric=OOD, theirs="86.29, 85.71 (ImageNet-1k); 77.6, 75.04 (SST-2); but 89.43, 89.77 (CIFAR-100)"),
+    Claim(table="1, 2", first=HYDRA, other=HYDRA_T, metric=OOD, theirs="86.29, 85.36 (ImageNet-1k); 89.43, 88.89 (CIFAR-100); 77.6, 71.85 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other="lora-ensemble", metric=OOD, theirs="86.29, 84.24 (ImageNet-1k); 89.43, 85.77 (CIFAR-100); 77.6, 70.83 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other="MC dropout", metric=OOD, theirs="86.29, 83.7 (ImageNet-1k); 89.43, 84.74 (CIFAR-100); 77.6, 72.23 (SST-2)"),
+    Claim(table="1", first=HYDRA, other="batch-ensemble", metric=OOD, theirs="86.29, 84.34 (ImageNet-1k); 89.43, 86.27 (CIFAR-100)"),
+    Claim(table="1", first=HYDRA, other="mimo", metric=OOD, theirs="86.29, 83.63 (ImageNet-1k); 89.43, 88.08 (CIFAR-100)"),
+    Claim(table="1", first=HYDRA, other="oba", metric=OOD, theirs="86.29, 82.61 (ImageNet-1k); 89.43, 85.85 (CIFAR-100)"),
+    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric=ACCURACY, theirs="73.61, 66.46 (ImageNet-1k); 91.15, 86.52 (CIFAR-100); 91.74, 90.6 (SST-2)"),
+    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc near", theirs="73.81, 68.14 (ImageNet-1k); 87.39, 86.52 (CIFAR-100); 71.95, 58.05 (SST-2)"),
+    Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc far", theirs="89.90, 85.96 (ImageNet-1k); 79.07, 73.18 (SST-2); but 86.64, 86.93 (CIFAR-100)"),
+    Claim(table="8", first=VARIED["heads"], other=VARIED["none"], metric=OOD, theirs="86.02, 85.31 (ImageNet-1k)"),
+    Claim(table="8", first=VARIED["heads"], other=VARIED["none"], metric=ACCURACY, theirs="80.80, 80.12 (ImageNet-1k)"),
+    Claim(table="9", first=VARIED["heads"], other=VARIED["order"], metric="disagreement ood", theirs=".48, .13 (ImageNet-1k)"),
+    Claim(table="9", first=VARIED["heads"], other=VARIED["dropout"], metric="disagreement ood", theirs=".48, .02 (ImageNet-1k)"),
+    Claim(table="9", first=ENSEMBLE, other=VARIED["heads"], metric="disagreement ood", theirs=".58, .48 (ImageNet-1k)"),
+    Claim(table="10", first=FIVE, other=HYDRA, metric=ACCURACY, theirs="81.20, 80.88 (ImageNet-1k)"),
+    Claim(table="10", first=FIVE, other=HYDRA, metric=OOD, theirs="86.33, 86.29 (ImageNet-1k)"),
+    Claim(table="11", first=HYDRA, other=APART, metric=ACCURACY, equal=0.005, theirs="80.88, 81.00 (ImageNet-1k)"),
+    Claim(table="11", first=HYDRA, other=APART, metric=OOD, equal=0.005, theirs="86.29, 86.26 (ImageNet-1k)"),
+    Claim(table="13", first=HYDRA_T, other=SINGLE, metric="accuracy under shift all", theirs="56.50, 53.47 (ImageNet-C)"),
+    Claim(table="13", first=ENSEMBLE, other=HYDRA_T, metric="accuracy under shift all", theirs="57.12, 56.50 (ImageNet-C)"),
+    Claim(table="13", first=HYDRA_T, other=ENSEMBLE, metric="accuracy under shift 5", theirs="36.79, 35.97 (ImageNet-C)"),
+    Claim(table="14", first=HYDRA_T, other=SINGLE, metric="brier under shift all", more=False, theirs=".56, .58 (ImageNet-C)"),
+)  # fmt: skip
+"""Those that need no data or device that is not here."""
+UNTESTED = {
+    "1, 2 (batch 4, bf16): a hydra takes 1.07 times a single model's time, 7 too": "no GPU has run this yet (`benchmarks/runtime.py --device cuda`)",
+    "1: packed ensembles": "not among the rows yet",
+    "3, 24 to 28: zero-shot CLIP on nine data sets": "neither the weights nor the data are here; `hydractl demo --task zero-shot` is the smallest stand-in",
+    "5 and figure 4: distances of heads' centroids": "`eval --analyse centroids,pca` measures them on any model; no row of this page does yet",
+    "12: eight seeds": "deviations here are of as many seeds as the page names",
+}
+"""Claims of tables that were not put to the test, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Both rows' means over seeds, their difference, and half of its 95 % interval, 0 of one seed."""
+
+    first: float
+    other: float
+    gap: float
+    half: float
+    verdict: str
+
+
+def judge(claim: Claim, seeds: Seeds) -> Found | None:
+    """Return what came of a claim, or None where it was not measured."""
+    if any(claim.metric not in rows.get(name, {}) for rows in seeds for name in (claim.first, claim.other)):
+        return None
+    pairs = [(rows[claim.first][claim.metric], rows[claim.other][claim.metric]) for rows in seeds]
+    gaps = [mine - theirs for mine, theirs in pairs]
+    gap, half = statistics.fmean(gaps), 0.0
+    if len(gaps) > 1:
+        half = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
+    first, other = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+    return Found(first, other, gap, half, _verdict(claim, gap, half))
+
+
+def _verdict(claim: Claim, gap: float, half: float) -> str:
+    if claim.equal is not None:
+        if abs(gap) + half <= claim.equal:
+            return "holds"
+        return "does not" if abs(gap) - half > claim.equal else "open"
+    gain = gap if claim.more else -gap
+    return "holds" if gain > half else "does not" if -gain > half else "open"

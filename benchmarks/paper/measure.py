@@ -1,0 +1,107 @@
+"""The hydra paper's tables on models and data of this machine's size: makes every row, measures it, and keeps the numbers.
+
+    python benchmarks/paper/measure.py digits --work paper/ [--seeds 11 12 13 14 15]
+    python benchmarks/paper/measure.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work paper/
+    python benchmarks/paper/measure.py shapes --work paper/
+
+Every model is made by hydractl's own commands and measured by `eval`. What lies in `--work` already is not made again, so that a
+run that was cut off goes on, and several processes may each have their seeds; kept are the numbers of all seeds named, in
+`benchmarks/results/paper-TASK.json`, of which `page.py` makes docs/paper.md. No choice was made with these seeds in view.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from plan import ENSEMBLE, HYDRA, HYDRA_T, SINGLE, Making
+from promise import make_files, report
+from promise_plan import Plan
+from promise_tasks import asked
+
+from hydractl.manifest.report import Row
+from hydractl.runtime import versions
+
+Numbers = dict[str, float]
+RESULTS = HERE.parent / "results"
+RAW, SCALED, SHIFTED = "raw.json", "scaled.json", "shifted.json"
+EPOCHS = {"digits": (60, 12), "clinc150": (10, 5), "shapes": (20, 10)}
+"""Of the single model, and of what is tuned from it."""
+CORRUPTED = (SINGLE, ENSEMBLE, HYDRA, HYDRA_T)
+LIBRARIES = ("hydractl", "torch", "timm", "transformers", "scikit-learn")
+METRICS = ("accuracy", "brier", "nll", "ece", "adaptive_ece", "macs", "parameters", "training_macs")
+OOD = ("auroc", "fpr95", "aupr", "mutual_information", "disagreement")
+
+
+def main() -> None:
+    """Make what is missing, and keep what it measures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options, begun = asked(parser)
+    rows = []
+    for seed in options.seeds:
+        rows.append(measured(planned(begun(options.work, seed), options.task)))
+        print(f"{options.task}: seed {seed} is measured", file=sys.stderr, flush=True)
+    kept = {
+        "command": f"python benchmarks/paper/measure.py {options.task} --seeds {' '.join(map(str, options.seeds))}",
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, one thread",
+        "versions": versions(*LIBRARIES),
+        "seeds": options.seeds,
+        "epochs": EPOCHS[options.task],
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"paper-{options.task}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def planned(plan: Plan, task: str) -> Plan:
+    """Return a plan with every row of the tables."""
+    whole, tuned = EPOCHS[task]
+    plan.task = replace(plan.task, epochs=whole)
+    if plan.task.apart is None:  # an encoder whose classifier is fitted first
+        plan.make("start.st", *plan.task.start)
+    return Making(plan, tuned).all()
+
+
+def measured(plan: Plan) -> dict[str, Numbers]:
+    """Return the numbers of every row, by its name."""
+    make_files(plan)
+    found = {row.name: numbers(row, plan) for row in report(plan.report(RAW, "--no-latency")).rows}
+    single = replace(plan, rows=plan.rows[:1])
+    scaled = report(single.report(SCALED, "--no-latency", "--temperature", plan.data.val))
+    found["temperature scaling"] = numbers(scaled.rows[0], plan)
+    corrupted = replace(plan, rows=[row for row in plan.rows if row.name in CORRUPTED])
+    for row in report(corrupted.report(SHIFTED, "--no-latency", "--corrupt", "all", ood=False)).rows:
+        means = {} if row.shift is None else row.shift.means
+        found[row.name] |= {
+            f"{name} under shift {level}": value
+            for level, own in means.items()
+            for name, value in own.items()
+        }
+    return found
+
+
+def numbers(row: Row, plan: Plan) -> Numbers:
+    """Return what a row is judged by: OOD metrics are means over the test's sets, near and far, by max softmax."""
+    found = {name: row.values[name].value for name in METRICS}
+    groups = {"near": [*plan.data.near], "far": [*plan.data.far]}
+    groups["ood"] = groups["near"] + groups["far"]
+    for group, sets in groups.items():
+        found |= {f"{name} {group}": statistics.fmean(row.ood[s][name].value for s in sets) for name in OOD}
+    for name in ("mutual_information", "disagreement"):
+        found[name] = row.values[name].value if name in row.values else 0.0
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What `measure.py` makes of one seed: the models of the hydra paper's tables, by the commands that make them.
+
+Members of circuits are sampled from twice as many removals as are made (the paper, B.5: 48 of 100). What its ablation varies are
+options here: `--seed` of `prune` draws heads, `--order-seed` of `finetune` the order of the data and augmentation, `--dropout-seed`
+what is dropped in training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from promise_plan import Plan
+
+SINGLE, ENSEMBLE = "single", "deep ensemble of 3"
+CIRCUIT, TAYLOR = "circuit", "Taylor"
+HYDRA, HYDRA_T = "hydra (circuits)", "hydra (Taylor)"
+APART, FIVE = "hydra (circuits) not fused", "hydra (circuits) of 5"
+UNTUNED = "{} not tuned"
+VARIED = {
+    "heads": "only heads vary",
+    "order": "only order varies",
+    "dropout": "only dropout varies",
+    "none": "nothing varies",
+}
+MEMBERS, MOST = 3, 5
+DROPOUT = "0.1"
+RIVALS = ("lora-ensemble", "singular-values")
+
+
+@dataclass(slots=True)
+class Making:
+    """Adds the rows of the tables to a plan.
+
+    Attributes:
+        plan: It.
+        epochs: Of everything that is tuned from the single model.
+    """
+
+    plan: Plan
+    epochs: int
+
+    def all(self) -> Plan:
+        """Add every row; the single model first."""
+        plan, task = self.plan, self.plan.task
+        singles = [plan.tune(f"single-{i}.st", task.model, epochs=task.epochs) for i in range(MEMBERS)]
+        single = singles[0]
+        plan.row(SINGLE, single)
+        plan.row(ENSEMBLE, *singles)
+        self._rivals(single)
+        self._circuits(single)
+        self._taylor(single)
+        return plan
+
+    def tuned(self, name: str, start: str, *options: str, seed: int = 0, rate: float = 1 / 3) -> str:
+        """Plan what is tuned on from the single model: a third of the rate, unless said otherwise."""
+        task, data = self.plan.task, self.plan.data
+        return self.plan.make(
+            name, "finetune", start, "--data", data.train, "--val", data.val, *task.tuning, *task.whole,
+            "--epochs", str(self.epochs), "--lr", f"{task.lr * rate:g}", "--seed", str(1000 * self.plan.seed + seed), *options,
+            needs=(start,),
+        )  # fmt: skip
+
+    def _rivals(self, single: str) -> None:
+        """Add what the paper compares with, as far as it is made of the single model."""
+        plan = self.plan
+        plan.row("MC dropout", f"mc:{plan.path(single)}::passes=10,rate={DROPOUT}")
+        plan.row("last-layer Laplace", f"laplace:{plan.path(single)}::data={plan.data.train}")
+        for method in RIVALS:
+            # few weights train, and at their papers' rate, ten times that of whole models
+            members = [
+                self.tuned(f"{method}-{i}.st", single, "--method", method, seed=i, rate=1.0)
+                for i in range(MEMBERS)
+            ]
+            plan.row(method, *members)
+        together = "batch-{i}.st"
+        self.tuned(together, single, "--method", f"batch-ensemble::members={MEMBERS}")
+        plan.row("batch-ensemble", *(plan.path(together.format(i=i)) for i in range(MEMBERS)))
+        if plan.task.bare is None or "shapes" in plan.data.train:  # of images alone
+            copies = plan.fuse("copies.st", [single] * MEMBERS, "--own-from", str(plan.task.blocks))
+            plan.row("mimo", self.tuned("mimo.st", copies, "--method", "mimo", rate=1.0))
+        plan.row("oba", self.tuned("oba.st", single, "--method", "oba::keep=0.891"))
+
+    def _circuits(self, single: str) -> None:
+        plan, removed = self.plan, self.plan.task.removed
+        scores = plan.make("circuit.json", "score", single, *plan.task.scored, needs=[single])
+        plan.row(UNTUNED.format(CIRCUIT), self._cut("circuit-best.st", single, scores, "--strategy", "best"))
+        plan.row(CIRCUIT, self.tuned("circuit-tuned.st", "circuit-best.st", "--dropout", DROPOUT))
+        cuts = [
+            self._cut(f"cut-{i}.st", single, scores, "--strategy", "sample", "--pool", str(2 * removed), "--seed",
+                      str(plan.seed + 100 * i)) for i in range(MOST)
+        ]  # fmt: skip
+        members = [self._member(f"member-{i}.st", cut, order=i, dropout=i) for i, cut in enumerate(cuts)]
+        plan.row(HYDRA, plan.fuse("hydra.st", members[:MEMBERS]))
+        plan.row(APART, *members[:MEMBERS])
+        plan.row(FIVE, plan.fuse("hydra-5.st", members))
+        first, others = members[0], range(1, MEMBERS)
+        same_heads = {
+            "order": [self._member(f"order-{i}.st", cuts[0], order=i, dropout=0) for i in others],
+            "dropout": [self._member(f"dropout-{i}.st", cuts[0], order=0, dropout=i) for i in others],
+            "none": [first, first],
+            "heads": [self._member(f"heads-{i}.st", cuts[i], order=0, dropout=0) for i in others],
+        }
+        for name, more in same_heads.items():
+            plan.row(VARIED[name], first, *more)
+
+    def _taylor(self, single: str) -> None:
+        plan, task = self.plan, self.plan.task
+        each = task.heads - task.removed // task.blocks
+        scores = plan.make(
+            "taylor.json",
+            "score",
+            single,
+            "--method",
+            "taylor",
+            "--data",
+            plan.data.val,
+            "--keep",
+            str(each),
+            needs=[single],
+        )
+        plan.row(UNTUNED.format(TAYLOR), self._cut("taylor-best.st", single, scores, "--strategy", "best"))
+        plan.row(TAYLOR, self.tuned("taylor-tuned.st", "taylor-best.st", "--dropout", DROPOUT))
+        cuts = [
+            self._cut(f"taylor-cut-{i}.st", single, scores, "--strategy", "sample", "--pool", str(2 * task.removed), "--seed",
+                      str(plan.seed + 100 * i)) for i in range(MEMBERS)
+        ]  # fmt: skip
+        members = [self._member(f"taylor-{i}.st", cut, order=i, dropout=i) for i, cut in enumerate(cuts)]
+        plan.row(HYDRA_T, plan.fuse("taylor-hydra.st", members))
+
+    def _cut(self, name: str, single: str, scores: str, *options: str) -> str:
+        return self.plan.make(
+            name, "prune", single, "--scores", scores, "--remove", str(self.plan.task.removed), *options, "--no-verify",
+            needs=[single, scores],
+        )  # fmt: skip
+
+    def _member(self, name: str, cut: str, *, order: int, dropout: int) -> str:
+        seeds = (
+            "--order-seed",
+            str(1000 * self.plan.seed + order),
+            "--dropout-seed",
+            str(1000 * self.plan.seed + dropout),
+        )
+        return self.tuned(name, cut, "--dropout", DROPOUT, *seeds)

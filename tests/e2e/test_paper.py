@@ -1,0 +1,101 @@
+"""The hydra paper's tables at this size: commands that a user could type, claims about rows that are made, and a page of what came of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).parents[2]
+PAPER = ROOT / "benchmarks" / "paper"
+
+
+@pytest.fixture
+def claims(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(PAPER)
+    import claims
+
+    return claims
+
+
+@pytest.fixture
+def plan(claims, tmp_path):
+    from measure import planned
+    from promise_tasks import digits
+
+    return planned(digits(tmp_path / "seed", 11), "digits")
+
+
+def test_members_differ_in_what_a_row_says_and_in_nothing_else(plan):
+    def told(name):
+        words = plan.files[name].command
+        return {o: words[words.index(o) + 1] for o in ("--order-seed", "--dropout-seed", "--seed")} | {
+            "cut": words[1]
+        }
+
+    rows = {row.name: row.models for row in plan.rows}
+    for row, varies in (
+        ("order", "--order-seed"),
+        ("dropout", "--dropout-seed"),
+        ("heads", "cut"),
+        ("none", None),
+    ):
+        first, *others = (
+            told(name)
+            for name in rows[
+                "nothing varies"
+                if row == "none"
+                else f"only {row} varies"
+                if row != "heads"
+                else "only heads vary"
+            ]
+        )
+        for other in others:
+            assert {name for name in first if first[name] != other[name]} == ({varies} if varies else set())
+
+
+def test_claims_are_about_rows_that_are_made(claims, plan):
+    rows = {row.name for row in plan.rows}
+
+    assert {name for claim in claims.CLAIMS for name in (claim.first, claim.other)} <= rows
+
+
+@pytest.mark.parametrize(
+    ("gaps", "equal", "more", "verdict"),
+    [
+        ((0.02, 0.021, 0.019), None, True, "holds"),
+        ((0.02, 0.021, 0.019), None, False, "does not"),
+        ((0.02, -0.021, 0.019), None, True, "open"),
+        ((0.001, 0.0012, 0.0011), 0.005, True, "holds"),
+        ((0.02, 0.021, 0.019), 0.005, True, "does not"),
+        ((0.02, -0.021, 0.019), 0.005, True, "open"),
+    ],
+)
+def test_a_claim_is_judged_by_the_whole_interval(claims, gaps, equal, more, verdict):
+    claim = claims.Claim(table="0", first="a", other="b", metric="nll", more=more, theirs="", equal=equal)
+    seeds = [{"a": {"nll": 1 + gap}, "b": {"nll": 1.0}} for gap in gaps]
+
+    found = claims.judge(claim, seeds)
+
+    low, high = stats.t.interval(0.95, 2, loc=found.gap, scale=stats.sem(gaps))
+    assert found.verdict == verdict
+    assert (found.gap - found.half, found.gap + found.half) == (pytest.approx(low), pytest.approx(high))
+    assert claims.judge(claim, [{"a": {}, "b": {}}]) is None
+
+
+def test_costs_are_those_of_the_papers_table(claims):
+    from page import vit_b
+
+    assert [vit_b(1, 12), vit_b(3, 8), 3 * vit_b(1, 12)] == pytest.approx([17.58, 46.19, 52.74], rel=2e-3)
+
+
+def test_the_page_is_what_its_program_writes():
+    done = subprocess.run(
+        [sys.executable, PAPER / "page.py", "--check"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
