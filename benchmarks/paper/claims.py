@@ -14,6 +14,17 @@ from dataclasses import dataclass
 from plan import APART, CIRCUIT, ENSEMBLE, FIVE, HYDRA, HYDRA_T, SINGLE, TAYLOR, UNTUNED, VARIED
 from scipy.stats import t as student
 
+CALLED = {
+    "auroc ood": "AUROC of OOD data",
+    "auroc near": "AUROC of near OOD data",
+    "auroc far": "AUROC of far OOD data",
+    "fpr95 ood": "FPR95 of OOD data",
+    "disagreement ood": "disagreement on OOD data",
+    "accuracy under shift all": "accuracy under corruption",
+    "accuracy under shift 5": "accuracy under corruption of severity 5",
+    "brier under shift all": "Brier score under corruption",
+}
+"""What the page calls metrics, where not by their names."""
 Seeds = Sequence[Mapping[str, Mapping[str, float]]]
 
 
@@ -42,9 +53,10 @@ class Claim:
     @property
     def words(self) -> str:
         """What it says."""
+        metric = CALLED.get(self.metric, self.metric)
         if self.equal is not None:
-            return f"{self.first} and {self.other}: {self.metric} within {self.equal:g}"
-        return f"{self.first} has {'more' if self.more else 'less'} {self.metric} than {self.other}"
+            return f"{self.first} and {self.other}: {metric} within {self.equal:g}"
+        return f"{self.first} has {'more' if self.more else 'less'} {metric} than {self.other}"
 
 
 ACCURACY, OOD = "accuracy", "auroc ood"

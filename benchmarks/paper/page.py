@@ -112,8 +112,8 @@ def _claims(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         yield f"| {claim.table} | {claim.words} | {claim.theirs} | {' | '.join(cells)} |"
     yield ""
     for task, own in counts.items():
-        said = ", ".join(f"{own.get(word, 0)} {word}" for word in ("holds", "open", "does not"))
-        yield f"- {task}: of {sum(own.values())} claims {said.replace('holds', 'hold').replace('open', 'are open').replace('does not', 'do not')}."
+        held, unclear, failed = (own.get(word, 0) for word in ("holds", "open", "does not"))
+        yield f"- {task}: of {sum(own.values())} claims {held} hold, {unclear} are open, and {failed} fail."
 
 
 def _rows(task: str, result: Mapping[str, Any]) -> Iterator[str]:
