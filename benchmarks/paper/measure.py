@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from plan import ENSEMBLE, HYDRA, HYDRA_T, SINGLE, Making
+from plan import ENSEMBLE, HYDRA, HYDRA_T, MC_DROPOUT, MIMO, SINGLE, Making
 from promise import make_files, report
 from promise_plan import Plan
 from promise_tasks import asked
@@ -36,6 +36,8 @@ RESULTS = HERE.parent / "results"
 RAW, SCALED, SHIFTED = "raw.json", "scaled.json", "shifted.json"
 EPOCHS = {"digits": (60, 12), "clinc150": (10, 5), "shapes": (20, 10)}
 """Of the single model, and of what is tuned from it."""
+WITHOUT = {"clinc150": (MIMO,), "shapes": (MC_DROPOUT,)}
+"""MIMO is of images alone, and a CLIP's tower has no layer of dropout."""
 CORRUPTED = (SINGLE, ENSEMBLE, HYDRA, HYDRA_T)
 LIBRARIES = ("hydractl", "torch", "timm", "transformers", "scikit-learn")
 METRICS = ("accuracy", "brier", "nll", "ece", "adaptive_ece", "macs", "parameters", "training_macs")
@@ -70,7 +72,7 @@ def planned(plan: Plan, task: str) -> Plan:
     plan.task = replace(plan.task, epochs=whole)
     if plan.task.apart is None:  # an encoder whose classifier is fitted first
         plan.make("start.st", *plan.task.start)
-    return Making(plan, tuned).all()
+    return Making(plan, tuned, WITHOUT.get(task, ())).all()
 
 
 def measured(plan: Plan) -> dict[str, Numbers]:

@@ -7,11 +7,13 @@ what is dropped in training.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from promise_plan import Plan
 
 SINGLE, ENSEMBLE = "single", "deep ensemble of 3"
+MC_DROPOUT, MIMO = "MC dropout", "mimo"
 CIRCUIT, TAYLOR = "circuit", "Taylor"
 HYDRA, HYDRA_T = "hydra (circuits)", "hydra (Taylor)"
 APART, FIVE = "hydra (circuits) not fused", "hydra (circuits) of 5"
@@ -34,10 +36,12 @@ class Making:
     Attributes:
         plan: It.
         epochs: Of everything that is tuned from the single model.
+        without: Rows that this model or kind of data cannot have.
     """
 
     plan: Plan
     epochs: int
+    without: Collection[str] = ()
 
     def all(self) -> Plan:
         """Add every row; the single model first."""
@@ -63,7 +67,8 @@ class Making:
     def _rivals(self, single: str) -> None:
         """Add what the paper compares with, as far as it is made of the single model."""
         plan = self.plan
-        plan.row("MC dropout", f"mc:{plan.path(single)}::passes=10,rate={DROPOUT}")
+        if MC_DROPOUT not in self.without:
+            plan.row(MC_DROPOUT, f"mc:{plan.path(single)}::passes=10,rate={DROPOUT}")
         plan.row("last-layer Laplace", f"laplace:{plan.path(single)}::data={plan.data.train}")
         for method in RIVALS:
             # few weights train, and at their papers' rate, ten times that of whole models
@@ -75,9 +80,9 @@ class Making:
         together = "batch-{i}.st"
         self.tuned(together, single, "--method", f"batch-ensemble::members={MEMBERS}")
         plan.row("batch-ensemble", *(plan.path(together.format(i=i)) for i in range(MEMBERS)))
-        if plan.task.bare is None or "shapes" in plan.data.train:  # of images alone
+        if MIMO not in self.without:
             copies = plan.fuse("copies.st", [single] * MEMBERS, "--own-from", str(plan.task.blocks))
-            plan.row("mimo", self.tuned("mimo.st", copies, "--method", "mimo", rate=1.0))
+            plan.row(MIMO, self.tuned("mimo.st", copies, "--method", "mimo", rate=1.0))
         plan.row("oba", self.tuned("oba.st", single, "--method", "oba::keep=0.891"))
 
     def _circuits(self, single: str) -> None:
