@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hydractl.analysis.subject import ID, Part, Subject
+from hydractl.analysis.subject import Part, Subject
 from hydractl.families.tower import Towers
 from hydractl.fusion.responding import gathered, responses
+from hydractl.manifest.document import ID_NAME
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
@@ -32,7 +33,7 @@ def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Kept]:
     """
     model.temperature = part.model.temperature
     found: dict[str, Kept] = {}
-    for name in (ID, *subject.sets):
+    for name in (ID_NAME, *subject.sets):
         own = responses(model, subject.batches(part, name), name=part.opened.reference, data=name)
         found[name] = subject.scaled(gathered(subject.team.each(own), count=subject.counts[name], data=name))
     return found
@@ -41,7 +42,7 @@ def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Kept]:
 def measured(subject: Subject, said: Mapping[str, Kept]) -> Numbers:
     """Return the row's metrics of an ensemble that says this of the ID set and of each OOD set."""
     found = measure(
-        said[ID],
+        said[ID_NAME],
         subject.labels,
         {name: said[name] for name in subject.sets},
         metrics=needing(subject.metrics, Needs.LABELS, Needs.OOD, Needs.MEMBERS),

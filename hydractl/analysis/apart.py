@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from hydractl.analysis.subject import ID, Part, Subject
+from hydractl.analysis.subject import Part, Subject
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.families.tower import Model
 from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.building import members_from_state
 from hydractl.fusion.classes import prompts_of
 from hydractl.inputs import inputs_like
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Kind
 from hydractl.scoring.job import Samples
 
@@ -52,6 +53,6 @@ class Labelled:
     like: torch.Tensor
 
     def __iter__(self) -> Iterator[Samples]:
-        for batch in self.subject.batches(self.part, ID):
+        for batch in self.subject.batches(self.part, ID_NAME):
             labels = self.subject.labels[batch.indices].to(self.like.device)
             yield Samples(inputs_like(batch.inputs, self.like), labels)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from hydractl.analysis.hearing import Group, data_tower, in_every_set
-from hydractl.analysis.subject import ID, Subject
+from hydractl.analysis.subject import Subject
 from hydractl.manifest.analyses import Apart, Centroids
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.heads import HeadName
 
 
@@ -28,13 +29,13 @@ def analyse(subject: Subject) -> Centroids | None:
         ]
         found = in_every_set(subject, part, groups)
         width = part.opened.header.architecture.towers[tower].head_dim
-        if groups and subject.counts[ID] <= width:
+        if groups and subject.counts[ID_NAME] <= width:
             subject.progress.warn(
-                f"{part.opened.reference}: {subject.counts[ID]} ID samples leave the covariance of {width} numbers of a head "
+                f"{part.opened.reference}: {subject.counts[ID_NAME]} ID samples leave the covariance of {width} numbers of a head "
                 "singular: what they do not vary in does not count"
             )
         for i, (member, (head,)) in enumerate(groups):
-            far = {name: found[ID][i].distance(found[name][i]) for name in subject.sets}
+            far = {name: found[ID_NAME][i].distance(found[name][i]) for name in subject.sets}
             heads.append(
                 Apart(
                     member=part.first + member,

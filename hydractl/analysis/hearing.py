@@ -15,10 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.analysis.subject import ID, Part, Subject
+from hydractl.analysis.subject import Part, Subject
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Towers
 from hydractl.inputs import Inputs, batch_of
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.heads import HeadName
 from hydractl.metrics.fitted import whitening
 from hydractl.scoring.taps import Heard, tapped
@@ -139,4 +140,4 @@ def in_every_set(
     subject: Subject, part: Part, groups: Sequence[Group], *, points: int = 0
 ) -> Mapping[str, list[Moments]]:
     """Return `gather` of the ID set and of each OOD set."""
-    return {name: gather(subject, part, name, groups, points=points) for name in (ID, *subject.sets)}
+    return {name: gather(subject, part, name, groups, points=points) for name in (ID_NAME, *subject.sets)}

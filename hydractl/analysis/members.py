@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from hydractl.analysis.answers import measured
-from hydractl.analysis.subject import ID, Subject
+from hydractl.analysis.subject import Subject
 from hydractl.manifest.analyses import Size, Spread
+from hydractl.manifest.document import ID_NAME
 from hydractl.metrics.samples import Joined, Kept
 
 MOST = 20
@@ -25,7 +26,7 @@ def analyse(subject: Subject) -> tuple[Size, ...]:
     if not subject.said:
         return ()
     each = {name: tuple(said.members()) for name, said in subject.said.items()}
-    count = len(each[ID])
+    count = len(each[ID_NAME])
     return tuple(_size(subject, each, count, size) for size in range(1, count + 1)) if count > 1 else ()
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hydractl.analysis.answers import ask, measured
-from hydractl.analysis.subject import ID, Part, Subject
+from hydractl.analysis.subject import Part, Subject
 from hydractl.families.base import place_of
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.families.tower import Towers
 from hydractl.fusion.classes import settle
 from hydractl.manifest.analyses import Merging, Pair
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Fate
 from hydractl.metrics.samples import Joined, Kept, ensemble_log_probs, whole
 
@@ -33,7 +34,7 @@ def analyse(subject: Subject) -> Merging | None:
     apart: dict[str, Kept] = {name: Joined(tuple(own[name] for own in each)) for name in merged}
     values, groups = zip(*(measured(subject, said) for said in (merged, apart)), strict=True)
     ours, theirs = (
-        ensemble_log_probs(whole(said[ID]).log_probs.double()) for said in (merged, apart)
+        ensemble_log_probs(whole(said[ID_NAME]).log_probs.double()) for said in (merged, apart)
     )  # (N, C)
     return Merging(
         values=_pairs(*values),

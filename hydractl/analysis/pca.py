@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from hydractl.analysis.hearing import Group, Moments, data_tower, in_every_set
-from hydractl.analysis.subject import ID, Part, Subject
+from hydractl.analysis.subject import Part, Subject
 from hydractl.heads.masks import removal_order
 from hydractl.manifest.analyses import Plane, Planes
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.heads import HeadId, HeadName, HeadScores
 
 HEADS = 6
@@ -84,7 +85,7 @@ def plane(heads: Sequence[HeadName], said: Mapping[str, Moments]) -> Plane:
         heads=tuple(heads),
         variance=(float(share[0]), float(share[1])),
         points={name: tuple((_short(x), _short(y)) for x, y in own.points) for name, own in flat.items()},
-        mahalanobis={name: flat[ID].distance(own)[1] for name, own in flat.items() if name != ID},
+        mahalanobis={name: flat[ID_NAME].distance(own)[1] for name, own in flat.items() if name != ID_NAME},
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.analysis.apart import single
-from hydractl.analysis.subject import ID, Part, Subject
+from hydractl.analysis.subject import Part, Subject
 from hydractl.data.corruptions.names import Corruption
 from hydractl.errors import DataError, InputError
 from hydractl.families.base import place_of
@@ -30,6 +30,7 @@ from hydractl.fusion.plan import split_members
 from hydractl.fusion.slicing import kept_indices
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.analyses import Pruned
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import Mask
 from hydractl.scoring.gradients.weights import losses_of
@@ -54,7 +55,7 @@ def analyse(subject: Subject) -> tuple[Pruned, ...]:
             if not moves:
                 continue
             terms = Terms(model=model, moves=moves, seed=subject.seed)
-            clean = terms.on(subject, part, ID)
+            clean = terms.on(subject, part, ID_NAME)
             for corruption in subject.corruptions:
                 noisy = terms.on(subject, part, corruption)
                 found.append(_pruned(part.first + member, corruption, terms, clean, noisy))

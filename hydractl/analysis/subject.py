@@ -23,8 +23,6 @@ from hydractl.metrics.samples import Kept
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 
-ID = "id"
-
 
 class Part(NamedTuple):
     """One model of a row, as it is opened and as it runs; its members count from `first` on."""

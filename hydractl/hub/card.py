@@ -16,7 +16,7 @@ from hydractl.errors import harmless, shortened
 from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.readme import Readme
 from hydractl.hub.repository import MAIN
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import ID_NAME, Option
 from hydractl.manifest.header import Header, Kind, Preprocess, Step
 from hydractl.manifest.report import Report, Row, Value
 from hydractl.metrics.metric import Needs, Unit
@@ -136,7 +136,7 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
 
     if facts.report is None or facts.row is None:
         return
-    measured = {"id": facts.row.values, **facts.row.ood}
+    measured = {ID_NAME: facts.row.values, **facts.row.ood}
     for name, values in measured.items():
         data = facts.report.data.get(name)
         if data is None:
@@ -151,7 +151,7 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
             yield EvalResult(
                 task_type=facts.task,
                 dataset_type=source,
-                dataset_name=data.reference if name == "id" else f"{name} as out-of-distribution data",
+                dataset_name=data.reference if name == ID_NAME else f"{name} as out-of-distribution data",
                 dataset_split=split,
                 metric_type=metric,
                 metric_value=value.value,
@@ -217,7 +217,7 @@ def _results(facts: Facts) -> str:
         values = [pick(row) for row in rows]
         if any(values):
             lines.append(f"| {name} | {' | '.join(map(_shown, values))} |")
-    data = report.data.get("id")
+    data = report.data.get(ID_NAME)
     on = (
         ""
         if data is None

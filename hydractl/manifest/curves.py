@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Strict
+from hydractl.manifest.document import ID_NAME, Strict
 from hydractl.manifest.header import Step
 from hydractl.manifest.heads import TowerKeep
 
@@ -62,7 +62,7 @@ class Curves(Strict):
 
     def is_of(self, ood: Collection[str]) -> bool:
         """Return whether these are the curves of the ID set and of OOD sets of these names."""
-        return self.confidence.keys() == {"id", *ood} and self.roc.keys() == {*ood}
+        return self.confidence.keys() == {ID_NAME, *ood} and self.roc.keys() == {*ood}
 
 
 class Origin(Strict):

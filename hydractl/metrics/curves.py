@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.curves import MOST_POINTS, Bins, Curves, Line
+from hydractl.manifest.document import ID_NAME
 from hydractl.metrics.labelled import BINS
 from hydractl.metrics.measures import answered, scored
 from hydractl.metrics.samples import Kept, places
@@ -34,7 +35,7 @@ def curves_of(tested: Kept, labels: Tensor, foreign: Mapping[str, Kept], score: 
     own = scored(tested, score) if foreign else confidence
     return Curves(
         reliability=reliability(confidence, hits),
-        confidence={"id": histogram(confidence)}
+        confidence={ID_NAME: histogram(confidence)}
         | {name: histogram(-scored(said, MSP)) for name, said in foreign.items()},
         risk=risk_coverage(confidence, hits),
         roc={name: roc(**places(own, scored(said, score))) for name, said in foreign.items()},

@@ -8,13 +8,12 @@ from statistics import fmean
 from typing import Self
 
 from hydractl.errors import InputError, ManifestError
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Report
 from hydractl.metrics.table import METRICS
 from hydractl.progress import counted, listed, quoted
 from hydractl.reporting.intervals import SEEDS, SETS, mean_of_sets, square_and_add, student
 from hydractl.reporting.numbers import Number, Quantity, difference_of, number_of, quantities
-
-ID_NAME = "id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,7 @@ class Runtimes:
         report, quantity = compared.reports[0], Quantity("latency_batch_ms")
         size, count = (
             report.options.get("batch_size"),
-            report.data["id"].count if "id" in report.data else None,
+            report.data[ID_NAME].count if ID_NAME in report.data else None,
         )
         times = {row: own[quantity].value for row, own in compared.rows.items() if quantity in own}
         if not isinstance(size, int) or not count or len(times) < 2:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import sqrt
 
 from hydractl.manifest.curves import Bins, Curves, Line, Origin
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import ALL_SEVERITIES, Row
 from hydractl.metrics.metric import Needs
 from hydractl.progress import count, counted
@@ -173,7 +174,7 @@ def pooled(every: Sequence[Bins]) -> list[tuple[int, float, float]]:
 
 
 def _confidence(compared: Compared) -> Figure | None:
-    sets = ("id", *compared.reports[0].near, *compared.reports[0].far)
+    sets = (ID_NAME, *compared.reports[0].near, *compared.reports[0].far)
 
     def chart(_: int, row: str, kept: Sequence[Curves]) -> Chart:
         shares = {name: _shares([curves.confidence[name] for curves in kept]) for name in sets}

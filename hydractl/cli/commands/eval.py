@@ -10,6 +10,7 @@ from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table
 from hydractl.data.corruptions.names import KNOWN
 from hydractl.errors import CheckFailed, Interrupted, UsageError
+from hydractl.manifest.document import ID_NAME
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
@@ -169,7 +170,7 @@ def render(document: Report, out: Console) -> None:
 
 def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence[Column]]) -> Iterator[str]:
     """Yield what must be known of the first table, in a line each."""
-    tested = document.data.get("id")
+    tested = document.data.get(ID_NAME)
     if tested is not None:
         yield f"{_samples(tested, ': ')}{_notes(main, others)}"
     if len(others) > 1 and len(document.ood_scores) == 1 and document.ood_scores != (MSP,):

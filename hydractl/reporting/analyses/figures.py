@@ -7,6 +7,7 @@ from itertools import chain
 
 from hydractl.errors import shortened
 from hydractl.manifest.analyses import Analyses, Fewer, Plane, Pruned
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Row
 from hydractl.reporting.analyses.tables import of_size
 from hydractl.reporting.chart import LETTERS, WIDTH, Axis, Chart, Figure, Series, legend, look
@@ -15,7 +16,6 @@ from hydractl.reporting.drawing import TEXT, Drawing, Path, Text
 from hydractl.reporting.maps import value_map
 from hydractl.reporting.numbers import GROUPS, Quantity, written
 
-ID = "id"
 SHOWN = ("accuracy", "nll", "ece", "auroc", "fpr95")
 FAINT = 0.55
 """The opacity of dots, which lie on one another."""
@@ -95,7 +95,7 @@ def _gaps(row: str, each: Sequence[Pruned], members: Sequence[int]) -> Drawing:
 def _pca(compared: Compared, found: Found) -> Figure | None:
     """Of each row's first member: tables have the others."""
     report = compared.reports[0]
-    sets = (ID, *report.near, *report.far)
+    sets = (ID_NAME, *report.near, *report.far)
     panels = [
         _plane(f"{_member(row, planes.member)}: {which} important by {planes.scores}", plane, sets)
         for row, own in found

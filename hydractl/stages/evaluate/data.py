@@ -16,13 +16,12 @@ from hydractl.data.items import Items
 from hydractl.data.labels import are_numerals, match_classes, required_labels
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import ID_NAME, Fingerprint
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.doubts import DIGEST, of_data, of_training
-from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.reading import digests, warn

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.features import Watched
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import ID_NAME, Fingerprint
 from hydractl.manifest.report import Value
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
@@ -19,7 +19,6 @@ from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.detecting import Detecting
 from hydractl.stages.shared.predictions import Predictor
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import ID_NAME, Fingerprint
 from hydractl.manifest.header import Step
 from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Needs
@@ -19,7 +19,6 @@ from hydractl.metrics.table import FIT, TEMPERATURE, VAL, needing
 from hydractl.progress import counted
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.lineage import steps_to
 
 FEW = 100

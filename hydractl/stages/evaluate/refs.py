@@ -10,13 +10,13 @@ from typing import Self
 
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
+from hydractl.manifest.document import ID_NAME
 from hydractl.rivals.reference import Rival, Swag, is_rival, of_several, parse_rival
 from hydractl.settings import Role, Setting
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
 OPTION = re.compile(r"\w+=")
-ID_NAME = "id"
 RESERVED = (ID_NAME, "near", "far", "all")
 WEIGHTS_SUFFIXES = {".st", ".safetensors"}
 

@@ -15,6 +15,7 @@ from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.classes import prompts_of
 from hydractl.inputs import Inputs, inputs_like
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Derived
 from hydractl.progress import Progress, counted
 from hydractl.rivals.bayesvlm import Compared, Pairs
@@ -24,7 +25,7 @@ from hydractl.rivals.reference import FEWEST, BayesVlm, McDropout, Rival, Swag
 from hydractl.rivals.swag import Drawn
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
+from hydractl.stages.evaluate.refs import NamedModels
 
 
 class Asked(NamedTuple):

@@ -19,7 +19,7 @@ from hydractl.data.items import Content
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.hub.folders import publish_models
-from hydractl.manifest.document import Fingerprint, Option
+from hydractl.manifest.document import ID_NAME, Fingerprint, Option
 from hydractl.manifest.header import Header
 from hydractl.manifest.report import Report, Row
 from hydractl.metrics.measures import Numbers, means, measure
@@ -41,7 +41,7 @@ from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_s
 from hydractl.stages.evaluate.extras.curves import with_curves
 from hydractl.stages.evaluate.extras.shift import under_corruptions
 from hydractl.stages.evaluate.opened import check_alike, check_written, open_rows
-from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
+from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
 from hydractl.stages.evaluate.rivals import derive

@@ -8,7 +8,7 @@ from torch import Tensor
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.predictions import Predictions
-from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.document import ID_NAME, Fingerprint
 from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
 from hydractl.manifest.threshold import Threshold
@@ -17,7 +17,6 @@ from hydractl.metrics.selective import fewest, select
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import rounded
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.evaluate.risk import OPTION, told
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.lineage import make_step

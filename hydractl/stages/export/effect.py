@@ -14,7 +14,7 @@ from hydractl.families.opening import OpenModel
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.responding import Answers, respond_to_all
 from hydractl.inputs import Inputs
-from hydractl.manifest.document import Fingerprint, Option
+from hydractl.manifest.document import ID_NAME, Fingerprint, Option
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
 from hydractl.metrics.measures import means, measure
@@ -27,7 +27,7 @@ from hydractl.runtime import versions
 from hydractl.stages.export.compare import undecoded
 from hydractl.version import __version__
 
-ID, OOD = "id", "ood"
+OOD = "ood"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def measured(
     for name, found in said.items():
         foreign = {OOD: found[OOD]} if OOD in found else {}
         numbers = measure(
-            found[ID],
+            found[ID_NAME],
             trial.labels,
             foreign,
             metrics=chosen,
@@ -99,7 +99,7 @@ def measured(
             Row(
                 name=name,
                 models=(Fingerprint(reference=opened.as_input().name, sha256=opened.checkpoint.digest),),
-                members=len(found[ID].log_probs),
+                members=len(found[ID_NAME].log_probs),
                 values=numbers.values,
                 ood=numbers.ood,
                 means=means(numbers.ood, {"far": (OOD,), "all": (OOD,)} if foreign else {}),

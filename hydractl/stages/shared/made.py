@@ -11,7 +11,7 @@ from pathlib import Path
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import InputError, OutputExists
 from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse
-from hydractl.manifest.document import Document
+from hydractl.manifest.document import ID_NAME, Document
 from hydractl.manifest.header import Step
 from hydractl.manifest.heads import HeadMask, HeadScores, Mask
 from hydractl.manifest.record import Record
@@ -187,7 +187,7 @@ def _of_document(found: Document, path: Path) -> Made:
         )
     if isinstance(found, Report):
         models = [tuple(model.sha256 for model in row.models) for row in found.rows]
-        data = [found.data[name].sha256 for name in ("id", *found.near, *found.far)]
+        data = [found.data[name].sha256 for name in (ID_NAME, *found.near, *found.far)]
         derived = [one for row in found.rows for one in row.derived if one is not None]
         fitted = [one.data.sha256 for one in derived if one.data is not None]
         others = [

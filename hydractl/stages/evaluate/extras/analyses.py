@@ -17,6 +17,7 @@ from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.inputs import Inputs
 from hydractl.manifest.analyses import Analyses
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Fate, Kind, Step
 from hydractl.manifest.heads import HeadScores
 from hydractl.metrics.samples import Kept
@@ -26,7 +27,7 @@ from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.refs import ID_NAME, NamedModels
+from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.shared.predictions import Scaling
 
 

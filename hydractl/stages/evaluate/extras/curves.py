@@ -8,11 +8,11 @@ from torch import Tensor
 
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.curves import Origin
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Row
 from hydractl.metrics.curves import curves_of
 from hydractl.metrics.samples import Kept
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.refs import ID_NAME
 
 
 def with_curves(

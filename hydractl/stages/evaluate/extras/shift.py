@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.inputs import with_corruption
+from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import ALL_SEVERITIES, Shift
 from hydractl.metrics.measures import measure
 from hydractl.metrics.metric import Needs
@@ -15,7 +16,6 @@ from hydractl.metrics.samples import Kept
 from hydractl.metrics.table import needing
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.refs import ID_NAME
 from hydractl.stages.shared.predictions import PreparedData, Scaling
 
 
