@@ -12,12 +12,13 @@ from typing import ClassVar, TypeAlias
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, check, number, required, setting, whole, written
+from hydractl.settings import Setting, by_default, check, number, required, setting, whole, written
 
 DATA = "data"
 KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 DRAWS = 20
+SEED = Setting("Of what is drawn.", parse=whole, low=0, spelled=("seed",))
 FEWEST = 2
 """Checkpoints or pairs that tell something."""
 
@@ -42,7 +43,7 @@ class McDropout:
         below=1.0,
         spelled=("rate",),
     )
-    seed: int = setting(0, "Of what is drawn.", parse=whole, low=0, spelled=("seed",))
+    seed: int = by_default(0, SEED)
 
     def __post_init__(self) -> None:
         check(self)
@@ -73,7 +74,7 @@ class Laplace:
         finite=True,
         spelled=("prior",),
     )
-    seed: int = setting(0, "Of what is drawn.", parse=whole, low=0, spelled=("seed",))
+    seed: int = by_default(0, SEED)
 
     def __post_init__(self) -> None:
         check(self)
@@ -109,7 +110,7 @@ class Swag:
         finite=True,
         spelled=("scale",),
     )
-    seed: int = setting(0, "Of what is drawn.", parse=whole, low=0, spelled=("seed",))
+    seed: int = by_default(0, SEED)
     checkpoints: int = 2
     """How many there are."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.claims import Claim
-from hydractl.data.corruptions.names import Corruption, chosen
+from hydractl.data.corruptions.names import chosen
 from hydractl.data.inputs import Reading, content_of
 from hydractl.data.items import Content
 from hydractl.families.opening import OpenModel
@@ -96,13 +96,23 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
         check_written(config, opened, own)
     check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
     check_rows(config, opened)
+    scores = read_scores(config, opened)
     texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
     data = EvalData.open(config, opened, team, progress)
     check_apart(config, data.fingerprints)
     check_count(config, len(data.labels))
     check_storable(config, opened[0][0], data.classes)
-    rows, doubts, predictions = _measure_rows(config, opened, data, machine, corruptions, progress)
+    analyst = Analyst(
+        config=config,
+        opened=opened,
+        data=data,
+        corruptions=corruptions,
+        scores=scores,
+        team=team,
+        progress=progress,
+    )
+    rows, doubts, predictions = _measure_rows(config, opened, data, machine, analyst, progress)
     if not team.leads:
         document = Report.from_json(team.told(""), where="the report of rank 0")
         return EvalReport(document=document, paths=_paths(config, document), config=config)
@@ -142,7 +152,7 @@ def _measure_rows(
     opened: Sequence[Sequence[OpenModel]],
     data: EvalData,
     machine: Machine,
-    corruptions: Sequence[Corruption],
+    analyst: Analyst,
     progress: Progress,
 ) -> tuple[list[Row], list[str], SavedPredictions]:
     """Return every row, what is doubtful of them, and what is kept of what they say."""
@@ -153,15 +163,6 @@ def _measure_rows(
     doubts = [*data.doubts]
     loaded: list[Loaded] = []
     saved = SavedPredictions(labels={ID_NAME: data.labels})
-    analyst = Analyst(
-        config=config,
-        opened=opened,
-        data=data,
-        corruptions=corruptions,
-        scores=read_scores(config, opened),
-        team=machine.keeping.team,
-        progress=progress,
-    )
     for named, models in zip(config.rows, opened, strict=True):
         progress.step(f"Evaluating {named.name}")
         row = _load(models, machine)
@@ -175,7 +176,7 @@ def _measure_rows(
         del held
         every = {name: said(inputs) for name, inputs in data.inputs.items()}
         found = {name: scaling(each) for name, each in every.items() if each is not None}
-        shift = under_corruptions(config, corruptions, data, ask(row.models), scaling)
+        shift = under_corruptions(config, analyst.corruptions, data, ask(row.models), scaling)
         analyses = analyst.of(named, row, models, found, scaling)
         del ask, said  # they hold the row
         if not leads:

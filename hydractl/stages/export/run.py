@@ -16,7 +16,7 @@ from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
 from hydractl.inputs import PIXELS
-from hydractl.manifest.document import Option
+from hydractl.manifest.document import ID_NAME, Option
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.metrics.samples import Responses
@@ -34,7 +34,7 @@ from hydractl.stages.export.compare import (
     trials,
 )
 from hydractl.stages.export.config import ONNX, ExportConfig
-from hydractl.stages.export.effect import ID, OOD, Trial, furthest, measured
+from hydractl.stages.export.effect import OOD, Trial, furthest, measured
 from hydractl.stages.export.pixels import FILTERS, Pixels
 from hydractl.stages.export.subject import IMAGES, Subject
 from hydractl.stages.shared.classes import Classes, settle
@@ -219,8 +219,8 @@ def _trial(
 ) -> Trial | None:
     if config.data is None:
         return None
-    sets = open_sets(opened, {ID: config.data, OOD: config.ood}, progress, workers=config.num_workers)
-    labels, _ = labels_of(opened, sets[ID], classes, progress)
+    sets = open_sets(opened, {ID_NAME: config.data, OOD: config.ood}, progress, workers=config.num_workers)
+    labels, _ = labels_of(opened, sets[ID_NAME], classes, progress)
     return Trial(sets=sets, labels=labels, how=opened.header.preprocess, batch_size=config.batch_size)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hydractl.cli.commands.bench.rivals import PLANS, SAME, Terms
+from hydractl.cli.commands.run.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.progress import did_you_mean
@@ -167,11 +168,7 @@ class BenchConfig:
         typed = made_of(self) or ()
         names = {option.name for option in TRAINING}
         return {
-            option.name: _text(value)
+            option.name: text_of(value)
             for option, value in typed
             if option.name in names and value != option.default
         }
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-MIMO_REPEAT = 4
-"""A batch holds each image so often, and computes as much."""
+from hydractl.training.methods.reference import Mimo
+
 SAME = "as for every rival"
 Stage: TypeAlias = "dict[str, str | int | bool | list[str]]"
 """A stage of a pipeline: its name, its command, and the command's options."""
@@ -217,7 +217,7 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
         "mimo": Rival(
             rows=lambda terms: {f"MIMO of {terms.members}": "@mimo"},
             stages=_mimo,
-            trainings=lambda _: MIMO_REPEAT,
+            trainings=lambda _: Mimo().repeat,  # a batch holds each image so often, and computes as much
             reads_images=True,
         ),
         "oba": Rival(

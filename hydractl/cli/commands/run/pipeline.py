@@ -141,7 +141,7 @@ def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
     return _BRACES.sub(found, value)
 
 
-def text_of(value: Value) -> str:
+def text_of(value: object) -> str:
     """Return a value as it is typed."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 

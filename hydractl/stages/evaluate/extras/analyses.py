@@ -166,13 +166,11 @@ def read_scores(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> di
 
 
 def check_rows(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
-    """Refuse an analysis by name that no row is fit for, and scores that are not of the models, before data are read.
+    """Refuse an analysis by name that no row is fit for, before data are read.
 
     Raises:
-        InputError: If there are such.
-        ManifestError: If a file holds no scores.
+        InputError: If there is one.
     """
-    read_scores(config, opened)
     fit = {
         Needs.BASE: any(base_of(model, opened) for row in opened for model in row),
         Needs.MEMBERS: any(sum(len(m.header.masks) for m in row) > 1 for row in opened),
