@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from promise_plan import FORWARD, Data, Plan, Task
@@ -159,9 +160,16 @@ def shapes(folder: Path, seed: int) -> Plan:
     return Plan(folder=folder, data=data, task=task, seed=seed)
 
 
-def asked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Callable[[Path, int], Plan]]:
-    """Return what the command line says, which task, seeds and folder among it, and what makes the task's bare plan of a folder and a seed."""
-    parser.add_argument("task", choices=("digits", "clinc150", "shapes"))
+def asked(
+    parser: argparse.ArgumentParser, others: Mapping[str, Callable[[Path, int], Plan]] = MappingProxyType({})
+) -> tuple[argparse.Namespace, Callable[[Path, int], Plan]]:
+    """Return what the command line says, which task, seeds and folder among it, and what makes the task's bare plan of a folder and a seed.
+
+    Args:
+        parser: It knows the options of its program.
+        others: Tasks of the program's own.
+    """
+    parser.add_argument("task", choices=("digits", "clinc150", "shapes", *others))
     parser.add_argument("--file", type=Path, help="the whole CLINC150")
     parser.add_argument("--backbone", type=Path, help="folder of a sentence encoder")
     parser.add_argument("--work", type=Path, required=True, help="where checkpoints and reports lie")
@@ -171,7 +179,12 @@ def asked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Callable
         parser.error("clinc150 needs --file and --backbone")
     torch.set_num_threads(1)
     text = partial(clinc150, file=options.file, backbone=options.backbone)
-    tasks: dict[str, Callable[[Path, int], Plan]] = {"digits": digits, "clinc150": text, "shapes": shapes}
+    tasks: dict[str, Callable[[Path, int], Plan]] = {
+        "digits": digits,
+        "clinc150": text,
+        "shapes": shapes,
+        **others,
+    }
 
     def begun(work: Path, seed: int) -> Plan:
         folder = work / f"{options.task}-{seed}"

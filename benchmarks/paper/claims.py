@@ -11,10 +11,27 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from plan import APART, CIRCUIT, ENSEMBLE, FIVE, HYDRA, HYDRA_T, SINGLE, TAYLOR, UNTUNED, VARIED
+import zero_shot
+from plan import (
+    APART,
+    CIRCUIT,
+    ENSEMBLE,
+    FIVE,
+    HYDRA,
+    HYDRA_T,
+    MC_DROPOUT,
+    MIMO,
+    SINGLE,
+    TAYLOR,
+    UNTUNED,
+    VARIED,
+)
 from scipy.stats import t as student
+from zero_shot import BAYES, FEWER, HYDRA_SCALED, SCALED, VISION
 
 CALLED = {
+    "nll": "NLL",
+    "ece": "ECE",
     "auroc ood": "AUROC of OOD data",
     "auroc near": "AUROC of near OOD data",
     "auroc far": "AUROC of far OOD data",
@@ -40,6 +57,7 @@ class Claim:
         more: Whether the first row has more of it.
         theirs: The paper's two numbers, on the data set named.
         equal: How far apart both may be to count as equal; None where one is to be better.
+        tuned: Whether it is about models that are tuned to their data, not about zero-shot ones.
     """
 
     table: str
@@ -49,6 +67,7 @@ class Claim:
     more: bool = True
     theirs: str
     equal: float | None = None
+    tuned: bool = True
 
     @property
     def words(self) -> str:
@@ -69,9 +88,9 @@ CLAIMS = (
     Claim(table="1, 2", first=HYDRA, other=CIRCUIT, metric=OOD, theirs="86.29, 85.71 (ImageNet-1k); 77.6, 75.04 (SST-2); but 89.43, 89.77 (CIFAR-100)"),
     Claim(table="1, 2", first=HYDRA, other=HYDRA_T, metric=OOD, theirs="86.29, 85.36 (ImageNet-1k); 89.43, 88.89 (CIFAR-100); 77.6, 71.85 (SST-2)"),
     Claim(table="1, 2", first=HYDRA, other="lora-ensemble", metric=OOD, theirs="86.29, 84.24 (ImageNet-1k); 89.43, 85.77 (CIFAR-100); 77.6, 70.83 (SST-2)"),
-    Claim(table="1, 2", first=HYDRA, other="MC dropout", metric=OOD, theirs="86.29, 83.7 (ImageNet-1k); 89.43, 84.74 (CIFAR-100); 77.6, 72.23 (SST-2)"),
+    Claim(table="1, 2", first=HYDRA, other=MC_DROPOUT, metric=OOD, theirs="86.29, 83.7 (ImageNet-1k); 89.43, 84.74 (CIFAR-100); 77.6, 72.23 (SST-2)"),
     Claim(table="1", first=HYDRA, other="batch-ensemble", metric=OOD, theirs="86.29, 84.34 (ImageNet-1k); 89.43, 86.27 (CIFAR-100)"),
-    Claim(table="1", first=HYDRA, other="mimo", metric=OOD, theirs="86.29, 83.63 (ImageNet-1k); 89.43, 88.08 (CIFAR-100)"),
+    Claim(table="1", first=HYDRA, other=MIMO, metric=OOD, theirs="86.29, 83.63 (ImageNet-1k); 89.43, 88.08 (CIFAR-100)"),
     Claim(table="1", first=HYDRA, other="oba", metric=OOD, theirs="86.29, 82.61 (ImageNet-1k); 89.43, 85.85 (CIFAR-100)"),
     Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric=ACCURACY, theirs="73.61, 66.46 (ImageNet-1k); 91.15, 86.52 (CIFAR-100); 91.74, 90.6 (SST-2)"),
     Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc near", theirs="73.81, 68.14 (ImageNet-1k); 87.39, 86.52 (CIFAR-100); 71.95, 58.05 (SST-2)"),
@@ -89,12 +108,28 @@ CLAIMS = (
     Claim(table="13", first=ENSEMBLE, other=HYDRA_T, metric="accuracy under shift all", theirs="57.12, 56.50 (ImageNet-C)"),
     Claim(table="13", first=HYDRA_T, other=ENSEMBLE, metric="accuracy under shift 5", theirs="36.79, 35.97 (ImageNet-C)"),
     Claim(table="14", first=HYDRA_T, other=SINGLE, metric="brier under shift all", more=False, theirs=".56, .58 (ImageNet-C)"),
+    *(Claim(table=table, first=first, other=other, metric=metric, more=more, theirs=theirs, equal=equal, tuned=False) for table, first, other, metric, more, theirs, equal in (
+        ("3", HYDRA, SINGLE, ACCURACY, True, "74.00, 73.65", None),
+        ("3", HYDRA, SINGLE, "ece", False, "3.49, 8.68", None),
+        ("3", HYDRA, SCALED, "ece", False, "3.49, 4.03", None),
+        ("3", HYDRA, BAYES, "ece", False, "3.49, 6.08", None),
+        ("3", HYDRA, SINGLE, "nll", False, ".93, .98", None),
+        ("3", SCALED, HYDRA, "nll", False, ".90, .93", None),
+        ("E.3.1", HYDRA_SCALED, SCALED, "nll", False, ".90, .90", None),
+        ("3", CIRCUIT, TAYLOR, ACCURACY, True, "71.91, 60.75", None),
+        ("3", HYDRA, SINGLE, OOD, True, "76.82, 70.76", None),
+        ("3", HYDRA, BAYES, OOD, True, "76.82, 71.84", None),
+        ("3", HYDRA, TAYLOR, OOD, True, "76.82, 67.44", None),
+        ("27", HYDRA, FEWER, ACCURACY, True, "74.00, 74.03", 0.01),
+        ("27", HYDRA, VISION, ACCURACY, True, "74.00, 72.92", None),
+    )),
 )  # fmt: skip
 """Those that need no data or device that is not here."""
 UNTESTED = {
     "1, 2 (batch 4, bf16): a hydra takes 1.07 times a single model's time, 7 too": "no GPU has run this yet (`benchmarks/runtime.py --device cuda`)",
     "1: packed ensembles": "not among the rows yet",
-    "3, 24 to 28: zero-shot CLIP on nine data sets": "neither the weights nor the data are here; `hydractl demo --task zero-shot` is the smallest stand-in",
+    "3, 24 to 28: OpenCLIP ViT-B/32 on nine data sets": "neither the weights nor the data are here; a small CLIP on five sets of classes stands in",
+    "27, 28: fine-tuned CLIP": "the paper tunes on a part of LAION-400M",
     "5 and figure 4: distances of heads' centroids": "`eval --analyse centroids,pca` measures them on any model; no row of this page does yet",
     "12: eight seeds": "deviations here are of as many seeds as the page names",
 }
@@ -110,6 +145,11 @@ class Found:
     gap: float
     half: float
     verdict: str
+
+
+def about(claim: Claim, task: str) -> bool:
+    """Return whether a claim is about models of a task: rows of the same name are of others there."""
+    return claim.tuned == (task != zero_shot.NAME)
 
 
 def judge(claim: Claim, seeds: Seeds) -> Found | None:

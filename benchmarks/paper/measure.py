@@ -3,6 +3,7 @@
     python benchmarks/paper/measure.py digits --work paper/ [--seeds 11 12 13 14 15]
     python benchmarks/paper/measure.py clinc150 --file CLINC150.jsonl --backbone MINILM/ --work paper/
     python benchmarks/paper/measure.py shapes --work paper/
+    python benchmarks/paper/measure.py zero-shot --work paper/
 
 Every model is made by hydractl's own commands and measured by `eval`. What lies in `--work` already is not made again, so that a
 run that was cut off goes on, and several processes may each have their seeds; kept are the numbers of all seeds named, in
@@ -15,7 +16,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,25 +23,23 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from plan import ENSEMBLE, HYDRA, HYDRA_T, MC_DROPOUT, MIMO, SINGLE, Making
+import zero_shot
+from plan import ENSEMBLE, HYDRA, HYDRA_T, SINGLE, WITHOUT, Making
 from promise import make_files, report
 from promise_plan import Plan
 from promise_tasks import asked
+from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
 from hydractl.manifest.report import Row
 from hydractl.runtime import versions
 
-Numbers = dict[str, float]
 RESULTS = HERE.parent / "results"
 RAW, SCALED, SHIFTED = "raw.json", "scaled.json", "shifted.json"
-EPOCHS = {"digits": (60, 12), "clinc150": (10, 5), "shapes": (20, 10)}
+EPOCHS = {"digits": (60, 12), "clinc150": (10, 5), "shapes": (20, 10), zero_shot.NAME: (zero_shot.EPOCHS, 0)}
 """Of the single model, and of what is tuned from it."""
-WITHOUT = {"clinc150": (MIMO,), "shapes": (MC_DROPOUT,)}
-"""MIMO is of images alone, and a CLIP's tower has no layer of dropout."""
 CORRUPTED = (SINGLE, ENSEMBLE, HYDRA, HYDRA_T)
 LIBRARIES = ("hydractl", "torch", "timm", "transformers", "scikit-learn")
-METRICS = ("accuracy", "brier", "nll", "ece", "adaptive_ece", "macs", "parameters", "training_macs")
-OOD = ("auroc", "fpr95", "aupr", "mutual_information", "disagreement")
+METRICS = (*QUALITY, *SIZES, "training_macs")
 
 
 def main() -> None:
@@ -49,10 +47,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options, begun = asked(parser)
+    options, begun = asked(parser, {zero_shot.NAME: zero_shot.begun})
     rows = []
     for seed in options.seeds:
-        rows.append(measured(planned(begun(options.work, seed), options.task)))
+        plan = begun(options.work, seed)
+        if options.task == zero_shot.NAME:
+            rows.append(zero_shot.measured(zero_shot.planned(plan)))
+        else:
+            rows.append(measured(planned(plan, options.task)))
         print(f"{options.task}: seed {seed} is measured", file=sys.stderr, flush=True)
     kept = {
         "command": f"python benchmarks/paper/measure.py {options.task} --seeds {' '.join(map(str, options.seeds))}",
@@ -94,15 +96,8 @@ def measured(plan: Plan) -> dict[str, Numbers]:
 
 
 def numbers(row: Row, plan: Plan) -> Numbers:
-    """Return what a row is judged by: OOD metrics are means over the test's sets, near and far, by max softmax."""
-    found = {name: row.values[name].value for name in METRICS}
-    groups = {"near": [*plan.data.near], "far": [*plan.data.far]}
-    groups["ood"] = groups["near"] + groups["far"]
-    for group, sets in groups.items():
-        found |= {f"{name} {group}": statistics.fmean(row.ood[s][name].value for s in sets) for name in OOD}
-    for name in ("mutual_information", "disagreement"):
-        found[name] = row.values[name].value if name in row.values else 0.0
-    return found
+    """Return what a row is judged by."""
+    return values(row, METRICS) | diversity(row) | foreign(row, plan)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ VARIED = {
     "dropout": "only dropout varies",
     "none": "nothing varies",
 }
+WITHOUT = {"clinc150": (MIMO,), "shapes": (MC_DROPOUT,)}
+"""Rows that a task cannot have: MIMO is of images alone, and a CLIP's tower has no layer of dropout."""
 MEMBERS, MOST = 3, 5
 DROPOUT = "0.1"
 RIVALS = ("lora-ensemble", "singular-values")

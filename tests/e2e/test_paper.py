@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from hydractl.cli.app import command_tree
+from hydractl.data.dataset import open_data
+from hydractl.stages.evaluate.refs import NamedModels
+
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "benchmarks" / "paper"
 
@@ -58,10 +62,42 @@ def test_members_differ_in_what_a_row_says_and_in_nothing_else(plan):
             assert {name for name in first if first[name] != other[name]} == ({varies} if varies else set())
 
 
-def test_claims_are_about_rows_that_are_made(claims, plan):
-    rows = {row.name for row in plan.rows}
+@pytest.fixture
+def zero_shot_plan(claims, tmp_path, monkeypatch):
+    import zero_shot
 
-    assert {name for claim in claims.CLAIMS for name in (claim.first, claim.other)} <= rows
+    monkeypatch.setattr(zero_shot, "_train", lambda *_: None)
+    return zero_shot.of_set(zero_shot.planned(zero_shot.begun(tmp_path / "seed", 11)), "quarter-2")
+
+
+def test_claims_are_about_rows_that_are_made(claims, plan, zero_shot_plan):
+    from zero_shot import HYDRA_SCALED, SCALED
+
+    made = {row.name for row in plan.rows}
+    zero_shot = {row.name for row in zero_shot_plan.rows} | {SCALED, HYDRA_SCALED}
+
+    for claim in claims.CLAIMS:
+        assert {claim.first, claim.other} <= (made if claim.tuned else zero_shot)
+
+
+def test_commands_of_zero_shot_models_are_ones_that_a_user_could_type(zero_shot_plan):
+    tree, plan = command_tree(), zero_shot_plan
+
+    for words in (
+        *(made.command for made in plan.files.values()),
+        plan.report("report.json", "--template", "a {label}", ood=False),
+    ):
+        tree.commands[words[0]].make_context(words[0], list(words[1:]))
+    for row in plan.rows:
+        NamedModels.parse(f"{row.name}={','.join(row.models)}")
+
+
+def test_hydras_of_a_quarter_know_its_classes(zero_shot_plan):
+    words = zero_shot_plan.files["circuit-6-hydra-quarter-2.st"].command
+    known = open_data("shapes::split=test,classes=6-11").class_names
+
+    assert words[words.index("--classes") + 1].split(",") == [*known]
+    assert zero_shot_plan.data.test == "shapes::split=test,classes=6-11"
 
 
 @pytest.mark.parametrize(

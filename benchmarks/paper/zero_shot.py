@@ -1,0 +1,171 @@
+"""The rows of the hydra paper's zero-shot tables (3, 24 to 28): a small CLIP names coloured shapes, and nothing is tuned.
+
+One CLIP a seed, from nothing. As many of its heads go as in the paper, a sixth (of "-6 heads" a fifth, the next number that 36
+heads allow), found once on all 24 classes; the ID sets are those and their four quarters. OOD data are of the first set, as the
+paper's are of ImageNet-1k. Temperatures are fitted there and hold for all sets; captions of BayesVLM are of images that the CLIP
+was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from plan import CIRCUIT, HYDRA, SINGLE, TAYLOR
+from promise import make_files, report
+from promise_plan import Data, Plan, Task
+from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
+
+from hydractl.cli.commands.demo.zero_shot import CAPTIONS, TRAIN, VAL, class_names
+from hydractl.data.dataset import open_data
+from hydractl.data.inputs import of_kind
+from hydractl.data.items import ImageSet
+from hydractl.manifest.report import Row as Measured
+from hydractl.runtime import one_thread
+from hydractl.training.contrastive import PairConfig, train_pair
+
+NAME = "zero-shot"
+SCALED, BAYES = "temperature scaling", "BayesVLM"
+HYDRA_SCALED, FEWER, VISION = (
+    f"{HYDRA} with temperature",
+    f"{HYDRA} with more heads gone",
+    f"{HYDRA} of vision alone",
+)
+CLIP, PAIRS, TEMPLATE = "clip", "pairs", CAPTIONS[0]
+WHOLE = "all"
+SETS = {WHOLE: range(24)} | {f"quarter-{i + 1}": range(6 * i, 6 * i + 6) for i in range(4)}
+LAYERS, HEADS, MEMBERS, EPOCHS = 3, 6, 3, PairConfig(templates=CAPTIONS).epochs
+REMOVED = 2 * LAYERS * HEADS // 6
+CAPTIONED = 960
+HYDRAS = {HYDRA: ("circuit", REMOVED), FEWER: ("circuit", REMOVED + 1), VISION: ("vision", REMOVED // 2)}
+"""The scores that members are drawn by, and how many heads each of them lacks."""
+
+
+def begun(folder: Path, seed: int) -> Plan:
+    """Return the plan of one seed; its CLIP is trained, and captioned images are written, if they are not there."""
+    _train(folder, seed)
+    data = Data(
+        train=TRAIN,
+        val=VAL,
+        test=_of("test", WHOLE),
+        near={"pairs": "shapes::classes=6-11,domain=novel"},
+        far={"photos": "photos::limit=360,size=24", "noise": f"noise::limit=360,size=24,seed={seed}"},
+        near_val="shapes::classes=0-5,domain=novel",
+    )
+    clip = str((folder / CLIP).resolve())
+    task = Task(
+        model=clip, tuning=("--template", TEMPLATE), lr=0.0, epochs=EPOCHS, blocks=LAYERS, heads=HEADS, start=(), start_cost=0.0,
+        scored=("--data", data.val, "--ood", data.near_val),
+    )  # fmt: skip
+    return Plan(folder=folder, data=data, task=task, seed=seed)
+
+
+def planned(plan: Plan) -> Plan:
+    """Plan what is made once, and the rows that are the same for every set of classes."""
+    clip, asked = plan.task.model, plan.task.tuning
+    plan.row(SINGLE, clip)
+    pairs = plan.path(f"{PAIRS}/{PAIRS}.jsonl")
+    plan.row(BAYES, f"bayesvlm:{clip}::data={pairs}::text=caption")
+    taylor = plan.make(
+        "taylor.json", "score", clip, "--method", "taylor", "--data", plan.data.train, "--limit", "240", "--keep", "5",
+        "--seed", str(plan.seed), *asked,
+    )  # fmt: skip
+    plan.row(
+        TAYLOR,
+        plan.make(
+            "taylor.st", "prune", clip, "--scores", taylor, "--keep", "5", "--per-layer", needs=[taylor]
+        ),
+    )
+    for name, towers in {"circuit": (), "vision": ("--towers", "vision")}.items():
+        most = 2 * max(removed for scores, removed in HYDRAS.values() if scores == name)
+        plan.make(f"{name}.json", "score", clip, *plan.task.scored, "--remove", str(most), *towers, *asked)
+    cut = ("prune", clip, "--scores", "circuit.json", "--remove", str(REMOVED), "--strategy", "best")
+    plan.row(CIRCUIT, plan.make("circuit.st", *cut, needs=["circuit.json"]))
+    return plan
+
+
+def measured(plan: Plan) -> dict[str, Numbers]:
+    """Return the numbers of every row by its name: means over the sets of classes, each set's own, and OOD data of the first."""
+    temperatures: dict[str, str] = {}
+    found: dict[str, Numbers] = {}
+    for name in SETS:
+        part = of_set(plan, name)
+        make_files(part)
+        rows = {
+            row.name: row
+            for row in report(part.report(f"raw-{name}.json", *_options(part), ood=name == WHOLE)).rows
+        }
+        for scaled, of in ((SCALED, SINGLE), (HYDRA_SCALED, HYDRA)):
+            rows[scaled] = _scaled(part, of, name, temperatures)
+        for row, measures in rows.items():
+            own = found.setdefault(row, {})
+            own |= {f"{metric} {name}": value for metric, value in values(measures, QUALITY).items()}
+            if name == WHOLE:
+                own |= foreign(measures, part) | diversity(measures) | values(measures, SIZES)
+    for own in found.values():
+        own |= {metric: statistics.fmean(own[f"{metric} {name}"] for name in SETS) for metric in QUALITY}
+    return found
+
+
+def _of(split: str, name: str) -> str:
+    """Return the shapes of a split whose classes are of a set."""
+    classes = SETS[name]
+    return f"shapes::split={split},classes={classes.start}-{classes.stop - 1}"
+
+
+def of_set(plan: Plan, name: str) -> Plan:
+    """Return the plan with hydras that know the classes of a set, and its test data."""
+    part = replace(
+        plan, data=replace(plan.data, test=_of("test", name)), files=dict(plan.files), rows=list(plan.rows)
+    )
+    names = class_names().split(",")
+    classes = ",".join(names[i] for i in SETS[name])
+    for row, (scores, removed) in HYDRAS.items():
+        members = [
+            part.make(
+                f"{scores}-{removed}-{i}.st", "prune", part.task.model, "--scores", f"{scores}.json", "--remove", str(removed),
+                "--strategy", "sample", "--pool", str(2 * removed), "--seed", str(part.seed + 100 * i), needs=[f"{scores}.json"],
+            )
+            for i in range(MEMBERS)
+        ]  # fmt: skip
+        asked = ("--classes", classes, *part.task.tuning)
+        part.row(row, part.fuse(f"{scores}-{removed}-hydra-{name}.st", members, *asked))
+    return part
+
+
+def _options(plan: Plan) -> Iterator[str]:
+    yield from ("--no-latency", *plan.task.tuning)
+
+
+def _scaled(part: Plan, of: str, name: str, temperatures: dict[str, str]) -> Measured:
+    """Return a row whose logits are divided by the temperature that is best for validation data of all classes."""
+    single = replace(part, rows=[row for row in part.rows if row.name == of])
+    given = temperatures.get(of, _of("val", name))
+    kind = "single" if of == SINGLE else "hydra"
+    (row,) = report(
+        single.report(
+            f"scaled-{kind}-{name}.json", *_options(part), "--temperature", given, ood=name == WHOLE
+        )
+    ).rows
+    temperatures.setdefault(of, repr(row.values["temperature"].value))
+    return row
+
+
+def _train(folder: Path, seed: int) -> None:
+    images = of_kind(open_data(TRAIN), ImageSet)
+    if not (folder / CLIP).exists():
+        with one_thread():
+            train_pair(images, folder / f"{CLIP}.part", PairConfig(templates=CAPTIONS, seed=seed))
+        (folder / f"{CLIP}.part").rename(folder / CLIP)
+    pairs = folder / PAIRS
+    if not (pairs / f"{PAIRS}.jsonl").exists():
+        pairs.mkdir(exist_ok=True)
+        lines, labels = [], images.labels or ()
+        for i in range(0, len(images), len(images) // CAPTIONED):
+            images.image(i).save(pairs / f"{i}.png")
+            caption = TEMPLATE.format(label=images.class_names[labels[i]])
+            lines.append(json.dumps({"image": f"{i}.png", "caption": caption}) + "\n")
+        (pairs / f"{PAIRS}.jsonl").write_text("".join(lines), encoding="utf-8")
