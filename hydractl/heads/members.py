@@ -77,14 +77,29 @@ def sample_masks(
     trunk = [head for head in order[:removals] if head.layer < start]
     candidates = sorted(head for head in order[:pool] if head.layer >= start)
     count = removals - len(trunk)
-    distinct = math.comb(len(candidates), count)
-    if distinct < sampling.members:
-        raise ValueError(
-            f"{sampling.members} different masks are wanted, but removing {count} of the "
-            f"{len(candidates)} pool heads in layers from {start} on gives {distinct}"
-        )
+    check_enough(len(candidates), count, members=sampling.members, start=start)
     base = drop_heads(full_mask(shape), trunk)
     return tuple(drop_heads(base, heads) for heads in _distinct_draws(candidates, count, sampling=sampling))
+
+
+def check_enough(candidates: int, removals: int, *, members: int, start: int = 0) -> None:
+    """Refuse to draw more masks than are distinct.
+
+    Args:
+        candidates: Heads that may go, in layers from `start` on.
+        removals: How many of them each mask removes.
+        members: How many masks.
+        start: For the message.
+
+    Raises:
+        ValueError: If there are not so many.
+    """
+    distinct = math.comb(candidates, removals)
+    if distinct < members:
+        raise ValueError(
+            f"{members} different masks are wanted, but removing {removals} of the "
+            f"{candidates} pool heads in layers from {start} on gives {distinct}"
+        )
 
 
 def random_masks(shape: Shape, *, removals: int, sampling: Sampling) -> tuple[dict[str, TowerKeep], ...]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from hydractl.cli.app import command_tree
 from hydractl.cli.commands.bench.plan import Pace, Work
-from hydractl.cli.commands.bench.rivals import PLANS
+from hydractl.cli.commands.bench.rivals import PLANS, Terms
 from hydractl.cli.commands.run.pipeline import parsed
+from hydractl.families.opening import open_model
 from hydractl.manifest.report import Report
 from hydractl.training.methods.reference import METHODS
+from support.builders import Sample
+from support.pairs import pair
+from support.reviews import arch, reviews, tokenization
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 DIGITS = "digits::classes=0-6"
@@ -25,6 +30,18 @@ DATA = (
     f"{DIGITS},split=test,limit=14",
 )
 SMALL = (*DATA, "--far", "noise::limit=8,size=8", "--members", "2", "--steps", "1", "-o", "bench")
+TOWER = {
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 1,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+TERMS = Terms(
+    out=Path("left"), model="m.st", blocks=2, heads=8, data="d", val="v", test="t", members=2, training={}, start=None, from_start={}
+)  # fmt: skip
 STARTED = (*SMALL, "--start", ARCH, "--start-epochs", "1", "--start-lr", "1e-3")
 
 
@@ -93,12 +110,10 @@ def test_another_plan_is_not_written_over_one_that_is_there(folder, call):
 
 
 def test_how_long_it_takes_is_said_first(folder, call):
-    seen = call("bench", "base.st", *SMALL, "--rivals", "mc,deep-ensemble,longer", "--dry-run")
+    seen = call("bench", "base.st", *SMALL, "--rivals", "mc,longer", "--dry-run")
 
     assert seen.code == 0
-    assert "without `--start` there is nothing to train deep-ensemble from" in seen.err
     assert "a step of training" in seen.err
-    assert "alone" not in seen.out
     assert "longer.st" in seen.out
 
 
@@ -150,13 +165,116 @@ def test_a_packed_ensemble_is_made_if_it_is_named(folder, call):
 
 def test_time_is_of_trainings_and_of_rows():
     work, pace = (
-        Work(training=100, from_start=300, row=5, blocks=2, heads=8, texts=False),
+        Work(training=100, from_start=300, row=5, blocks=2, heads=8),
         Pace(step=0.1, begin=2),
     )
 
     assert pace.of(work, PLANS["mc"], 3) == pytest.approx(0.5)
     assert pace.of(work, PLANS["hydra"], 3) == pytest.approx(3 * (100 * 0.1 + 2) + 3 * 0.5)
     assert pace.of(work, PLANS["deep-ensemble"], 3) == pytest.approx(3 * (300 * 0.1 + 2) + 3 * 0.5)
+
+
+TEXTS = (
+    "--data",
+    "train.jsonl",
+    "--val",
+    "val.jsonl",
+    "--test",
+    "test.jsonl",
+    "--members",
+    "2",
+    "--steps",
+    "1",
+)
+CANNOT = {
+    "base": {("deep-ensemble",): "without `--start` there is nothing to train it from"},
+    "tower": {("mc",): "tower.st: has no dropout layer, so every pass of `mc:` would say the same"},
+    "one": {("pruned-hydra",): "2 different masks are wanted, but removing 1 of the 1 pool heads"},
+    "twofold": {("laplace",): "doubts one linear last layer, and here the logits are made of more"},
+    "bert": {("mimo",): "bert.st reads texts, and images are what stands side by side"},
+    "clip": {
+        ("mc",): "has no dropout layer",
+        ("laplace",): "here is no linear layer that gives the logits",
+        ("temperature",): "clip.st stores other classes, or none",
+        ("longer", "hydra", "lora-ensemble", "mimo"): "clip.st: compares images with texts and has no classes to train on",
+    },
+}  # fmt: skip
+"""Of each model, which rivals it cannot have, and why."""
+
+
+@pytest.fixture(scope="module")
+def others(whole):
+    """A folder with a model of each kind, and texts."""
+    vit = ARCH.replace("num_heads=4", "num_heads=1")
+    made = {
+        "one": vit,
+        "twofold": "arch:deit_tiny_distilled_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7",
+        "tower": "arch:CLIPForImageClassification::num_labels=7,"
+        + ",".join(f"vision.{key}={value}" for key, value in TOWER.items()),
+    }
+    for name, reference in made.items():
+        opened = open_model(reference)  # holds the file
+        shutil.copy(opened.checkpoint.paths[0], whole / f"{name}.st")
+    pair("clip", whole).save(whole / "clip.st")
+    bert = open_model(arch(whole))
+    header = bert.header.model_copy(update={"preprocess": tokenization()})
+    Sample(header, bert.checkpoint.tensors()).save(whole / "bert.st")
+    for name, seed in (("train", 0), ("val", 1), ("test", 2)):
+        reviews(whole / f"{name}.jsonl", 8, seed=seed)
+    return whole
+
+
+@pytest.mark.parametrize("model", CANNOT)
+def test_what_a_model_cannot_have_is_left_out_of_all_and_said_in_a_line(others, folder, call, model):
+    """Each line of the plan is of what can be made: none is refused after others have trained."""
+    data = TEXTS if model == "bert" else SMALL[:-2]
+
+    seen = call("bench", f"{model}.st", *data, "-o", "left", "--rivals", "all", "--dry-run", "-q")
+
+    assert seen.code == 0, seen.err
+    told = [line for line in seen.err.splitlines() if line.startswith("warning: left out")]
+    for names, why in CANNOT[model].items():
+        (line,) = [line for line in told if why in line]
+        assert all(name in line.partition(":")[2].partition(":")[0] for name in names)
+        for name in names:
+            rows = PLANS[name].rows(TERMS)
+            assert not any(row in seen.out for row in rows)
+    assert not (folder / "left").exists()
+
+
+@pytest.mark.parametrize(("model", "name"), [(m, names[0]) for m, own in CANNOT.items() for names in own])
+def test_a_rival_that_is_named_and_cannot_be_made_is_refused_at_once(others, folder, call, model, name):
+    data = TEXTS if model == "bert" else SMALL[:-2]
+    why = next(why for names, why in CANNOT[model].items() if names[0] == name)
+
+    seen = call("bench", f"{model}.st", *data, "-o", "left", "--rivals", f"{name}", "-q")
+
+    assert (seen.code, seen.out) == (2, "")
+    assert f"`--rivals {name}`: " in seen.err
+    assert why in seen.err
+    assert not (folder / "left").exists()
+
+
+def test_what_trains_from_the_beginning_must_read_what_the_data_are(others, folder, call):
+    seen = call("bench", "base.st", *SMALL[:-1], "left", "--start", "bert.st", "--rivals", "deep-ensemble")
+
+    assert seen.code == 2
+    assert "`--rivals deep-ensemble`: " in seen.err
+    assert "texts" in seen.err
+
+
+def test_a_packed_ensemble_is_of_an_architecture(folder, call):
+    seen = call("bench", "base.st", *SMALL[:-1], "left", "--start", "base.st", "--rivals", "packed")
+
+    assert seen.code == 2
+    assert "base.st has weights" in seen.err
+
+
+def test_time_is_told_of_a_model_that_does_not_train(others, folder, call):
+    seen = call("bench", "clip.st", *SMALL[:-2], "-o", "left", "--dry-run")
+
+    assert seen.code == 0, seen.err
+    assert "Timing 10 batches of clip.st" in seen.err
 
 
 @pytest.mark.parametrize(

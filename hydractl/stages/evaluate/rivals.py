@@ -12,7 +12,9 @@ from hydractl.data.inputs import Reading, encoded, open_items
 from hydractl.data.items import Items
 from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.families.opening import OpenModel
+from hydractl.families.probe import probe_inputs
 from hydractl.families.tower import Towers
+from hydractl.fusion.building import load_any
 from hydractl.fusion.classes import prompts_of
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.document import ID_NAME
@@ -21,7 +23,7 @@ from hydractl.progress import Progress, counted
 from hydractl.rivals.bayesvlm import Compared, Pairs
 from hydractl.rivals.dropout import Thinned
 from hydractl.rivals.laplace import LastLayer
-from hydractl.rivals.reference import FEWEST, BayesVlm, McDropout, Rival, Swag
+from hydractl.rivals.reference import FEWEST, BayesVlm, Laplace, McDropout, Rival, Swag
 from hydractl.rivals.swag import Drawn
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
@@ -67,6 +69,19 @@ def derive(
     return Asked(
         replace(row, models=tuple(models), preprocess=reads), [opened[place] for place in first], tuple(told)
     )
+
+
+def check_made_of(rival: Rival, opened: OpenModel) -> None:
+    """Refuse what cannot be made of a model, as far as it can be told without data.
+
+    Raises:
+        UnsupportedModelError: As `derive`.
+    """
+    model, name = load_any(opened), opened.reference
+    if isinstance(rival, McDropout):
+        Thinned(model, rival, name=name)
+    elif isinstance(rival, Laplace):
+        LastLayer(model, rival, [probe_inputs(opened.header)], name=name)
 
 
 def _derive(

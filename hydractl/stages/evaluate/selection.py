@@ -65,9 +65,19 @@ def check_storable(config: EvalConfig, opened: OpenModel, classes: Classes | Non
     Raises:
         UsageError: If it is.
     """
+    if config.store:
+        check_stores(opened, classes)
+
+
+def check_stores(opened: OpenModel, classes: Classes | None) -> None:
+    """Refuse a model that does not store the classes that it is asked about.
+
+    Raises:
+        UsageError: If it does not.
+    """
     prompting = opened.header.prompting
     stored = (opened.header.labels, prompting.templates) if prompting else None
-    if config.store and classes and stored and stored != (classes.names, classes.templates):
+    if classes and stored and stored != (classes.names, classes.templates):
         raise UsageError(
             f"`--store`: {opened.reference} stores other classes, or none",
             hint="fuse the members with `--classes` and `--template` first",

@@ -77,15 +77,7 @@ class Work:
 def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     """Check everything that headers and labels can tell, and whether the output may be where it is to go."""
     pick_device(config.device)
-    method = config.trains_by
-    reference = narrowed(config.model, method) if isinstance(method, Packed) else config.model
-    opened = open_model(reference, arch=config.arch, seed=config.seed, backbone=True)
-    if opened.header.prompting is not None:
-        raise UsageError(
-            f"{config.model}: compares images with texts and has no classes to train on",
-            hint="zero-shot models are pruned and fused without training",
-        )
-    opened = reading_images(opened, config.images)
+    opened = reading_images(open_trained(config), config.images)
     check_takes(opened.header, where=opened.reference)
     teachers = open_teachers(config)
     check_models(config.outputs(), own, models=[opened, *teachers], data=[config.data, config.val])
@@ -144,6 +136,36 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     )
 
 
+def open_trained(config: FinetuneConfig) -> OpenModel:
+    """Open what trains.
+
+    Raises:
+        InputError: If it cannot be read.
+        UsageError: If it has no classifier and can have none, or a packed member cannot be made of it.
+    """
+    method = config.trains_by
+    reference = narrowed(config.model, method) if isinstance(method, Packed) else config.model
+    opened = open_model(reference, arch=config.arch, seed=config.seed, backbone=True)
+    if opened.header.prompting is not None:
+        raise UsageError(
+            f"{config.model}: compares images with texts and has no classes to train on",
+            hint="zero-shot models are pruned and fused without training",
+        )
+    return opened
+
+
+def check_trains(config: FinetuneConfig, opened: OpenModel) -> None:
+    """Refuse a method that a base cannot be trained by, as its architecture tells; of `mimo`, before its copies are fused.
+
+    Raises:
+        UsageError: As `prepare`.
+    """
+    method = config.trains_by
+    if isinstance(method, Mimo):
+        _check_sees(config, opened.header)
+    _trainable(config, opened, None if method is None else adapter_of(method, len(opened.header.masks)))
+
+
 def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
     """Refuse a recipe that would change texts as images are changed, where nothing but it says so."""
     if config.recipe_name is None or not isinstance(how, Tokenization):
@@ -192,15 +214,19 @@ def _adapter(config: FinetuneConfig, opened: OpenModel) -> Adapter | None:
 
 def _check_side(config: FinetuneConfig, header: Header) -> None:
     """Refuse what cannot see several images at once and tell each one's class."""
-    if isinstance(header.preprocess, Tokenization):
-        raise UsageError(
-            f"`--method mimo`: {config.model} reads texts, and images are what stands side by side"
-        )
+    _check_sees(config, header)
     depth = sum(tower.layers for tower in header.architecture.towers.values())
     if header.plan is None or header.plan.trunk < depth or Fate.GROUPED not in header.plan.fates.values():
         raise UsageError(
             f"`--method mimo`: {config.model} is no hydra whose members share every block and have a classifier each",
             hint=f"`hydractl fuse base.st base.st base.st --own-from {depth} -o copies.st` makes one of a base",
+        )
+
+
+def _check_sees(config: FinetuneConfig, header: Header) -> None:
+    if isinstance(header.preprocess, Tokenization):
+        raise UsageError(
+            f"`--method mimo`: {config.model} reads texts, and images are what stands side by side"
         )
 
 

@@ -12,7 +12,6 @@ from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import parsed
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.errors import OutputError, OutputExists
-from hydractl.progress import listed
 from hydractl.publish import publish_text
 
 PLAN = "bench.toml"
@@ -32,22 +31,19 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
       hydractl bench base.st --data train/ --val val/ --test test/ --rivals mc,laplace -o bench/ --dry-run
     """
     from hydractl.cli.app import command_tree, main
-    from hydractl.cli.commands.bench.measure import measure, work_of
+    from hydractl.cli.commands.bench.fits import fitting
+    from hydractl.cli.commands.bench.measure import base_of, measure, work_of
 
     progress, plan, tree = terminal.progress(), config.out / PLAN, command_tree()
-    work = work_of(config)
-    names = in_order(config, work)
-    text = written(tuple(stages(config, work)))
+    base = base_of(config)
+    work = work_of(config, base)
+    fit = fitting(config, base, config.terms(blocks=work.blocks, heads=work.heads), progress)
+    names = in_order(fit, work, members=config.members)
+    text = written(tuple(stages(config, names, work)))
     lines = parsed(plan, text, {}, tree)
     _check(plan, text, force=config.force or config.dry_run)
-    if left := [name for name in config.wanted if name not in names]:
-        starting = [name for name in left if PLANS[name].starts]
-        if starting:
-            progress.warn(f"without `--start` there is nothing to train {listed(starting)} from")
-        if others := [name for name in left if name not in starting]:
-            progress.warn(f"{listed(others)}: of images alone, and {config.model} reads texts")
     if not (terminal.as_json or terminal.quiet):
-        _say(config, names, work, measure(config, progress))
+        _say(config, names, work, measure(config, base, progress))
     if config.dry_run:
         show(lines, tree, json=terminal.as_json, quiet=terminal.quiet)
         return

@@ -36,14 +36,14 @@ TABLE, DATA = "Table", "Data"
 TRAINING = (RECIPE, *Declared.of(Recipe))
 
 
-def parse_rivals(text: str) -> tuple[str, ...]:
-    """Read `--rivals all|NAME,...`.
+def parse_rivals(text: str) -> tuple[str, ...] | None:
+    """Read `--rivals all|NAME,...`; None for all.
 
     Raises:
         UsageError: If there is no such rival, or one is named twice.
     """
     if text == ALL:
-        return EVERY
+        return None
     names = tuple(text.split(","))
     for name in names:
         if name not in PLANS:
@@ -81,7 +81,7 @@ class BenchConfig:
     far: tuple[NamedData, ...] = by_default((), replace(OOD_SETS, help="OOD data far from it."))
     rivals: tuple[str, ...] | None = setting(
         None,
-        f"Rows of the table: `{ALL}` (default; without {', '.join(n for n in PLANS if n not in EVERY)}), or some of {', '.join(PLANS)}.",
+        f"Rows of the table: `{ALL}` that MODEL can have (default; without {', '.join(n for n in PLANS if n not in EVERY)}), or some of {', '.join(PLANS)}.",
         parse=parse_rivals,
         metavar="NAME,...",
         panel=TABLE,
@@ -143,7 +143,7 @@ class BenchConfig:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The rivals that were asked for."""
+        """The rivals that were asked for; of all, those that the model cannot have are left out."""
         return EVERY if self.rivals is None else self.rivals
 
     def terms(self, *, blocks: int, heads: int) -> Terms:

@@ -12,12 +12,13 @@ from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.cli.commands.bench.plan import FORWARD, Pace, Work
 from hydractl.data.dataset import open_data
 from hydractl.data.inputs import content_of
-from hydractl.data.items import Content
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.families.opening import open_model
+from hydractl.families.opening import OpenModel, open_model
 from hydractl.manifest.header import Kind
 from hydractl.progress import Progress
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.training.recipes.recipe import Recipe
@@ -26,19 +27,29 @@ FEW, MORE = 2, 10
 """Steps that are timed; their difference leaves out what a command does besides. What only the first command does is not timed."""
 
 
-def work_of(config: BenchConfig) -> Work:
+def base_of(config: BenchConfig) -> OpenModel:
+    """Open what rivals are made of.
+
+    Raises:
+        InputError: If it cannot be read.
+        UsageError: If it is pruned or fused.
+    """
+    opened = open_model(config.model)
+    if opened.header.kind is not Kind.BASE:
+        raise UsageError(
+            f"{config.model}: is a {opened.header.kind.value}, and rivals are made of an unpruned model",
+            hint="name its base, and this one by `--hydra` or `--compare`",
+        )
+    return opened
+
+
+def work_of(config: BenchConfig, base: OpenModel) -> Work:
     """Count samples and steps.
 
     Raises:
         InputError: If a data set cannot be read.
-        UsageError: If the model is pruned or fused.
     """
-    header = open_model(config.model).header
-    if header.kind is not Kind.BASE:
-        raise UsageError(
-            f"{config.model}: is a {header.kind.value}, and rivals are made of an unpruned model",
-            hint="name its base, and this one by `--hydra` or `--compare`",
-        )
+    header = base.header
     wants = content_of(header.preprocess)
     towers = header.architecture.towers.values()
     counts: dict[DataRef, int] = {}
@@ -66,24 +77,42 @@ def work_of(config: BenchConfig) -> Work:
         row=tested / batch * FORWARD,
         blocks=max(t.layers for t in towers),
         heads=sum(t.layers * t.num_heads for t in towers),
-        texts=wants is Content.TEXTS,
     )
 
 
-def measure(config: BenchConfig, progress: Progress) -> Pace:
-    """Train a few steps, which are thrown away.
+def measure(config: BenchConfig, base: OpenModel, progress: Progress) -> Pace:
+    """Train a few steps, which are thrown away; of what compares images with texts, answer a few batches.
 
     Raises:
         HydraError: Whatever keeps the model from being trained on these data.
     """
-    progress.step(f"Timing {MORE} steps of training {config.model}")
+    trains = base.header.prompting is None
+    progress.step(f"Timing {MORE} {'steps of training' if trains else 'batches of'} {config.model}")
     with TemporaryDirectory() as folder:
-        _, few, more = (_timed(config, steps, Path(folder) / f"{steps}.st") for steps in (1, FEW, MORE))
+        out = Path(folder)
+        _, few, more = (
+            _trained(config, steps, out / f"{steps}.st") if trains else _answered(config, steps) / FORWARD
+            for steps in (1, FEW, MORE)
+        )
     step = (more - few) / (MORE - FEW) if more > few else more / MORE
     return Pace(step=step, begin=max(0.0, few - FEW * step))
 
 
-def _timed(config: BenchConfig, steps: int, out: Path) -> float:
+def _answered(config: BenchConfig, batches: int) -> float:
+    size = config.recipe.batch_size
+    begun = time.monotonic()
+    run_eval(
+        EvalConfig(
+            model=config.model,
+            data=replace(config.test, limit=batches * size),
+            metrics=("accuracy",),
+            batch_size=size,
+        )
+    )
+    return time.monotonic() - begun
+
+
+def _trained(config: BenchConfig, steps: int, out: Path) -> float:
     lr = config.recipe.lr[:1]
     begun = time.monotonic()
     run_finetune(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hydractl.cli.commands.bench.config import BenchConfig
@@ -25,7 +25,6 @@ class Work:
         row: One model's answers to all test data.
         blocks: How many the model has.
         heads: Likewise.
-        texts: Whether it reads these.
     """
 
     training: float
@@ -33,7 +32,6 @@ class Work:
     row: float
     blocks: int
     heads: int
-    texts: bool
 
     def of(self, rival: Rival, members: int) -> float:
         """Return what its stages and its rows take; a row computes as several models do, be they one or not."""
@@ -53,27 +51,18 @@ class Pace:
         return work.of(rival, members) * self.step + rival.trainings(members) * self.begin
 
 
-def in_order(config: BenchConfig, work: Work) -> tuple[str, ...]:
-    """Return the rivals that can be made, the cheapest first."""
-    return tuple(sorted(chosen(config, work), key=lambda name: work.of(PLANS[name], config.members)))
+def in_order(names: Iterable[str], work: Work, *, members: int) -> tuple[str, ...]:
+    """Return rivals, the cheapest first."""
+    return tuple(sorted(names, key=lambda name: work.of(PLANS[name], members)))
 
 
-def chosen(config: BenchConfig, work: Work) -> tuple[str, ...]:
-    """Return the rivals that can be made."""
-    return tuple(
-        name
-        for name in config.wanted
-        if not (PLANS[name].starts and config.start is None) and not (PLANS[name].reads_images and work.texts)
-    )
-
-
-def stages(config: BenchConfig, work: Work) -> Iterator[Stage]:
-    """Yield what makes the rivals, the cheapest first, then the table and its page."""
+def stages(config: BenchConfig, names: Sequence[str], work: Work) -> Iterator[Stage]:
+    """Yield what makes these rivals, in their order, then the table and its page."""
     terms = config.terms(blocks=work.blocks, heads=work.heads)
     compared = [f"{row.name}={','.join(row.models)}" for row in config.compare]
     if config.hydra is not None:
         compared.append(f"{model_name(config.model)}={config.model}")
-    for name in in_order(config, work):
+    for name in names:
         yield from PLANS[name].stages(terms)
         compared += [f"{row}={models}" for row, models in PLANS[name].rows(terms).items()]
     yield {

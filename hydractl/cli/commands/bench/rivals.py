@@ -59,7 +59,6 @@ class Rival:
         stages: What makes them; none where the row itself does.
         trainings: Of M members: how many models are trained, each as long as `finetune` is told.
         starts: Whether these train from the beginning.
-        reads_images: Whether it is of images alone.
         named: Whether `all` leaves it out: not every architecture will do.
     """
 
@@ -67,7 +66,6 @@ class Rival:
     stages: Callable[[Terms], Sequence[Stage]] = lambda _: ()
     trainings: Callable[[int], int] = lambda _: 0
     starts: bool = False
-    reads_images: bool = False
     named: bool = False
 
 
@@ -218,7 +216,6 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
             rows=lambda terms: {f"MIMO of {terms.members}": "@mimo"},
             stages=_mimo,
             trainings=lambda _: Mimo().repeat,  # a batch holds each image so often, and computes as much
-            reads_images=True,
         ),
         "oba": Rival(
             rows=lambda _: {"OBA": "@oba"},

@@ -1,0 +1,105 @@
+"""Which rivals a model can have, told before anything is made: by the checks of the very commands that would refuse later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydractl.cli.commands.bench.config import BenchConfig
+from hydractl.cli.commands.bench.rivals import PLANS, Rival, Stage, Terms
+from hydractl.data.dataset import open_data
+from hydractl.data.inputs import content_of
+from hydractl.errors import HydraError, UsageError
+from hydractl.families.opening import OpenModel
+from hydractl.heads.members import check_enough
+from hydractl.progress import Progress, listed
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.rivals import check_made_of
+from hydractl.stages.evaluate.selection import check_stores
+from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.work import check_trains, open_trained
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.shared.classes import NOTHING_NAMED
+
+
+def fitting(config: BenchConfig, base: OpenModel, terms: Terms, progress: Progress) -> tuple[str, ...]:
+    """Return the rivals that can be made, and say which cannot, and why.
+
+    Raises:
+        UsageError: If one cannot that was named.
+    """
+    look = _Look(config, base, terms)
+    left: dict[str, list[str]] = {}
+    for name in config.wanted:
+        try:
+            look.check(PLANS[name])
+        except HydraError as error:
+            if config.rivals is not None:
+                raise UsageError(
+                    f"`--rivals {name}`: {error.message}", hint=error.hint or "leave it out"
+                ) from error
+            left.setdefault(error.message, []).append(name)
+    for why, names in left.items():
+        progress.warn(f"left out {listed(names)}: {why}")
+    without = {name for names in left.values() for name in names}
+    return tuple(name for name in config.wanted if name not in without)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Looks at what a rival's stages and rows would be made of."""
+
+    config: BenchConfig
+    base: OpenModel
+    terms: Terms
+
+    def check(self, plan: Rival) -> None:
+        """Refuse a rival that cannot be made.
+
+        Raises:
+            HydraError: As the command that would make it.
+        """
+        if plan.starts and self.config.start is None:
+            raise UsageError(
+                "without `--start` there is nothing to train it from", hint="add `--start MODEL`"
+            )
+        for stage in plan.stages(self.terms):
+            if stage["command"] == FinetuneConfig.COMMAND:
+                self._trains(stage, starts=plan.starts)
+            elif stage["command"] == PruneConfig.COMMAND:
+                self._prunes(stage)
+            elif "store" in stage:
+                self._stores()
+        for made in self._rows(plan):
+            for _, rival in made.each():
+                if rival is not None:
+                    check_made_of(rival, self.base)
+
+    def _rows(self, plan: Rival) -> Iterator[NamedModels]:
+        for name, models in plan.rows(self.terms).items():
+            yield NamedModels.parse(f"{name}={models}")
+
+    def _trains(self, stage: Stage, *, starts: bool) -> None:
+        method = stage.get("method")
+        config = FinetuneConfig(
+            model=str(stage["model"]) if starts else self.terms.model,
+            data=self.config.data,
+            val=self.config.val,
+            out=Path(str(stage["out"])),
+            recipe=self.config.recipe,
+            method=None if method is None else str(method),
+        )
+        opened = open_trained(config)
+        open_data(config.data, wants=content_of(opened.header.preprocess), labelled=True)
+        check_trains(config, opened)
+
+    def _prunes(self, stage: Stage) -> None:
+        try:
+            check_enough(int(str(stage["pool"])), int(str(stage["remove"])), members=self.terms.members)
+        except ValueError as error:
+            raise UsageError(str(error), hint="give fewer `--members`, or leave it out") from error
+
+    def _stores(self) -> None:
+        tested = open_data(self.config.test, wants=content_of(self.base.header.preprocess), labelled=True)
+        check_stores(self.base, NOTHING_NAMED.classes(self.base, data=tested.class_names))
