@@ -229,7 +229,7 @@ complete -c hydractl -n '__hydractl_in eval' -l ood-score -x -a 'msp entropy mi 
 complete -c hydractl -n '__hydractl_in eval' -l knn-k -x -d 'Which nearest sample `knn` looks at (default 50)'
 complete -c hydractl -n '__hydractl_in eval' -l latency -l no-latency -d 'Measure time too'
 complete -c hydractl -n '__hydractl_in eval' -l bootstrap -x -d 'Resamples for 95 % intervals; 0 makes none'
-complete -c hydractl -n '__hydractl_in eval' -l fail-if -x -d 'Exit 5 if this is so of MODEL, for example `ece>0.02` or `acc<95%`'
+complete -c hydractl -n '__hydractl_in eval' -l fail-if -x -d 'Exit 5 if this is so of MODEL, for example `ece>0.02`, `acc<95%`, `auroc[near]<0.9`, `acc[fog:3]<80%`'
 complete -c hydractl -n '__hydractl_in eval' -l threshold-for -x -d 'Find which inputs a row may answer, by its OOD score, so that at most the share R of these answers is wrong'
 complete -c hydractl -n '__hydractl_in eval' -l delta -x -d 'The chance that the threshold does not keep it (default 0.05)'
 complete -c hydractl -n '__hydractl_in eval' -l store -r -F -d 'Write a copy of MODEL that stores its threshold and its `--temperature`, which `predict` then applies'

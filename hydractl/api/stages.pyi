@@ -462,7 +462,7 @@ def evaluate(
         knn_k: Which nearest sample `knn` looks at (default 50).
         latency: Measure time too.
         bootstrap: Resamples for 95 % intervals; 0 makes none.
-        fail_if: Exit 5 if this is so of MODEL, for example `ece>0.02` or `acc<95%`.
+        fail_if: Exit 5 if this is so of MODEL, for example `ece>0.02`, `acc<95%`, `auroc[near]<0.9`, `acc[fog:3]<80%`.
         threshold_for: Find which inputs a row may answer, by its OOD score, so that at most the share R of these answers is wrong. `--data` must be held out. Exit 5 if MODEL cannot keep it.
         delta: The chance that the threshold does not keep it (default 0.05).
         store: Write a copy of MODEL that stores its threshold and its `--temperature`, which `predict` then applies.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +12,7 @@ from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.curves import Curves, Origin
 from hydractl.manifest.document import Digest, Document, Fingerprint, Option, Strict
 from hydractl.manifest.heads import HeadMask, HeadScores
+from hydractl.manifest.scopes import scopes
 from hydractl.manifest.threshold import Threshold
 
 USUAL = "msp"
@@ -29,12 +31,14 @@ class Value(Strict):
 class Difference(Strict):
     """By how much the first row's numbers are more than another row's, on the ID set and on each OOD set.
 
-    Both are measured on the same resamples, so that the intervals are those of paired differences. `means` are over OOD sets.
+    Both are measured on the same resamples, so that the intervals are those of paired differences. `means` are over OOD sets;
+    `shift` is under corruptions, by the names that `Shift` explains.
     """
 
     values: dict[str, Value]
     ood: dict[str, dict[str, Value]] = Field(default={})
     means: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
+    shift: dict[str, dict[str, Value]] = Field(default={}, exclude_if=lambda value: not value)
 
 
 class Derived(Strict):
@@ -52,11 +56,34 @@ Severity = Annotated[str, Field(pattern="^([1-5]|all)$")]
 class Shift(Strict):
     """Numbers on the ID set under corruptions: by corruption, severity (`1` to `5`) and metric.
 
-    `means` are over corruptions, for each severity and, under `all`, over all that was measured.
+    `means` are over corruptions, for each severity and, under `all`, over all that was measured. `intervals` has 95 % intervals
+    by the names that conditions have: `fog:3`; `fog`, the mean over its severities; `shift:3` and `shift`, those over corruptions.
     """
 
     values: dict[str, dict[Severity, dict[str, float]]]
     means: dict[Severity, dict[str, float]]
+    intervals: dict[str, dict[str, tuple[float, float]]] = Field(
+        default={}, exclude_if=lambda value: not value
+    )
+
+    @property
+    def cells(self) -> Mapping[tuple[str, str], Mapping[str, float]]:
+        """The numbers of each corruption at each severity."""
+        return {(name, each): own for name, by in self.values.items() for each, own in by.items()}
+
+    def at(self, scope: str) -> dict[str, float]:
+        """Return the numbers of a name that a condition has, nothing where nothing was measured there."""
+        cells = self.cells
+        over = [cells[cell] for cell in scopes(cells).get(scope, ())]
+        shared = [name for name in over[0] if all(name in own for own in over)] if over else []
+        return {name: math.fsum(own[name] for own in over) / len(over) for name in shared}
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        for scope, own in self.intervals.items():
+            if not own.keys() <= self.at(scope).keys():
+                raise ValueError(f"intervals: `{scope}` has {sorted(own)}, which it has no numbers of")
+        return self
 
 
 class Row(Strict):
@@ -103,7 +130,8 @@ class Row(Strict):
 
 def _names(row: Row) -> Iterator[str]:
     """Yield the name of every number of a row, some of them again and again."""
-    compared = () if row.difference is None else (row.difference.values, *row.difference.ood.values())
+    less = row.difference
+    compared = () if less is None else (less.values, *less.ood.values(), *less.shift.values())
     for values in (row.values, *row.ood.values(), *row.ood_val.values(), *compared):
         yield from values
 
@@ -163,6 +191,9 @@ class Report(Document):
                 raise ValueError(f"rows[{i}].means: has {sorted(row.means)}; expected near, far or all")
             if row.difference is not None and row.difference.ood.keys() != {*sets}:
                 raise ValueError(f"rows[{i}].difference.ood: must name the data sets that near and far name")
+            known = scopes(row.shift.cells) if row.shift else {}
+            if row.difference is not None and not row.difference.shift.keys() <= known.keys():
+                raise ValueError(f"rows[{i}].difference.shift: must name what `shift` has numbers of")
         return self
 
     @model_validator(mode="after")
@@ -188,7 +219,7 @@ class Report(Document):
                 raise ValueError(
                     f"rows[{i}].best_score: is {row.best_score}, must be one of {', '.join(map(str, known))}"
                 )
-            cells = [own for each in row.shift.values.values() for own in each.values()] if row.shift else []
+            cells = row.shift.cells.values() if row.shift else ()
             for name in {name for own in cells for name in own} - self.definitions.keys():
                 raise ValueError(f"rows[{i}].shift: `{name}` has no definition")
         return self

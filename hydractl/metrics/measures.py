@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hydractl.manifest.report import Difference, Value
+from hydractl.manifest.report import ALL_SEVERITIES, Difference, Shift, Value
+from hydractl.manifest.scopes import SHIFT, scopes
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Measured, Resampling, mean_of
 from hydractl.metrics.samples import (
@@ -29,12 +30,58 @@ from hydractl.metrics.table import METRICS, needing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shifted:
+    """A row's numbers on the ID set under corruptions, all on the same resamples: what is drawn are clean samples.
+
+    Attributes:
+        cells: By corruption and severity.
+    """
+
+    cells: Mapping[tuple[str, str], Mapping[str, Measured]]
+
+    def told(self) -> Shift:
+        """Return what a report says of it."""
+        means = self._means()
+        told = {scope: _told(own) for scope, own in means.items()}
+        values: dict[str, dict[str, dict[str, float]]] = {}
+        for (name, severity), own in self.cells.items():
+            values.setdefault(name, {})[severity] = {metric: each.value for metric, each in own.items()}
+        severities = {scope: scope.removeprefix(f"{SHIFT}:") for scope in means if f"{SHIFT}:" in scope}
+        return Shift(
+            values=values,
+            means={
+                each: {metric: found.value for metric, found in means[scope].items()}
+                for scope, each in (severities | {SHIFT: ALL_SEVERITIES}).items()
+            },
+            intervals=_intervals(told),
+        )
+
+    def less(self, other: Shifted) -> dict[str, dict[str, Value]]:
+        """Return by how much the numbers are more than another row's, by what conditions call them."""
+        others = other._means()
+        found = {scope: _less(own, others[scope]) for scope, own in self._means().items() if scope in others}
+        return {scope: own for scope, own in found.items() if own}
+
+    def _means(self) -> dict[str, dict[str, Measured]]:
+        return {
+            scope: {
+                metric: mean_of([self.cells[cell][metric] for cell in over]) for metric in self.cells[over[0]]
+            }
+            for scope, over in scopes(self.cells).items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Numbers:
-    """A row's numbers, apart from its costs: on the ID set, on each OOD set, and the plain means over groups of these."""
+    """A row's numbers, apart from its costs: on the ID set, on each OOD set, and the plain means over groups of these.
+
+    `shift` are those under corruptions, if there are any.
+    """
 
     found: dict[str, Measured]
     found_ood: dict[str, dict[str, Measured]]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    shift: Shifted | None = None
 
     @property
     def values(self) -> dict[str, Value]:
@@ -49,14 +96,7 @@ class Numbers:
     @property
     def mean_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
         """As in `manifest.Row`: of the means of each group with a set."""
-        told = {group: _told(found) for group, found in self._means().items()}
-        found = {
-            group: {
-                name: (v.low, v.high) for name, v in own.items() if v.low is not None and v.high is not None
-            }
-            for group, own in told.items()
-        }
-        return {group: own for group, own in found.items() if own}
+        return _intervals({group: _told(found) for group, found in self._means().items()})
 
     def less(self, other: Numbers) -> Difference | None:
         """Return by how much the numbers are more than another row's on the same samples; None without intervals."""
@@ -64,7 +104,9 @@ class Numbers:
         ood = {name: _less(found, other.found_ood[name]) for name, found in self.found_ood.items()}
         others = other._means()
         means = {group: _less(found, others[group]) for group, found in self._means().items()}
-        return Difference(values=values, ood=ood, means=means) if values or any(ood.values()) else None
+        shift = self.shift.less(other.shift) if self.shift and other.shift else {}
+        there = values or any(ood.values())
+        return Difference(values=values, ood=ood, means=means, shift=shift) if there else None
 
     def _means(self) -> dict[str, dict[str, Measured]]:
         return {
@@ -79,6 +121,15 @@ class Numbers:
 
 def _told(found: Mapping[str, Measured]) -> dict[str, Value]:
     return {name: each.told() for name, each in found.items()}
+
+
+def _intervals(told: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return the intervals of what has one."""
+    found = {
+        group: {name: (v.low, v.high) for name, v in own.items() if v.low is not None and v.high is not None}
+        for group, own in told.items()
+    }
+    return {group: own for group, own in found.items() if own}
 
 
 def _less(found: Mapping[str, Measured], other: Mapping[str, Measured]) -> dict[str, Value]:

@@ -17,6 +17,8 @@ LETTERS = 42
 TICKS = 5
 LARGEST = 1e300
 """More could not be drawn in proportion."""
+SEVERAL = 0.55
+"""The opacity of one line of several of a row."""
 PALEST = 0.2
 """The opacity of a bar of nothing."""
 DOT, ROUND = 2.2, 8

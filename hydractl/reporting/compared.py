@@ -146,7 +146,8 @@ def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: 
     metric, values = quantity.metric, [number.value for number in numbers]
     if over == SETS:
         # of OOD sets reports may share samples
-        return mean_of_sets(numbers) if quantity.scope is None else Number(value=fmean(values))
+        apart = quantity.scope is None or quantity.under_shift
+        return mean_of_sets(numbers) if apart else Number(value=fmean(values))
     return student(values) if gap else student(values, low=metric.low, high=metric.high)
 
 

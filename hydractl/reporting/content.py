@@ -19,11 +19,11 @@ from hydractl.reporting.numbers import (
     Number,
     Quantity,
     Table,
-    centre,
-    interval,
+    cell_of,
     number_of,
     scopes,
 )
+from hydractl.reporting.shift import shift_tables
 from hydractl.reporting.verdict import JUDGED, negated
 
 FEW = 2
@@ -50,7 +50,7 @@ def tables(compared: Compared) -> Iterator[Table]:
             folded=folded,
             heads=tuple(q.heading for q in wanted),
             rows=tuple(
-                (row, tuple(_cell(q.metric, own.get(q)) for q in wanted))
+                (row, tuple(cell_of(q.metric, own.get(q)) for q in wanted))
                 for row, own in compared.rows.items()
             ),
         )
@@ -65,6 +65,7 @@ def tables(compared: Compared) -> Iterator[Table]:
                     for row, own in compared.differences.items()
                 ),
             )
+    yield from shift_tables(compared.quantities, compared.rows, compared.differences)
     if (times := Runtimes.of(compared)) is not None:
         yield Table(
             title=f"Time for {counted(times.samples, 'ID sample')} in batches of {times.batch_size}",
@@ -92,7 +93,7 @@ def _of_sets(compared: Compared) -> Iterator[Table]:
             folded=q.name not in JUDGED,
             heads=(*(Path(file).stem for file in compared.files), "mean"),
             rows=tuple(
-                (name, tuple(_cell(q.metric, number) for number in (*(e[name] for e in each), own.get(q))))
+                (name, tuple(cell_of(q.metric, number) for number in (*(e[name] for e in each), own.get(q))))
                 for name, own in compared.rows.items()
             ),
         )
@@ -122,10 +123,6 @@ def _groups(compared: Compared) -> Iterator[tuple[str, list[Quantity]]]:
     yield from ((name, wanted) for name, wanted in found if wanted)
 
 
-def _cell(metric: Metric, number: Number | None) -> Cell:
-    return Cell() if number is None else Cell(centre(metric, number), interval(metric, number))
-
-
 def _lead(metric: Metric, number: Number | None) -> Cell:
     """Return a difference, and whether the first row is better by it."""
     if number is None:
@@ -134,7 +131,7 @@ def _lead(metric: Metric, number: Number | None) -> Cell:
     word = ""
     if gain.interval is not None:
         word = "better" if gain.interval[0] > 0 else "worse" if gain.interval[1] < 0 else "includes 0"
-    value, more = _cell(metric, number)
+    value, more = cell_of(metric, number)
     return Cell("+" * (number.value > 0) + value, f"{more} {word}".strip())
 
 

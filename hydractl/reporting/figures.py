@@ -8,20 +8,19 @@ from math import sqrt
 
 from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.document import ID_NAME
-from hydractl.manifest.report import ALL_SEVERITIES, Row
+from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Needs
 from hydractl.progress import count, counted
 from hydractl.reporting.analyses.figures import analysis_figures
-from hydractl.reporting.chart import Axis, Chart, Figure, Series, legend, look
+from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, legend, look
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import Drawing, Point
 from hydractl.reporting.lineage import member_names
 from hydractl.reporting.maps import head_map
 from hydractl.reporting.numbers import GROUPS, Quantity, told, written
+from hydractl.reporting.shift import severity_chart
 from hydractl.reporting.verdict import JUDGED
 
-SEVERAL = 0.55
-"""The opacity of one line of several of a row."""
 UNDER_SHIFT = ("accuracy", "nll", "ece")
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
 
@@ -43,7 +42,9 @@ def _cost(compared: Compared) -> Figure | None:
         q
         for name in JUDGED
         for q in compared.quantities
-        if q.name == name and (q.metric.needs is not Needs.OOD or q.scope == "all" or not means)
+        if q.name == name
+        and not q.under_shift
+        and (q.metric.needs is not Needs.OOD or q.scope == "all" or not means)
     ]
     charts = [chart for q in shown if (chart := _frontier(compared, cost, q)) is not None]
     if not charts:
@@ -266,55 +267,14 @@ def _risk(compared: Compared) -> Figure | None:
 
 def _shift(compared: Compared) -> Figure | None:
     """Quality by the severity of corruptions, clean data at 0."""
-    shifts = [own.shift for row in compared.names for own in _rows(compared, row)]
-    known = [
-        {(severity, name) for severity in each.means for name in each.means[severity]}
-        for each in shifts
-        if each
-    ]
-    wanted = set.intersection(*known) if len(known) == len(shifts) else set()
-    severities = sorted({severity for severity, _ in wanted} - {ALL_SEVERITIES})
-    charts = [
-        _by_severity(compared, quantity, severities)
-        for quantity in map(Quantity, UNDER_SHIFT)
-        if severities and all((each, quantity.name) in wanted for each in severities)
-    ]
+    under = {q.name for q in compared.quantities if q.under_shift}
+    charts = [severity_chart(compared, Quantity(name)) for name in UNDER_SHIFT if name in under]
+    bars = "; bars are 95 % intervals" if any(s.kind == "marks" for c in charts for s in c.series) else ""
     return _figure(
         "shift",
         "Corruption",
-        "In-distribution data as corruptions leave them, means over the corruptions that were tried; 0 is the clean data.",
+        f"In-distribution data as corruptions leave them, means over the corruptions that were tried; 0 is the clean data{bars}.",
         (legend(compared.names), *(chart.drawn() for chart in charts)) if charts else (),
-    )
-
-
-def _by_severity(compared: Compared, quantity: Quantity, severities: Sequence[str]) -> Chart:
-    name, metric = quantity.name, quantity.metric
-    series = [
-        Series(
-            points=[
-                *([(0.0, row.values[name].value)] if name in row.values else []),
-                *((float(each), row.shift.means[each][name]) for each in severities if row.shift is not None),
-            ],
-            look=look(i),
-            opacity=1.0 if len(compared.reports) == 1 else SEVERAL,
-            titles=[row.name],
-        )
-        for i, own in enumerate(compared.names)
-        for row in _rows(compared, own)
-    ]
-    ends = [y for own in series for _, y in own.points]
-    return Chart(
-        title=f"{quantity.label} under corruption",
-        told="; ".join(
-            f"{s.titles[0]}: {', '.join(written(metric, y) for _, y in s.points)}" for s in series
-        ),
-        x=Axis(label="severity", high=5.0),
-        y=Axis.around(
-            f"{quantity.heading}, {'higher' if metric.higher_is_better else 'lower'} is better",
-            ends,
-            written="{:.4g}".format,
-        ),
-        series=series,
     )
 
 

@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from hydractl.manifest.scopes import SHIFT
+from hydractl.manifest.scopes import scopes as shifted_scopes
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import number_name
 from hydractl.metrics.table import METRICS
 from hydractl.progress import count
 
 if TYPE_CHECKING:
-    from hydractl.manifest.report import Report, Row, Value
+    from hydractl.manifest.report import Report, Row, Shift, Value
 
 GROUPS = ("near", "far", "all")
 """What has a mean over data sets."""
@@ -27,7 +29,7 @@ class Quantity(NamedTuple):
 
     Attributes:
         name: A metric, perhaps by another OOD score than the first: `auroc@mi`.
-        scope: None for the ID set and costs, else an OOD set or a group of them.
+        scope: None for the ID set and costs, else an OOD set or a group of them; of labelled data what it is under, as `Shift` names it.
     """
 
     name: str
@@ -43,6 +45,11 @@ class Quantity(NamedTuple):
         return METRICS[self.name.partition("@")[0]]
 
     @property
+    def under_shift(self) -> bool:
+        """Whether it is of the ID set as corruptions leave it."""
+        return self.scope is not None and self.metric.needs is Needs.LABELS
+
+    @property
     def heading(self) -> str:
         """What stands above it, in a table of its scope."""
         metric, _, score = self.name.partition("@")
@@ -55,6 +62,10 @@ class Quantity(NamedTuple):
         heading = {"Acc": "accuracy"}.get(self.heading, self.heading)
         if self.scope is None:
             return heading
+        if self.under_shift:
+            name, _, severity = self.scope.partition(":")
+            what = "corruption" if name == SHIFT else name
+            return f"{heading} under {what}{severity and f' of severity {severity}'}"
         return (
             f"{heading} (mean over {self.scope} sets)"
             if self.scope in GROUPS
@@ -108,7 +119,7 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
     found = []
     for metric in METRICS.values():
         by = report.ood_scores if metric.needs is Needs.OOD else report.ood_scores[:1]
-        where = [None, *scopes(report)] if metric.needs in {Needs.OOD, Needs.MEMBERS} else [None]
+        where = [None, *_scopes(report, metric)]
         found += [
             Quantity(number_name(metric.name, score, report.ood_scores), scope)
             for scope in where
@@ -117,8 +128,19 @@ def quantities(report: Report) -> tuple[Quantity, ...]:
     return tuple(q for q in found if q.metric.column and any(number_of(row, q) for row in report.rows))
 
 
+def _scopes(report: Report, metric: Metric) -> tuple[str, ...]:
+    """Return where a metric is measured beside the clean ID set, as far as tables show it: not each corruption at each severity."""
+    if metric.needs in {Needs.OOD, Needs.MEMBERS}:
+        return scopes(report)
+    shift = next((row.shift for row in report.rows if row.shift is not None), None)
+    under = shifted_scopes(shift.cells) if shift is not None and metric.needs is Needs.LABELS else {}
+    return tuple(scope for scope in under if scope.startswith(SHIFT) or ":" not in scope)
+
+
 def number_of(row: Row, quantity: Quantity) -> Number | None:
     """Return what a row says of it."""
+    if quantity.under_shift:
+        return None if row.shift is None else _under(row.shift, quantity)
     if quantity.scope in GROUPS:
         group = str(quantity.scope)
         mean = row.means.get(group, {}).get(quantity.name)
@@ -132,8 +154,17 @@ def difference_of(row: Row, quantity: Quantity) -> Number | None:
     said, scope = row.difference, quantity.scope
     if said is None:
         return None
+    if quantity.under_shift:
+        return _number(said.shift.get(str(scope), {}), quantity)
     sets = said.means if scope in GROUPS else said.ood
     return _number(said.values if scope is None else sets.get(scope, {}), quantity)
+
+
+def _under(shift: Shift, quantity: Quantity) -> Number | None:
+    scope = str(quantity.scope)
+    mean = shift.at(scope).get(quantity.name)
+    low, high = shift.intervals.get(scope, {}).get(quantity.name, (None, None))
+    return None if mean is None else Number(value=mean, low=low, high=high)
 
 
 def _number(values: Mapping[str, Value], quantity: Quantity) -> Number | None:
@@ -163,3 +194,16 @@ def interval(metric: Metric, number: Number) -> str:
     """Return the interval of a number, if it has one."""
     ends = () if number.interval is None else (written(metric, end) for end in number.interval)
     return f"[{', '.join(ends)}]" if number.interval else ""
+
+
+def cell_of(metric: Metric, number: Number | None) -> Cell:
+    """Return a number with its deviation, and its interval beside it."""
+    return Cell() if number is None else Cell(centre(metric, number), interval(metric, number))
+
+
+def signed(number: Number | None) -> Cell:
+    """Return a difference and its interval, each with its sign."""
+    if number is None:
+        return Cell()
+    ends = () if number.interval is None else (f"{end:+.3f}" for end in number.interval)
+    return Cell(f"{number.value:+.3f}", f"[{', '.join(ends)}]" if number.interval else "")

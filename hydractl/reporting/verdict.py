@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hydractl.manifest.scopes import SHIFT
 from hydractl.metrics.metric import Needs
 from hydractl.progress import listed
 from hydractl.reporting.compared import Compared
@@ -42,7 +43,10 @@ def judged(compared: Compared) -> list[Quantity]:
     """Return what sentences speak of, as far as it was measured."""
     sets = {q.scope for q in compared.quantities if q.metric.needs is Needs.OOD} - {*GROUPS}
     hidden = sets if len(sets) > MOST_SETS else {*GROUPS}
-    return [q for name in JUDGED for q in compared.quantities if q.name == name and q.scope not in hidden]
+    known = [
+        q for q in compared.quantities if q.scope not in hidden and (not q.under_shift or q.scope == SHIFT)
+    ]
+    return [q for name in JUDGED for q in known if q.name == name]
 
 
 def _sentence(compared: Compared, other: str) -> str:

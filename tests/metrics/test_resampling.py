@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hydractl.metrics.diversity import disagreement
 from hydractl.metrics.labelled import LABELLED
-from hydractl.metrics.measures import measure
+from hydractl.metrics.measures import Shifted, measure
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.metrics.samples import Responses, answers, places
@@ -201,6 +201,25 @@ def test_intervals_of_auroc_cover(inside, outside):
         covered += value.low <= truth <= value.high
 
     check_coverage(covered)
+
+
+def test_intervals_of_means_over_corruptions_cover():
+    """Most samples are as hard under each corruption, so that draws of each by itself would make intervals far too narrow."""
+    trials, generator, covered, apart = 150, seeded(), 0, 0
+    for trial in range(trials):
+        hard = torch.rand(100, generator=generator, dtype=torch.float64)
+        cells, others = {}, {}
+        for i in range(4):
+            hits = (0.9 * hard + 0.1 * torch.rand(100, generator=generator, dtype=torch.float64)) < 0.5
+            for found, seed in ((cells, trial), (others, 1000 * i + trial)):
+                found["fog", str(i + 1)] = Resampling(seed=seed).values([METRICS["accuracy"]], {"hits": hits})
+        low, high = Shifted(cells=cells).told().intervals["shift"]["accuracy"]
+        covered += low <= 0.5 <= high
+        low, high = Shifted(cells=others).told().intervals["shift"]["accuracy"]
+        apart += low <= 0.5 <= high
+
+    check_coverage(covered, trials)
+    assert apart < 0.8 * trials
 
 
 def test_resamples_of_a_diversity_metric_cover():

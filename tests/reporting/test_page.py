@@ -6,15 +6,18 @@ import re
 import xml.etree.ElementTree as ET
 from functools import cache
 from html.parser import HTMLParser
+from statistics import fmean, stdev
 
 import pytest
 
+from hydractl.errors import InputError
 from hydractl.manifest.curves import Bins
 from hydractl.manifest.report import Report, Value
 from hydractl.reporting.compared import Compared
-from hydractl.reporting.drawing import PAINTS, svg
+from hydractl.reporting.drawing import PAINTS, Path, svg
 from hydractl.reporting.figures import figures
 from hydractl.reporting.markdown import markdown
+from hydractl.reporting.numbers import Quantity
 from hydractl.reporting.page import page
 from support.reports import seeded
 
@@ -211,10 +214,59 @@ def test_corruptions_are_drawn_by_severity_from_the_clean_data_on():
     row = report.rows[0]
     text = made(report)
 
-    said = [row.values["accuracy"].value, *(row.shift.means[str(i)]["accuracy"] for i in range(1, 6))]
-    assert f"hydra: {', '.join(f'{value:.3f}' for value in said)}" in text
+    clean = row.values["accuracy"]
+    found = {i: row.shift.means[str(i)]["accuracy"] for i in range(1, 6)}
+    said = [f"{clean.value:.3f} [{clean.low:.3f}, {clean.high:.3f}]"]
+    said += [f"{value:.3f} [{value - 0.04:.3f}, {value + 0.03:.3f}]" for value in found.values()]
+    assert f"hydra: {', '.join(said)}" in text
     assert "ECE under corruption" not in text  # which the report does not have
-    assert 'id="shift"' not in made(report, seeded(1))
+    captions = Read(text).texts["caption"]
+    assert "Acc under 1 corruption of the ID set, means by severity" in captions
+
+
+def test_every_interval_under_corruption_is_a_bar():
+    """Six severities of three rows, and none where the report has none."""
+
+    def bars(report):
+        compared = Compared.of({"a.json": report})
+        (drawn,) = (figure for figure in figures(compared) if figure.name == "shift")
+        accuracy = drawn.panels[1].shapes
+        ends = [shape.parts[0] for shape in accuracy if isinstance(shape, Path) and shape.width == 1.5]
+        return [(low, high) for low, high in ends if low[0] == high[0] and low[1] > high[1]]
+
+    report = seeded(0, shift=True)
+    without = [
+        row.model_copy(
+            update={
+                "values": {name: Value(value=own.value) for name, own in row.values.items()},
+                "shift": row.shift.model_copy(update={"intervals": {}}),
+            }
+        )
+        for row in report.rows
+    ]
+    assert len(bars(report)) == 6 * len(report.rows)
+    assert bars(report.model_copy(update={"rows": tuple(without)})) == []
+
+
+def test_reports_are_put_together_that_are_of_the_same_corruptions():
+    with pytest.raises(InputError, match=r"b.json: has no number `accuracy\[fog\] of"):
+        Compared.of({"a.json": seeded(0, shift=True), "b.json": seeded(1)})
+
+
+def test_seeds_have_means_under_corruption_and_their_intervals():
+    reports = {f"{seed}.json": seeded(seed, shift=True) for seed in range(3)}
+    compared = Compared.of(reports)
+
+    shifts = [report.rows[0].shift for report in reports.values()]
+    for scope, values in (
+        ("shift:5", [shift.means["5"]["accuracy"] for shift in shifts]),
+        ("fog", [fmean(own["accuracy"] for own in shift.values["fog"].values()) for shift in shifts]),
+    ):
+        found = compared.rows["hydra"][Quantity("accuracy", scope)]
+        assert found.value == pytest.approx(fmean(values))
+        assert found.deviation == pytest.approx(stdev(values))
+    pages = page(compared, tuple(figures(compared)))
+    assert f"{compared.rows['hydra'][Quantity('nll', 'shift:5')].value:.3f} ± " in pages
 
 
 def test_equal_reports_are_equal_bytes_and_others_are_not():

@@ -132,7 +132,12 @@ def _shift(draw: Random) -> Shift:
         str(i): {"accuracy": 0.9 - i * draw.uniform(0.05, 0.08), "nll": 0.3 + i * draw.random()}
         for i in range(1, 6)
     }
-    return Shift(values={"fog": severities}, means=severities | {"all": severities["3"]})
+    intervals = {
+        scope + colon: {name: (found - 0.04, found + 0.03) for name, found in own.items()}
+        for each, own in severities.items()
+        for scope, colon in (("fog", f":{each}"), ("shift", f":{each}"))
+    }
+    return Shift(values={"fog": severities}, means=severities | {"all": severities["3"]}, intervals=intervals)
 
 
 def _curves(sets: tuple[str, ...], draw: Random) -> Curves:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table
-from hydractl.data.corruptions.names import KNOWN
 from hydractl.errors import CheckFailed, Interrupted, UsageError
 from hydractl.manifest.document import ID_NAME
 from hydractl.metrics.metric import Metric, Needs, Unit
@@ -16,7 +15,17 @@ from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
 from hydractl.progress import counted, listed
 from hydractl.reporting.analyses.tables import analysis_tables
-from hydractl.reporting.numbers import GROUPS, written
+from hydractl.reporting.numbers import (
+    GROUPS,
+    Quantity,
+    Table,
+    difference_of,
+    number_of,
+    quantities,
+    signed,
+    written,
+)
+from hydractl.reporting.shift import shift_tables
 from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
@@ -25,12 +34,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hydractl.manifest.document import Fingerprint
-    from hydractl.manifest.report import Report, Row, Shift
+    from hydractl.manifest.report import Report, Row
     from hydractl.stages.evaluate.report import EvalReport
 
 Column: TypeAlias = tuple[str | None, Metric]
-
-UNDER_SHIFT = ("accuracy", "brier", "nll", "ece")
 
 
 def again(config: EvalConfig, terminal: Terminal) -> None:
@@ -55,7 +62,8 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
     """Measure accuracy, calibration, OOD detection, diversity and cost, of one model or of several side by side.
 
     A condition names a metric of MODEL; on OOD data it says where: `auroc[near]`, `auroc[all]`, `fpr95[svhn]`, and of several
-    scores by which: `auroc@mi[far]`. Shares are between 0 and 1, as in tables and reports; `95%` is read as 0.95.
+    scores by which: `auroc@mi[far]`; of `--corrupt` under what: `acc[fog:3]`, `acc[fog]`, and means over corruptions `acc[shift:3]`,
+    `acc[shift]`. Shares are between 0 and 1, as in tables and reports; `95%` is read as 0.95.
 
     Under `torchrun` the processes share the batches, and the report is the same to the last byte but for times. Predictions wait
     on the disk until they are measured, float32, where the outputs go: memory holds some numbers a sample.
@@ -163,9 +171,7 @@ def render(document: Report, out: Console) -> None:
     if members:
         heads = ["members", *(f"{m.column} {'ID' if scope is None else 'OOD'}" for scope, m in members)]
         out.print(_table(document, members, heads, title="Diversity of the members"))
-    for found in analysis_tables(document):
-        cells = [[name, *(" ".join(filter(None, cell)) for cell in own)] for name, own in found.rows]
-        out.print(table(["", *found.heads], cells, title=found.title))
+    _show_tables(analysis_tables(document), out)
 
 
 def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence[Column]]) -> Iterator[str]:
@@ -188,30 +194,17 @@ def _is_marked(row: Row) -> bool:
 
 
 def _render_shift(document: Report, out: Console) -> None:
-    """Show each of the first metrics by severity, means over corruptions, and the accuracy by corruption."""
-    rows = [(row, row.shift) for row in document.rows if row.shift is not None]
-    if not rows:
-        return
-    names = [name for name in KNOWN if name in rows[0][1].values]
-    severities = [*rows[0][1].means]
-    for metric in (METRICS[name] for name in UNDER_SHIFT if name in rows[0][1].means[severities[0]]):
-        cells = [
-            [row.name, _cell(metric, row.values[metric.name].value)]
-            + [_cell(metric, shift.means[severity][metric.name]) for severity in severities]
-            for row, shift in rows
-        ]
-        title = f"{metric.column} under {counted(len(names), 'corruption')} of the ID set, means by severity"
-        out.print(table(["model", "clean", *severities], cells, title=title))
-    first = next((METRICS[name] for name in UNDER_SHIFT if name in rows[0][1].means[severities[0]]), None)
-    if first is not None and len(names) > 1:
-        by_name = [[name, *(_cell(first, _mean(shift, name, first)) for _, shift in rows)] for name in names]
-        title = f"{first.column} by corruption, means over severities"
-        out.print(table(["corruption", *(row.name for row, _ in rows)], by_name, title=title))
+    """Show the numbers under corruption."""
+    wanted = quantities(document)
+    rows = {row.name: {q: n for q in wanted if (n := number_of(row, q))} for row in document.rows}
+    less = {row.name: {q: n for q in wanted if (n := difference_of(row, q))} for row in document.rows[1:]}
+    _show_tables(shift_tables(wanted, rows, less), out)
 
 
-def _mean(shift: Shift, name: str, metric: Metric) -> float:
-    found = [own[metric.name] for own in shift.values[name].values()]
-    return sum(found) / len(found)
+def _show_tables(tables: Iterable[Table], out: Console) -> None:
+    for found in tables:
+        cells = [[name, *(" ".join(filter(None, cell)) for cell in own)] for name, own in found.rows]
+        out.print(table(["", *found.heads], cells, title=found.title))
 
 
 def _headline(document: Report) -> tuple[list[Column], list[str]]:
@@ -301,10 +294,7 @@ def _differences(document: Report, columns: Sequence[Column]) -> list[list[str]]
 
 def _difference(row: Row, scope: str | None, metric: Metric) -> str:
     """Return a difference and its interval, each with its sign; nothing where there is none."""
-    if row.difference is None:
-        return ""
-    found = (row.difference.values if scope is None else row.difference.ood[scope]).get(metric.name)
-    return "" if found is None else f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    return " ".join(filter(None, signed(difference_of(row, Quantity(metric.name, scope)))))
 
 
 def _cell(metric: Metric, *found: float | None) -> str:

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from hydractl.data.corruptions.names import ALL, KNOWN, SEVERITIES
 from hydractl.errors import UsageError
+from hydractl.manifest.scopes import SHIFT
 from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.scores import EVERY, MSP, number_name
 from hydractl.metrics.table import METRICS, metric_named
@@ -22,7 +24,9 @@ OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operat
 GRAMMAR = re.compile(
     r"\s*(?P<metric>\w+)(?:@(?P<score>[\w+-]+))?\s*(?:\[\s*(?P<scope>[^\[\]]*?)\s*\])?\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>\S+)\s*"
 )
-EXAMPLES = "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'`"
+EXAMPLES = (
+    "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'` or `--fail-if 'acc[fog:3]<80%'`"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,8 @@ class Condition:
     Attributes:
         metric: A name of `METRICS`.
         score: The OOD score that it ranks samples by; None for the first.
-        scope: None for the ID set and costs; else `near`, `far`, `all` or an OOD set's name.
+        scope: None for the ID set and costs; of OOD data `near`, `far`, `all` or a set's name; of labelled data what it is under:
+            `fog:3`, `fog` for the mean over its severities, `shift:3` and `shift` for those over all corruptions.
         comparison: One of `OPERATORS`.
         bound: In the metric's own unit: shares are in [0, 1].
     """
@@ -85,7 +90,12 @@ class Condition:
         return f"{self.metric}{score}{scope}{self.comparison}{self.bound:.12g}"
 
     def check_measured(
-        self, metrics: Sequence[str], scopes: Sequence[str], scores: Sequence[str] = (MSP,)
+        self,
+        metrics: Sequence[str],
+        scopes: Sequence[str],
+        scores: Sequence[str] = (MSP,),
+        *,
+        under: Sequence[str] = (),
     ) -> None:
         """Refuse a condition on what will not be measured, before anything is.
 
@@ -93,6 +103,7 @@ class Condition:
             metrics: What will be measured.
             scopes: The OOD sets and the groups of them that have a mean.
             scores: The OOD scores.
+            under: What there is under corruption.
 
         Raises:
             UsageError: With what to write instead.
@@ -114,12 +125,18 @@ class Condition:
                 f"`--fail-if {self}`: {self.metric} on which OOD data?",
                 hint=f"write `{self.metric}[{scopes[-1]}]`; there are {', '.join(scopes)}",
             )
-        if self.scope is not None and needs not in (Needs.OOD, Needs.MEMBERS):
+        if (
+            self.scope is not None
+            and needs is Needs.LABELS
+            and (self.scope in under or self.scope not in scopes)
+        ):
+            self._check_under(self.scope, under)
+        elif self.scope is not None and needs not in (Needs.OOD, Needs.MEMBERS):
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} is not measured on OOD data",
                 hint=f"write `{self.metric}{self.comparison}{self.bound:.12g}`",
             )
-        if self.scope is not None and self.scope not in scopes:
+        elif self.scope is not None and self.scope not in scopes:
             raise UsageError(
                 f"`--fail-if {self}`: there is no OOD data set or group `{self.scope}`",
                 hint=did_you_mean(self.scope, scopes)
@@ -128,6 +145,22 @@ class Condition:
 
         if self.score is not None:
             self._check_score(self.score, scores)
+
+    def _check_under(self, scope: str, under: Sequence[str]) -> None:
+        if scope in under:
+            return
+        name, _, severity = scope.partition(":")
+        corrupt = f"{ALL if name == SHIFT else name}{severity and f':{severity}'}"
+        there = name in {*KNOWN, SHIFT} and severity in {"", *map(str, SEVERITIES)}
+        known = f"add `--corrupt {corrupt}`" if there else None
+        named = ", ".join(each for each in under if ":" not in each)
+        raise UsageError(
+            f"`--fail-if {self}`: {self.metric} is not measured under `{scope}`",
+            hint=known
+            or did_you_mean(scope, under)
+            or did_you_mean(scope, (SHIFT, *KNOWN))
+            or (f"there are {named}, and each with `:1` to `:5`" if under else "add `--corrupt NAME`"),
+        )
 
     def _check_score(self, score: str, scores: Sequence[str]) -> None:
         if METRICS[self.metric].needs is not Needs.OOD:
@@ -154,5 +187,7 @@ class Condition:
     def _find(self, row: Row, name: str) -> float:
         if self.scope is None:
             return row.values[name].value
+        if row.shift is not None and METRICS[self.metric].needs is Needs.LABELS:
+            return row.shift.at(self.scope)[name]
         means: Mapping[str, float] | None = row.means.get(self.scope)
         return row.ood[self.scope][name].value if means is None else means[name]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from hydractl.analysis.settings import ANALYSING, NOTHING_ANALYSED, Analysing
-from hydractl.data.corruptions.names import ALL, IMAGES, TEXTS, Corruptions
+from hydractl.data.corruptions.names import ALL, IMAGES, KNOWN, TEXTS, Corruptions
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.manifest.scopes import scopes
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL, choose_metrics, needing
@@ -148,7 +149,7 @@ class EvalConfig:
     )
     fail_if: tuple[Condition, ...] = setting(
         (),
-        "Exit 5 if this is so of MODEL, for example `ece>0.02` or `acc<95%`.",
+        "Exit 5 if this is so of MODEL, for example `ece>0.02`, `acc<95%`, `auroc[near]<0.9`, `acc[fog:3]<80%`.",
         parse=Condition.parse,
         repeated=True,
         metavar="COND",
@@ -234,8 +235,22 @@ class EvalConfig:
             )
         if self.ood and not needing(chosen, Needs.OOD, Needs.MEMBERS):
             raise UsageError("there are OOD data sets, but no chosen metric looks at them")
+        self.check_conditions(
+            (name, str(severity))
+            for each in self.corrupt
+            for name in (KNOWN if each.name == ALL else (each.name,))
+            for severity in each.severities
+        )
+
+    def check_conditions(self, corrupted: Iterable[tuple[str, str]]) -> None:
+        """Refuse conditions on what will not be measured, the ID set being corrupted in these ways at these severities.
+
+        Raises:
+            UsageError: With what to write instead.
+        """
+        under = tuple(scopes(corrupted))
         for condition in self.fail_if:
-            condition.check_measured(chosen, self.scopes, self.scores)
+            condition.check_measured(self.chosen, self.scopes, self.scores, under=under)
 
     def _check_temperature(self) -> None:
         """Refuse a number that is no temperature, and an OOD set of the name that another set has in the report."""

@@ -99,6 +99,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     scores = read_scores(config, opened)
     texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
+    config.check_conditions((each.name, str(each.severity)) for each in corruptions)
     data = EvalData.open(config, opened, team, progress)
     check_apart(config, data.fingerprints)
     check_count(config, len(data.labels))
@@ -183,12 +184,12 @@ def _measure_rows(
             del row  # before the next one is loaded
             continue
         others = scaling.values(_stored(models)) | count_sizes(row, config.chosen, models)
-        numbers.append(_numbers(config, found, data.labels))
+        numbers.append(replace(_numbers(config, found, data.labels), shift=shift))
         measured = _row(config, named, models, found, data.labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
         told = {
             "values": measured.values | others,
-            "shift": shift,
+            "shift": None if shift is None else shift.told(),
             "difference": compared,
             "analyses": analyses,
         }

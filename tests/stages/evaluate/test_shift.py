@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +25,7 @@ from support.builders import base
 
 DATA = "digits::split=test,classes=0-6,limit=30"
 TEMPERATURE = 0.4
+RESAMPLES = 40
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def here(tmp_path_factory):
         base(seed=seed).save(folder / f"m{seed}.st")
     command = (
         "eval", f"{folder}/m0.st", "--compare", f"pair={folder}/m0.st,{folder}/m1.st", "--data", DATA, "--corrupt", "fog:5",
-        "--corrupt", "gaussian-noise:4-5", "--seed", "3", "--no-latency", "--device", "cpu", "--bootstrap", "3", "--temperature",
+        "--corrupt", "gaussian-noise:4-5", "--seed", "3", "--no-latency", "--device", "cpu", "--bootstrap", str(RESAMPLES), "--temperature",
         str(TEMPERATURE), "-o", f"{folder}/r.json", "--metrics", "nll,accuracy",
     )  # fmt: skip
     assert main([*command]) == 0
@@ -44,17 +47,42 @@ def report(here):
     return Report.read(here / "r.json")
 
 
-def by_hand(here, corruption):
-    """Accuracy and NLL of two models together."""
-    items = with_corruption(open_data(DATA), corruption)
+def samples_by_hand(here, corruption, seeds=(0, 1)):
+    """What each sample adds to the accuracy and the NLL of models together, (N,) of numpy."""
+    items = open_data(DATA) if corruption is None else with_corruption(open_data(DATA), corruption)
     batches = encoded(items, base().header.preprocess, batch_size=7)
     batch = [(b.inputs, b.labels) for b in batches]
     images, labels = (torch.cat(parts) for parts in zip(*batch, strict=True))
     with torch.inference_mode():
-        logits = torch.stack([load(here / f"m{seed}.st")(images) for seed in (0, 1)]).double() / TEMPERATURE
+        logits = torch.stack([load(here / f"m{seed}.st")(images) for seed in seeds]).double() / TEMPERATURE
     probs = logits.softmax(-1).mean(0)
     hits = (probs.argmax(-1) == labels).double()
-    return {"accuracy": float(hits.mean()), "nll": float(-probs[range(30), labels].log().mean())}
+    return {"accuracy": hits.numpy(), "nll": -probs[range(30), labels].log().numpy()}
+
+
+def by_hand(here, corruption):
+    """Accuracy and NLL of two models together."""
+    return {name: float(each.mean()) for name, each in samples_by_hand(here, corruption).items()}
+
+
+MEASURED = {
+    "shift": [("gaussian-noise", 4), ("gaussian-noise", 5), ("fog", 5)],
+    "shift:4": [("gaussian-noise", 4)],
+    "shift:5": [("gaussian-noise", 5), ("fog", 5)],
+    "gaussian-noise": [("gaussian-noise", 4), ("gaussian-noise", 5)],
+    "gaussian-noise:4": [("gaussian-noise", 4)],
+    "gaussian-noise:5": [("gaussian-noise", 5)],
+    "fog": [("fog", 5)],
+    "fog:5": [("fog", 5)],
+}
+
+
+def resampled(each, scope):
+    """Means of a scope on each resample of clean samples, by numpy: one draw of samples for all corruptions at once."""
+    generator = torch.Generator().manual_seed(3)
+    draws = [torch.randint(30, (30,), generator=generator).numpy() for _ in range(RESAMPLES)]
+    cells = np.stack([each[cell] for cell in MEASURED[scope]])
+    return cells.mean(), np.array([cells[:, draw].mean() for draw in draws])
 
 
 def test_the_numbers_are_those_of_the_corrupted_data(here, report):
@@ -67,6 +95,34 @@ def test_the_numbers_are_those_of_the_corrupted_data(here, report):
             expected = by_hand(here, Corruption(name, int(severity), seed=3))
             assert values == pytest.approx(expected, abs=1e-4)
             assert values["nll"] != pytest.approx(report.rows[1].values["nll"].value, abs=1e-4)
+
+
+def test_intervals_and_differences_are_of_resampled_clean_samples(here, report):
+    found, less = report.rows[1].shift.intervals, report.rows[1].difference.shift
+    assert found.keys() == less.keys() == MEASURED.keys()
+    corruptions = {cell: Corruption(*cell, seed=3) for cell in MEASURED["shift"]}
+    pair = {cell: samples_by_hand(here, own) for cell, own in corruptions.items()}
+    alone = {cell: samples_by_hand(here, own, seeds=(0,)) for cell, own in corruptions.items()}
+    for metric in ("accuracy", "nll"):
+        own = {cell: each[metric] for cell, each in pair.items()}
+        gap = {cell: alone[cell][metric] - each for cell, each in own.items()}
+        for scope in MEASURED:
+            mean, spread = resampled(own, scope)
+            low, high = np.quantile(spread, (0.025, 0.975))
+            assert report.rows[1].shift.at(scope)[metric] == pytest.approx(mean, abs=1e-4)
+            assert found[scope][metric] == pytest.approx((min(low, mean), max(high, mean)), abs=1e-4)
+            mean, spread = resampled(gap, scope)
+            low, high = np.quantile(spread, (0.025, 0.975))
+            value = less[scope][metric]
+            assert (value.value, value.low, value.high) == pytest.approx((mean, low, high), abs=1e-4)
+
+
+def test_every_interval_holds_its_number(report):
+    for row in report.rows:
+        for scope, own in row.shift.intervals.items():
+            for metric, (low, high) in own.items():
+                assert low <= row.shift.at(scope)[metric] <= high
+                assert low < high
 
 
 def test_means_are_over_corruptions(report):
@@ -84,15 +140,73 @@ def test_the_tables(here, report, capsys):
     assert main(["inspect", str(here / "r.json")]) == 0
 
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    start = lines.index("Acc under 2 corruptions of the ID set, means by severity")
-    assert lines[start + 1].split() == ["model", "clean", "4", "5", "all"]
-    row = report.rows[0]
-    cells = [row.values["accuracy"].value, *(row.shift.means[s]["accuracy"] for s in ("4", "5", "all"))]
-    assert lines[start + 3].split() == ["m0", *(f"{cell:.3f}" for cell in cells)]
+    text = " ".join(" ".join(lines).split())
+    assert "Acc under 2 corruptions of the ID set, means by severity clean 4 5 all" in text
+    row, other = report.rows
+    clean = row.values["accuracy"]
+    cells = [f"{clean.value:.3f} [{clean.low:.3f}, {clean.high:.3f}]"]
+    for each in ("shift:4", "shift:5", "shift"):
+        low, high = row.shift.intervals[each]["accuracy"]
+        cells.append(f"{row.shift.at(each)['accuracy']:.3f} [{low:.3f}, {high:.3f}]")
+    assert f"m0 {' '.join(cells)} pair " in text
+    gap = other.difference.shift["shift"]["nll"]
+    assert f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]" in text
     by_name = lines[lines.index("Acc by corruption, means over severities") :]
-    assert by_name[1].split() == ["corruption", "m0", "pair"]
+    assert by_name[1].split() == ["m0", "pair"]
     assert [line.split()[0] for line in by_name[3:5]] == ["gaussian-noise", "fog"]
     assert report.options["corrupt"] == ("fog:5", "gaussian-noise:4-5")
+
+
+def test_a_condition_on_a_corruption_decides(here, report, capsys):
+    """It is as `report --json` calls the number, and what it found is in the report."""
+    command = [
+        "eval",
+        f"{here}/m0.st",
+        "--data",
+        DATA,
+        "--no-latency",
+        "--device",
+        "cpu",
+        "--seed",
+        "3",
+        "--metrics",
+    ]
+    command += [
+        "accuracy",
+        "--corrupt",
+        "fog:5",
+        "--corrupt",
+        "gaussian-noise:4-5",
+        "--bootstrap",
+        "0",
+        "--temperature",
+    ]
+    command += [str(TEMPERATURE), "-o", str(here / "failed.json"), "--force"]
+    found = report.rows[0].shift.at("gaussian-noise")["accuracy"]
+
+    assert main([*command, "--fail-if", f"acc[gaussian-noise]<{found}"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--fail-if", f"acc[gaussian-noise]<={found}", "--fail-if", "acc[shift:5]<0"]) == 5
+    assert "1 of 2 checks failed for `m0`: `accuracy[gaussian-noise]<=" in capsys.readouterr().err
+    checks = Report.read(here / "failed.json").checks
+    assert [check.condition.partition("<")[0] for check in checks] == [
+        "accuracy[gaussian-noise]",
+        "accuracy[shift:5]",
+    ]
+    assert [check.found for check in checks] == [found, report.rows[0].shift.at("shift:5")["accuracy"]]
+    assert not Report.read(here / "failed.json").rows[0].shift.intervals
+
+
+def test_a_report_tells_what_was_corrupted(here, capsys):
+    assert main(["report", str(here / "r.json"), "--json"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    row = Report.read(here / "r.json").rows[1]
+    found = said["rows"]["pair"]["accuracy[gaussian-noise]"]
+    assert found["value"] == row.shift.at("gaussian-noise")["accuracy"]
+    assert [found["low"], found["high"]] == [*row.shift.intervals["gaussian-noise"]["accuracy"]]
+    gap = row.difference.shift["shift:5"]["nll"]
+    assert said["differences"]["pair"]["nll[shift:5]"]["low"] == gap.low
 
 
 def test_nothing_else_changes(here, report):
@@ -115,12 +229,16 @@ def test_nothing_else_changes(here, report):
 
 def test_a_report_has_numbers_that_are_defined(report):
     shift = report.rows[0].shift
+    strange = {name: {each: {"sharpness": 1.0} for each in own} for name, own in shift.values.items()}
     for changes, message in (
+        ({"values": strange, "intervals": {}}, "`sharpness` has no definition"),
         ({"means": {"6": {"nll": 1.0}}}, "severity|means"),
-        ({"values": {"fog": {"5": {"sharpness": 1.0}}}}, "sharpness"),
+        ({"values": {"fog": {"5": {"sharpness": 1.0}}}, "intervals": {}}, "difference.shift"),
+        ({"values": {"fog": {"5": {"sharpness": 1.0}}}}, "intervals: `[a-z:0-9-]+` has .*no numbers of"),
+        ({"intervals": {"fog:6": {"nll": (0.0, 1.0)}}}, "intervals: `fog:6` has"),
     ):
-        row = report.rows[0].model_copy(update={"shift": shift.model_copy(update=changes)})
-        broken = report.model_copy(update={"rows": (row, *report.rows[1:])})
+        row = report.rows[1].model_copy(update={"shift": shift.model_copy(update=changes)})
+        broken = report.model_copy(update={"rows": (report.rows[0], row)})
         with pytest.raises(ManifestError, match=message):
             Report.from_json(broken.to_json(), where="r.json")
 
@@ -128,7 +246,7 @@ def test_a_report_has_numbers_that_are_defined(report):
 def test_texts(tmp_path):
     data = reviews.reviews(tmp_path / "r.jsonl", 24, seed=0)
     config = EvalConfig(
-        model=reviews.arch(tmp_path), data=DataRef.parse(str(data)), latency=False, bootstrap=0, device="cpu",
+        model=reviews.arch(tmp_path), data=DataRef.parse(str(data)), latency=False, bootstrap=20, device="cpu",
         corrupt=(Corruptions.parse("all:5"),),
     )  # fmt: skip
 
@@ -137,6 +255,10 @@ def test_texts(tmp_path):
     clean = row.values["nll"].value
     assert row.shift.values["typos"]["5"]["nll"] != clean
     assert row.shift.values["case"]["5"]["nll"] == clean  # its tokenizer makes all letters small
+    for metric, (low, high) in row.shift.intervals["case:5"].items():
+        value = row.values[metric]
+        assert (row.shift.at("case")[metric], low, high) == (value.value, value.low, value.high)
+    assert row.shift.intervals["typos"]["nll"] != row.shift.intervals["case"]["nll"]
     assert math.isfinite(row.shift.means["all"]["nll"])
 
 
@@ -145,6 +267,11 @@ def test_what_cannot_be_is_refused(here, capsys):
     assert "`--corrupt typos` is for texts, but the model reads images" in capsys.readouterr().err
     assert main(["eval", f"{here}/m0.st", "--data", DATA, "--corrupt", "frog"]) == 2
     assert "did you mean `fog`" in capsys.readouterr().err
+    command = ["eval", f"{here}/m0.st", "--data", DATA, "--corrupt", "all:1"]
+    assert main([*command, "--fail-if", "acc[typos]<0.5"]) == 2  # of texts, as the model tells
+    assert "accuracy is not measured under `typos`" in capsys.readouterr().err
+    assert main([*command, "--fail-if", "acc[fgo:1]<0.5"]) == 2
+    assert "did you mean `fog:1`" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no chosen metric looks at labelled data"):
         EvalConfig(
             model="m", data=DataRef.parse(DATA), metrics=("macs",), corrupt=(Corruptions.parse("fog"),)

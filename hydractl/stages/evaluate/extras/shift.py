@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.inputs import with_corruption
 from hydractl.manifest.document import ID_NAME
-from hydractl.manifest.report import ALL_SEVERITIES, Shift
-from hydractl.metrics.measures import measure
+from hydractl.metrics.measures import Shifted, measure
 from hydractl.metrics.metric import Needs
-from hydractl.metrics.resampling import Resampling
+from hydractl.metrics.resampling import Measured, Resampling
 from hydractl.metrics.samples import Kept
 from hydractl.metrics.table import needing
 from hydractl.stages.evaluate.config import EvalConfig
@@ -25,42 +23,31 @@ def under_corruptions(
     data: EvalData,
     said: Callable[[PreparedData], Kept | None],
     scaling: Scaling,
-) -> Shift | None:
+) -> Shifted | None:
     """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
 
+    Memory holds what is said of one corruption, and of each metric a number a resample.
+
     Args:
-        config: Of the run.
-        corruptions: Which; memory holds what is said of one.
+        config: Of the run; its resamples are those of the clean ID set, so that a drawn sample is drawn under every corruption.
+        corruptions: Which.
         data: Whose ID set is corrupted.
         said: Has all processes run the row on a data set.
         scaling: Of the row's logits.
     """
-    values: dict[str, dict[str, dict[str, float]]] = {}
+    cells: dict[tuple[str, str], dict[str, Measured]] = {}
     for corruption in corruptions:
         clean = data.inputs[ID_NAME]
         items = with_corruption(clean.dataset, corruption)
         found = said(clean.of(items, name=f"{corruption.name} {corruption.severity}"))
         if found is None:
             continue
-        measured = measure(
+        cells[corruption.name, str(corruption.severity)] = measure(
             scaling(found),
             data.labels,
             {},
             metrics=needing(config.chosen, Needs.LABELS),
             scores=(),
-            resampling=Resampling(resamples=0),
-        ).values
-        own = {name: value.value for name, value in measured.items()}
-        values.setdefault(corruption.name, {})[str(corruption.severity)] = own
-    return Shift(values=values, means=_means(values)) if values else None
-
-
-def _means(values: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Return the mean over corruptions of every number, for each severity and over all that was measured."""
-    cells = [(severity, own) for by_severity in values.values() for severity, own in by_severity.items()]
-    groups = {each: [own for severity, own in cells if severity == each] for each in sorted(dict(cells))}
-    groups[ALL_SEVERITIES] = [own for _, own in cells]
-    return {
-        name: {metric: math.fsum(own[metric] for own in group) / len(group) for metric in group[0]}
-        for name, group in groups.items()
-    }
+            resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
+        ).found
+    return Shifted(cells=cells) if cells else None

@@ -1,0 +1,24 @@
+"""What numbers under corruption are called in conditions and reports. Importing it loads no pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+SHIFT = "shift"
+"""All corruptions together."""
+
+
+def scopes(measured: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Return what each name is the mean over, of corruptions at severities: `shift`, `shift:3`, `fog`, and `fog:3` itself.
+
+    Args:
+        measured: The corruption and the severity of each number, in the order of tables.
+    """
+    cells = [*dict.fromkeys(measured)]
+    severities = sorted({severity for _, severity in cells})
+    found = {SHIFT: cells} if cells else {}
+    found |= {f"{SHIFT}:{each}": [cell for cell in cells if cell[1] == each] for each in severities}
+    for name in dict.fromkeys(name for name, _ in cells):
+        own = [cell for cell in cells if cell[0] == name]
+        found |= {name: own} | {f"{name}:{severity}": [(name, severity)] for _, severity in own}
+    return found

@@ -1,0 +1,133 @@
+"""Numbers under corruption as tables and as curves over the severity. Importing it loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hydractl.data.corruptions.names import KNOWN
+from hydractl.manifest.scopes import SHIFT
+from hydractl.progress import counted
+from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, look
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.numbers import Number, Quantity, Table, cell_of, number_of, signed, told
+
+TABLED = ("accuracy", "brier", "nll", "ece")
+
+APART, TOGETHER = 0.06, 0.3
+"""How far apart two rows at one severity stand, and all of them."""
+
+Numbers = Mapping[str, Mapping[Quantity, Number]]
+
+
+def severities(quantities: Sequence[Quantity]) -> tuple[str, ...]:
+    """Return at which severities some of these were measured."""
+    scopes = dict.fromkeys(str(q.scope) for q in quantities if q.under_shift)
+    return tuple(scope.removeprefix(f"{SHIFT}:") for scope in scopes if scope.startswith(f"{SHIFT}:"))
+
+
+def shift_tables(quantities: Sequence[Quantity], rows: Numbers, differences: Numbers) -> Iterator[Table]:
+    """Yield each of the first metrics by severity, means over corruptions, and the first of them by corruption.
+
+    Args:
+        quantities: Those of a report.
+        rows: The numbers of each row.
+        differences: For each other row how much more the first one has.
+    """
+    under = {
+        q.name: [own for own in quantities if own.under_shift and own.name == q.name] for q in quantities
+    }
+    found = [name for name in TABLED if under.get(name)]
+    measured = {q.scope for q in under[found[0]]} if found else {}
+    names = [name for name in KNOWN if name in measured]
+    across = severities(quantities)
+    for name in found:
+        wanted = [
+            Quantity(name),
+            *(Quantity(name, f"{SHIFT}:{each}") for each in across),
+            Quantity(name, SHIFT),
+        ]
+        first = next(iter(rows))
+        yield Table(
+            title=f"{Quantity(name).heading} under {counted(len(names), 'corruption')} of the ID set, means by severity",
+            folded=False,
+            heads=("clean", *across, "all"),
+            rows=tuple(
+                (row, tuple(cell_of(q.metric, own.get(q)) for q in wanted)) for row, own in rows.items()
+            )
+            + tuple(
+                (f"{first} less {row}", tuple(signed(own.get(q)) for q in wanted))
+                for row, own in differences.items()
+                if any(q in own for q in wanted)
+            ),
+        )
+    if len(names) > 1:
+        metric = Quantity(found[0]).metric
+        yield Table(
+            title=f"{Quantity(found[0]).heading} by corruption, means over severities",
+            folded=False,
+            heads=tuple(rows),
+            rows=tuple(
+                (name, tuple(cell_of(metric, own.get(Quantity(found[0], name))) for own in rows.values()))
+                for name in names
+            ),
+        )
+
+
+def severity_chart(compared: Compared, quantity: Quantity) -> Chart:
+    """Return one number by the severity of corruptions, clean data at 0: rows stand a little apart, so that bars can be told."""
+    across = severities(compared.quantities)
+    metric = quantity.metric
+    places = {quantity: 0.0} | {Quantity(quantity.name, f"{SHIFT}:{each}"): float(each) for each in across}
+    several = len(compared.reports) > 1
+    lines = [
+        Series(
+            points=[
+                (x + _aside(i, compared), found.value)
+                for q, x in places.items()
+                if (found := number_of(row, q)) is not None
+            ],
+            look=look(i),
+            opacity=SEVERAL if several else 1.0,
+            titles=[row.name],
+        )
+        for i, own in enumerate(compared.names)
+        for report in compared.reports
+        for row in report.rows
+        if row.name == own
+    ]
+    marks = [*_spans(compared, places)]
+    ends = [y for own in lines for _, y in own.points]
+    ends += [end for own in marks for span in own.spans for end in span or ()]
+    return Chart(
+        title=f"{quantity.label} under corruption",
+        told="; ".join(
+            f"{row}: {', '.join(told(metric, own[q]) for q in places if q in own)}"
+            for row, own in compared.rows.items()
+        ),
+        x=Axis(label="severity", high=5.0),
+        y=Axis.around(
+            f"{quantity.heading}, {'higher' if metric.higher_is_better else 'lower'} is better",
+            ends,
+            written="{:.4g}".format,
+        ),
+        series=(*lines, *marks),
+    )
+
+
+def _aside(row: int, compared: Compared) -> float:
+    count = len(compared.names)
+    return (row - (count - 1) / 2) * min(APART, TOGETHER / count)
+
+
+def _spans(compared: Compared, places: Mapping[Quantity, float]) -> Iterator[Series]:
+    """Yield for each row its numbers with their intervals, beside those of others; of several reports the means."""
+    for i, (row, own) in enumerate(compared.rows.items()):
+        found = [(own[q], x) for q, x in places.items() if q in own and own[q].interval is not None]
+        if found:
+            yield Series(
+                points=[(x + _aside(i, compared), number.value) for number, x in found],
+                look=look(i),
+                kind="marks",
+                spans=[number.interval for number, _ in found],
+                titles=[row] * len(found),
+            )
