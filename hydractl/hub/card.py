@@ -5,19 +5,17 @@ Texts of files are shown as code, where they mark nothing up.
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from hydractl.errors import harmless, shortened
 from hydractl.hub.layout import is_stock, labels_of
-from hydractl.hub.readme import Readme
+from hydractl.hub.making import making
+from hydractl.hub.readme import Readme, code
 from hydractl.hub.repository import MAIN
-from hydractl.manifest.document import ID_NAME, Option
-from hydractl.manifest.header import Header, Kind, Preprocess, Step
+from hydractl.manifest.document import ID_NAME
+from hydractl.manifest.header import Header, Kind, Preprocess
 from hydractl.manifest.report import Report, Row, Value
 from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.table import METRICS
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 PICTURE, REPORT = "heads.png", "report.json"
 SHOWN_LABELS = 20
-_LENGTH = 300
 _LIBRARIES = {"timm": "timm", "transformers": "transformers", "openclip": "open_clip"}
 _IMAGES, _TEXTS, _ZERO_SHOT = "image-classification", "text-classification", "zero-shot-image-classification"
 _WHAT = {
@@ -99,7 +96,13 @@ def card_of(facts: Facts, there: bytes | None = None) -> bytes:
         license=facts.license or readme.said("license"),
         base_model=facts.base_model or (base if base and HUB_ID.fullmatch(base) else None),
     )
-    parts = (_what(facts), _results(facts), _loading(facts), _making(facts), _limits(facts))
+    parts = (
+        _what(facts),
+        _results(facts),
+        _loading(facts),
+        making(facts.header, facts.reference),
+        _limits(facts),
+    )
     return readme.with_part(facts.name, _metadata(facts), "\n\n".join(filter(None, parts))).encode()
 
 
@@ -164,7 +167,7 @@ def _what(facts: Facts) -> str:
     header, architecture = facts.header, facts.header.architecture
     rows = {
         "kind": header.kind.value + (f" of {counted(len(header.masks), 'member')}" if header.plan else ""),
-        "architecture": f"{_code(architecture.name)} of {architecture.library}",
+        "architecture": f"{code(architecture.name)} of {architecture.library}",
         "classes": _classes(header),
         "heads": "; ".join(_heads(header)),
         "parameters": f"{sum(prod(spec.shape) for spec in facts.specs.values()):,}",
@@ -179,7 +182,7 @@ def _what(facts: Facts) -> str:
     if facts.base_model is not None:
         rows["base model"] = f"[{facts.base_model}](https://huggingface.co/{facts.base_model})"
     if header.base is not None:
-        rows["base weights"] = _code(header.base)
+        rows["base weights"] = code(header.base)
     table = "\n".join(f"| {name} | {said} |" for name, said in rows.items() if said)
     picture = f"\n\n![Heads that are kept, layer by layer]({PICTURE})" if facts.pictured else ""
     return f"# {facts.name}\n\n{_WHAT[header.kind]}\n\n| | |\n|---|---|\n{table}{picture}"
@@ -210,7 +213,7 @@ def _results(facts: Facts) -> str:
     lines = [
         "## Results",
         "",
-        f"| | {' | '.join(_code(row.name) for row in rows)} |",
+        f"| | {' | '.join(code(row.name) for row in rows)} |",
         f"|---|{'---:|' * len(rows)}",
     ]
     for name, pick in _measured(report):
@@ -221,7 +224,7 @@ def _results(facts: Facts) -> str:
     on = (
         ""
         if data is None
-        else f" on {_code(data.reference)}" + (f" ({data.count} samples)" if data.count else "")
+        else f" on {code(data.reference)}" + (f" ({data.count} samples)" if data.count else "")
     )
     lines += [
         "",
@@ -242,7 +245,7 @@ def _measured(report: Report) -> Iterator[tuple[str, _Pick]]:
         yield _named(metric), _Pick(metric)
     for data in (*report.near, *report.far):
         for metric in sorted_names(row.ood.get(data, {}) for row in report.rows):
-            yield f"{_named(metric)}, {_code(data)}", _Pick(metric, data)
+            yield f"{_named(metric)}, {code(data)}", _Pick(metric, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,66 +307,6 @@ def _loading(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _making(facts: Facts) -> str:
-    steps = list(_steps(facts.header.made_by))
-    if not steps:
-        return ""
-    lines = ["## How it was made", "", *_commands(facts, steps)]
-    for number, step in enumerate(steps, start=1):
-        inputs = ", ".join(_code(source.name) for source in step.inputs)
-        settings = dict(step.options) | ({} if step.seed is None else {"seed": step.seed})
-        told = "; ".join(f"{name} {_code(_written(value))}" for name, value in settings.items())
-        lines.append(
-            f"{number}. `hydractl {step.command}` of {inputs or 'nothing'}" + (f": {told}" if told else "")
-        )
-    versions = ", ".join(f"{name} {version}" for name, version in steps[-1].versions.items())
-    lines += ["", f"Versions: {versions}. `hydractl inspect {facts.reference}` shows digests of all inputs."]
-    return "\n".join(lines)
-
-
-def _commands(facts: Facts, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the lines of a block of commands to paste, none where a step does not say what was typed."""
-    names: dict[tuple[str, ...], list[str]] = {}
-    for step in steps:
-        if step.typed is None:
-            return
-        line = ("hydractl", step.command, *map(_plain, step.typed))
-        read = (one for other in steps for one in other.inputs if one.made_by == step)
-        names.setdefault(line, []).extend(_plain(one.name) for one in read)
-    yield "```sh"
-    for line, found in names.items():
-        out = found[0] if found else f"{facts.header.kind.value}.st"
-        if len({*found}) > 1:
-            out = min(re.sub(r"\d+", "{i}", name) for name in found)
-        yield shlex.join((*line, "-o", out))
-    yield from (
-        "```",
-        "",
-        "Paths are left out: files are named as they were. All settings, with defaults:",
-        "",
-    )
-
-
-def _written(value: Option) -> str:
-    return (",".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
-
-
-def _steps(step: Step | None) -> Iterator[Step]:
-    """Yield the steps that led to one and it, each once, those before others first."""
-    seen: list[Step] = []
-
-    def visit(step: Step | None) -> None:
-        if step is None or step in seen:
-            return
-        for source in step.inputs:
-            visit(source.made_by)
-        if step not in seen:
-            seen.append(step)
-
-    visit(step)
-    yield from seen
-
-
 def _limits(facts: Facts) -> str:
     header = facts.header
     lines = ["## Limits", ""]
@@ -386,18 +329,8 @@ def _limits(facts: Facts) -> str:
         "",
         "## Licence",
         "",
-        f"{_code(facts.license)}, as the base model's licence asks for."
+        f"{code(facts.license)}, as the base model's licence asks for."
         if facts.license
         else "Nobody has said. The licence of the base model holds for what was made from it.",
     ]
     return "\n".join(lines)
-
-
-def _code(text: str) -> str:
-    """Return somebody else's text as code, in which nothing is markup, nor ends a cell of a table."""
-    return f"`{_plain(shortened(text, _LENGTH)).replace('|', '¦')}`"
-
-
-def _plain(text: str) -> str:
-    """Return somebody else's text as one line that ends no code."""
-    return re.sub(r"\s+", " ", harmless(text)).replace("`", "'")

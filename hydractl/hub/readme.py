@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hydractl.errors import HubError
+from hydractl.errors import HubError, harmless, shortened
 
 BEGIN = "<!-- hydractl:begin: every push makes anew what stands from here to hydractl:end; all else stays -->"
 END = "<!-- hydractl:end -->"
@@ -19,6 +19,8 @@ TAGS = ("hydractl", "base", "member", "hydra", "ensemble", "uncertainty")
 """Those that hydractl gives, each where it fits."""
 OURS = ("library_name", "metrics", "model-index", "model_name", "pipeline_tag")
 """Keys that tell what this very model is: none of a former one stays."""
+_LONGEST = 300
+"""Characters of somebody else's text that are shown."""
 _FRONT = re.compile(r"\A\s*---[ \t]*\r?\n(?:(.*?)\r?\n)??---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _MARK = re.compile(r"^<!-- hydractl:(begin|end)\b[^\n]*$", re.MULTILINE)
 
@@ -129,3 +131,13 @@ def _unreadable(why: str) -> HubError:
         f"the README.md that is there {why}",
         hint="nothing was pushed; mend it on the Hub, or delete it there, and push again",
     )
+
+
+def code(text: str) -> str:
+    """Return somebody else's text as code, in which nothing is markup, nor ends a cell of a table."""
+    return f"`{plain(shortened(text, _LONGEST)).replace('|', '¦')}`"
+
+
+def plain(text: str) -> str:
+    """Return somebody else's text as one line that ends no code."""
+    return re.sub(r"\s+", " ", harmless(text)).replace("`", "'")
