@@ -15,7 +15,7 @@ from hydractl.hub.making import making
 from hydractl.hub.readme import Readme, code
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.document import ID_NAME
-from hydractl.manifest.header import Header, Kind, Preprocess
+from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
 from hydractl.manifest.report import Report, Row, Value
 from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.table import METRICS
@@ -111,7 +111,7 @@ def _metadata(facts: Facts) -> dict[str, Any]:
 
     header = facts.header
     stock = is_stock(header)
-    trained = any(step.command == "finetune" for step in _steps(header.made_by))
+    trained = any(step.command == "finetune" for step in steps_to(header.made_by))
     relation = "merge" if header.kind == Kind.HYDRA else "finetune" if trained else None
     more: dict[str, Any] = {"base_model_relation": relation} if facts.base_model and relation else {}
     results = list(_eval_results(facts))
@@ -191,7 +191,7 @@ def _what(facts: Facts) -> str:
 def _classes(header: Header) -> str:
     names = header.labels[:SHOWN_LABELS]
     more = ", ..." if len(header.labels) > SHOWN_LABELS else ""
-    shown = f": {', '.join(map(_code, names))}{more}" if names else ""
+    shown = f": {', '.join(map(code, names))}{more}" if names else ""
     return f"{header.num_classes}{shown}" if header.num_classes else "named by texts"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from hydractl.hub.readme import code, plain
 from hydractl.manifest.document import Option
-from hydractl.manifest.header import Header, Step
+from hydractl.manifest.header import Header, Step, steps_to
 
 
 def making(header: Header, reference: str) -> str:
@@ -18,7 +18,7 @@ def making(header: Header, reference: str) -> str:
         header: Of the model; nothing is returned where it does not say what made it.
         reference: What hydractl calls the model.
     """
-    steps = list(_steps(header.made_by))
+    steps = steps_to(header.made_by)
     if not steps:
         return ""
     lines = ["## How it was made", "", *_commands(header, steps)]
@@ -59,19 +59,3 @@ def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
 
 def _written(value: Option) -> str:
     return (",".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
-
-
-def _steps(step: Step | None) -> Iterator[Step]:
-    """Yield the steps that led to one and it, each once, those before others first."""
-    seen: list[Step] = []
-
-    def visit(step: Step | None) -> None:
-        if step is None or step in seen:
-            return
-        for source in step.inputs:
-            visit(source.made_by)
-        if step not in seen:
-            seen.append(step)
-
-    visit(step)
-    yield from seen

@@ -176,6 +176,21 @@ class Step(Strict):
     typed: tuple[str, ...] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
+def steps_to(step: Step | None) -> tuple[Step, ...]:
+    """Return the steps that led to one and it, each once, those before others first; of none nothing."""
+    seen: list[Step] = []
+
+    def visit(step: Step | None) -> None:
+        if step is None or step in seen:
+            return
+        for source in step.inputs:
+            visit(source.made_by)
+        seen.append(step)
+
+    visit(step)
+    return tuple(seen)
+
+
 class FusePlan(Strict):
     """How members were fused.
 

@@ -15,12 +15,11 @@ from torch import Tensor
 from hydractl.families.probe import blank_inputs
 from hydractl.families.tower import Block, Stream, Tower
 from hydractl.inputs import Inputs
-from hydractl.manifest.header import Preprocess, Tokenization
+from hydractl.manifest.header import Preprocess, Tokenization, steps_to
 from hydractl.manifest.report import Value
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
-from hydractl.stages.shared.lineage import steps_to
 
 if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel

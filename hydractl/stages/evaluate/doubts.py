@@ -10,7 +10,7 @@ import numpy as np
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import ID_NAME, Fingerprint
-from hydractl.manifest.header import Step
+from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.ranking import TPR
@@ -19,7 +19,6 @@ from hydractl.metrics.table import FIT, TEMPERATURE, VAL, needing
 from hydractl.progress import counted
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.shared.lineage import steps_to
 
 FEW = 100
 """Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydractl.data.reference import DataRef
@@ -110,11 +110,3 @@ def scored_by(scores: HeadScores, opened: OpenModel) -> Step | None:
         asked=scores.asked,
         typed=scores.typed,
     )
-
-
-def steps_to(step: Step | None) -> Iterator[Step]:
-    """Yield a step and those before it, the last ones first; one that several led from again and again."""
-    if step is not None:
-        yield step
-        for source in step.inputs:
-            yield from steps_to(source.made_by)

@@ -18,7 +18,7 @@ from hydractl.families.opening import OpenModel
 from hydractl.inputs import Inputs
 from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.document import ID_NAME
-from hydractl.manifest.header import Fate, Kind, Step
+from hydractl.manifest.header import Fate, Kind, steps_to
 from hydractl.manifest.heads import HeadScores
 from hydractl.metrics.samples import Kept
 from hydractl.metrics.scores import SCORES
@@ -211,13 +211,7 @@ def apart_of(row: Sequence[OpenModel], opened: Sequence[Sequence[OpenModel]]) ->
 
 def _ancestors(model: OpenModel) -> Iterator[str]:
     """Yield the digests of what a model was made of, the nearest first, and its base's at last."""
-    steps = [model.header.made_by]
-    while steps:
-        later: list[Step | None] = []
-        for step in steps:
-            for file in step.inputs if step is not None else ():
-                yield file.sha256
-                later.append(file.made_by)
-        steps = later
+    for step in reversed(steps_to(model.header.made_by)):
+        yield from (file.sha256 for file in step.inputs)
     if model.header.base is not None:
         yield model.header.base
