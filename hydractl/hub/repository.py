@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ from hydractl.progress import SILENT, Progress, counted
 from hydractl.runtime import CHUNK_BYTES, digest_file
 
 if TYPE_CHECKING:
-    import httpx2
     from huggingface_hub import HfApi, RepoFile
 
 T = TypeVar("T")
@@ -32,6 +32,8 @@ TOO_MANY = 429
 _PASSING = frozenset({408, 425, TOO_MANY, 500, 502, 503, 504})
 """What may be otherwise in a moment."""
 _MEANWHILE = frozenset({409, 412})
+_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})\b")
+"""How the client of the Hub's Xet storage words an answer, for which it has one kind of error."""
 _AGAIN = "the same command pushes what is missing, and nothing twice"
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
@@ -301,7 +303,10 @@ def _failure(error: Exception, target: Target) -> _Failure:
     if isinstance(error, errors.OfflineModeIsEnabled):
         return _Failure("the Hub is switched off", "unset HF_HUB_OFFLINE")
     if isinstance(error, errors.HfHubHTTPError):
-        return _answered(error.response, target, _said(error))
+        wait = _retry_after(error.response.headers.get("Retry-After"))
+        return _answered(error.response.status_code, target, _said(error), wait)
+    if isinstance(error, OSError | RuntimeError) and (status := _STATUS.search(str(error))):
+        return _answered(int(status[1]), target, _said(error))
     passing = isinstance(error, httpx2.HTTPError | JSONDecodeError | OSError | RuntimeError)
     if passing and not isinstance(error, RecursionError):
         return _Failure(f"the connection to the Hub failed: {_said(error)}", _AGAIN, passing=True)
@@ -311,11 +316,10 @@ def _failure(error: Exception, target: Target) -> _Failure:
     )
 
 
-def _answered(answer: httpx2.Response, target: Target, said: str) -> _Failure:
-    """Return what an answer of the Hub means that is no success."""
-    status, owner = answer.status_code, target.name.partition("/")[0]
+def _answered(status: int, target: Target, said: str, wait: float = 0.0) -> _Failure:
+    """Return what an answer of the Hub means that is no success; `wait` are the seconds that it asks for."""
+    owner = target.name.partition("/")[0]
     if status in _PASSING:
-        wait = _retry_after(answer.headers.get("Retry-After"))
         what = "too many requests" if status == TOO_MANY else "the Hub is failing"
         first = f"wait {wait:.0f} s; " if wait else ""
         return _Failure(f"{what} ({status})", first + _AGAIN, passing=True, wait_s=wait)

@@ -1,0 +1,112 @@
+"""Large files go to Xet storage, as they do on the Hub: the same commit, the same words where it fails."""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+
+import pytest
+
+from hydractl.errors import HubError
+from hydractl.hub.repository import Target, push
+from support.hub import serve
+from support.xet import STORAGE, TOKEN, XetHub
+
+pytestmark = pytest.mark.newer  # the storage speaks otherwise with older clients
+NAME = "org/large"
+CONTENT = random.Random(0).randbytes(300_000)  # noqa: S311 - no secret
+
+
+@pytest.fixture
+def xet(hub, monkeypatch):
+    """Return what runs a Hub that has Xet storage, with this process logged in to it."""
+    from huggingface_hub import constants
+
+    @contextmanager
+    def run(**told):
+        with serve(XetHub(**told)) as served:
+            monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
+            yield served
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    return run
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "weights").write_bytes(CONTENT)
+    return {"model.safetensors": tmp_path / "weights", "config.json": b"{}"}
+
+
+def target():
+    return Target(name=NAME, message="A model")
+
+
+def test_one_commit_holds_everything_and_the_same_makes_none(xet, files):
+    with xet() as served:
+        first = push(files, target())
+        stored = [path for path in served.asked if path.startswith(STORAGE)]
+        again = push(files, target())
+
+        repository = served.repositories[NAME]
+        assert repository.files()["model.safetensors"] == CONTENT
+        assert (repository.made, again.unchanged, again.commit) == (1, True, first.commit)
+        assert stored
+        assert stored == [path for path in served.asked if path.startswith(STORAGE)]
+
+
+def test_the_storage_never_sees_the_token_of_the_hub(xet, files):
+    seen = set()
+
+    def watch(asked):
+        if asked.path.startswith(STORAGE):
+            seen.add(asked.authorization)
+
+    with xet(refuse=watch):
+        push(files, target())
+
+    assert seen == {f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize(("status", "told"), [(403, "may not write there"), (401, "does not take the token")])
+def test_a_token_that_may_not_write_there_is_said(xet, files, status, told):
+    def refuse(asked):
+        return (status, {}, b"{}") if "xet-write-token" in asked.path else None
+
+    with xet(refuse=refuse) as served, pytest.raises(HubError) as refused:
+        push(files, target())
+
+    assert told in str(refused.value)
+    assert (
+        len([path for path in served.asked if "xet-write-token" in path]) <= 2
+    )  # the client asks twice by itself
+    assert served.repositories[NAME].made == 0
+
+
+@pytest.mark.parametrize("part", ["xorbs", "shards"])
+def test_a_storage_that_fails_in_between_is_asked_again(xet, files, part):
+    failed = []
+
+    def refuse(asked):
+        if f"/v1/{part}" in asked.path and len(failed) < 2:
+            failed.append(asked.path)
+            return 503, {}, b""
+        return None
+
+    with xet(refuse=refuse) as served:
+        push(files, target())
+
+        assert len(failed) == 2
+        assert served.repositories[NAME].files()["model.safetensors"] == CONTENT
+        assert served.repositories[NAME].made == 1
+
+
+def test_a_storage_that_refuses_leaves_the_branch_as_it_was(xet, files, clock):
+    def refuse(asked):
+        return (400, {}, b"no") if "/v1/xorbs" in asked.path else None
+
+    with xet(refuse=refuse) as served, pytest.raises(HubError) as refused:
+        push(files, target())
+
+    assert "push" in refused.value.hint
+    assert served.repositories[NAME].made == 0
