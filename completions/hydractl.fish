@@ -258,7 +258,7 @@ complete -c hydractl -n '__hydractl_in bench' -l val -r -a 'digits shapes photos
 complete -c hydractl -n '__hydractl_in bench' -l test -r -a 'digits shapes photos noise reviews intents manual letters' -F -d 'Labelled test data, which the table is of'
 complete -c hydractl -n '__hydractl_in bench' -l near -x -d 'OOD data close to it'
 complete -c hydractl -n '__hydractl_in bench' -l far -x -d 'OOD data far from it'
-complete -c hydractl -n '__hydractl_in bench' -l rivals -x -d 'Rows of the table: `all` that MODEL can have (default; without packed), or some of temperature, mc, laplace, longer, hydra, pruned-hydra, lora-ensemble, batch-ensemble, mimo, oba, singular-values, packed, deep-ensemble'
+complete -c hydractl -n '__hydractl_in bench' -l rivals -x -d 'Rows of the table: `all` that MODEL can have (default; without packed), or some of temperature, mc, laplace, vilu, longer, hydra, pruned-hydra, lora-ensemble, batch-ensemble, mimo, oba, singular-values, packed, deep-ensemble'
 complete -c hydractl -n '__hydractl_in bench' -l hydra -x -a '(__hydractl_files st safetensors)' -d 'Your own hydra, the first row; without it MODEL is the first'
 complete -c hydractl -n '__hydractl_in bench' -l compare -x -d 'One more row of what is there already, as `eval --compare` has it'
 complete -c hydractl -n '__hydractl_in bench' -l members -x -d 'Members of every ensemble'

@@ -25,7 +25,7 @@ from hydractl.metrics.samples import (
     ensemble_log_probs,
     places,
 )
-from hydractl.metrics.scores import SCORES, Score, number_name
+from hydractl.metrics.scores import MSP, SCORES, Score, number_name
 from hydractl.metrics.table import METRICS, needing
 
 
@@ -232,6 +232,8 @@ def _summary(
     # vectors for all samples, made at once: small ones between what comes and goes would keep memory in pieces
     right: dict[str, Tensor] = {}
     ranks: dict[str, Tensor] = dict(said.scores) if isinstance(said, Scored) else {}
+    confidence = -ranks[MSP] if MSP in ranks else None
+    scores = [score for score in scores if score.name not in ranks]
     found = dict.fromkeys((m.name for m in diverse), 0.0)
     begin = 0
     for part in said.split(at_once(said)):
@@ -248,6 +250,8 @@ def _summary(
         for metric in diverse:
             found[metric.name] += float(metric.of(sample)) * (end - begin) / count
         begin = end
+    if right and confidence is not None:
+        right["confidence"] = confidence
     return _Summary(
         answers=right,
         scores=ranks,

@@ -108,7 +108,7 @@ class Scored:
 
     Attributes:
         said: Without them.
-        scores: Each (N,), float64, by its name.
+        scores: Each (N,), float64, by its name. `msp` is among them where confidence is no probability of a class: minus it.
     """
 
     said: Kept

@@ -55,7 +55,8 @@ _OTHERS = (
         column="Training",
         definition="Multiply-accumulates of training, as the lineage of the row's models tells it: three forward passes for "
         "each sample that the written weights of each `finetune` saw, whatever was frozen; a run that several models come "
-        "from counts once. Without what teachers compute, evaluations, other learning rates, scores, and what was trained elsewhere.",
+        "from counts once. Of `vilu:` also that of its network. Without what teachers compute, evaluations, "
+        "other learning rates, scores, and what was trained elsewhere.",
         needs=Needs.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,

@@ -13,9 +13,11 @@ class Derived(Towers):
 
     Attributes:
         passes: How often they run for an answer.
+        training_macs: Multiply-accumulates of what was trained to make it.
     """
 
     passes = 1
+    training_macs = 0
 
     def __init__(self, model: Towers) -> None:
         towers = {name: model.tower(name) for name in model.towers}

@@ -17,6 +17,7 @@ from hydractl.settings import Setting, by_default, check, number, required, sett
 DATA = "data"
 KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
+CROPS, NONE = "crops", "none"
 DRAWS = 20
 SEED = Setting("Of what is drawn.", parse=whole, low=0, spelled=("seed",))
 FEWEST = 2
@@ -163,9 +164,56 @@ class BayesVlm:
         return replace(self.data, image=None, decode=None)
 
 
-Rival: TypeAlias = McDropout | Laplace | Swag | BayesVlm
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vilu:
+    """A small network says how likely an answer of a model that compares images with texts is right (Lafon et al. 2025).
+
+    The row has the model's own answers and probabilities; what it says is its confidence.
+    """
+
+    KIND: ClassVar = "vilu"
+    EXAMPLE: ClassVar = "vilu:clip.st::epochs=100,data=train/"
+
+    data: DataRef = required(Setting("Labelled images of the model's classes.", parse=DataRef.parse))
+    epochs: int = setting(300, "As often each image is seen.", parse=whole, low=1, spelled=("epochs",))
+    batch: int = setting(512, "Images in a batch.", parse=whole, low=1, spelled=("batch",))
+    lr: float = setting(
+        1e-3, "Learning rate after the warm-up.", parse=_real, above=0.0, finite=True, spelled=("lr",)
+    )
+    augment: str = setting(
+        CROPS,
+        f"`{CROPS}`: each image is cropped, flipped and embedded anew in every epoch; `{NONE}`: once for all.",
+        choices=(CROPS, NONE),
+        spelled=("augment",),
+    )
+    thaw: int | None = setting(
+        None,
+        "After how many steps the attention's projections train; None: never.",
+        parse=whole,
+        low=0,
+        spelled=("thaw",),
+    )
+    seed: int = setting(
+        0, "Of weights, and of the order of images and their crops.", parse=whole, low=0, spelled=("seed",)
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def augments(self) -> tuple[str, ...]:
+        """As `--augment` of `finetune`."""
+        return ("rrc", "flip") if self.augment == CROPS else ()
+
+    @property
+    def reads(self) -> DataRef:
+        """What the model's own inputs are made of."""
+        return self.data
+
+
+Rival: TypeAlias = McDropout | Laplace | Swag | BayesVlm | Vilu
 KINDS: Mapping[str, type[Rival]] = MappingProxyType(
-    {kind.KIND: kind for kind in (McDropout, Laplace, Swag, BayesVlm)}
+    {kind.KIND: kind for kind in (McDropout, Laplace, Swag, BayesVlm, Vilu)}
 )
 
 

@@ -188,7 +188,10 @@ TEXTS = (
 )
 CANNOT = {
     "base": {("deep-ensemble",): "without `--start` there is nothing to train it from"},
-    "tower": {("mc",): "tower.st: has no dropout layer, so every pass of `mc:` would say the same"},
+    "tower": {
+        ("mc",): "tower.st: has no dropout layer, so every pass of `mc:` would say the same",
+        ("vilu",): "judges the answers of one model that compares images with texts, and this is none",
+    },
     "one": {("pruned-hydra",): "2 different masks are wanted, but removing 1 of the 1 pool heads"},
     "twofold": {("laplace",): "doubts one linear last layer, and here the logits are made of more"},
     "bert": {("mimo",): "bert.st reads texts, and images are what stands side by side"},
@@ -253,6 +256,15 @@ def test_a_rival_that_is_named_and_cannot_be_made_is_refused_at_once(others, fol
     assert f"`--rivals {name}`: " in seen.err
     assert why in seen.err
     assert not (folder / "left").exists()
+
+
+def test_a_model_of_images_and_texts_has_what_judges_its_answers(others, folder, call):
+    seen = call("bench", "clip.st", *SMALL[:-2], "-o", "judged", "--rivals", "vilu", "-q")
+
+    assert seen.code == 0, seen.err
+    own, vilu = Report.read(folder / "judged/report.json").rows
+    assert (own.name, vilu.name, vilu.derived[0].kind) == ("clip", "ViLU", "vilu")
+    assert vilu.difference.values["accuracy"].value == 0
 
 
 def test_what_trains_from_the_beginning_must_read_what_the_data_are(others, folder, call):

@@ -17,7 +17,7 @@ from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
-from hydractl.rivals.reference import BayesVlm, Laplace
+from hydractl.rivals.reference import BayesVlm, Laplace, Vilu
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
@@ -66,7 +66,7 @@ class EvalConfig:
         replace(
             ROWS,
             help="One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, "
-            "`laplace:MODEL::data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `swag:MODEL,MODEL,...` draws weights around "
+            "`laplace:MODEL::data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around "
             "checkpoints.",
         ),
     )
@@ -360,7 +360,13 @@ class EvalConfig:
     def fitted_on(self) -> tuple[DataRef, ...]:
         """The data that rows are made with."""
         rivals = [rival for row in self.rows for _, rival in row.each()]
-        return tuple(rival.reads for rival in rivals if isinstance(rival, Laplace | BayesVlm))
+        return tuple(rival.reads for rival in rivals if isinstance(rival, Laplace | BayesVlm | Vilu))
+
+    @property
+    def judged_on(self) -> tuple[DataRef, ...]:
+        """Those of them whose labels are read."""
+        rivals = [rival for row in self.rows for _, rival in row.each()]
+        return tuple(rival.reads for rival in rivals if isinstance(rival, Vilu))
 
     @property
     def reads(self) -> tuple[Reference, ...]:

@@ -20,6 +20,7 @@ from hydractl.manifest.report import Value
 from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
+from hydractl.rivals.derived import Derived
 
 if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel
@@ -47,7 +48,7 @@ class Loaded:
 
 def count_sizes(row: Loaded, metrics: Sequence[str], opened: Sequence[OpenModel] = ()) -> dict[str, Value]:
     """Return parameters, and multiply-accumulates for one sample, of which sums are over the models of a row; and of training."""
-    found = _training(opened) if "training_macs" in metrics else {}
+    found = _training(opened, row) if "training_macs" in metrics else {}
     if "parameters" in metrics:
         found["parameters"] = Value(value=float(sum(count_parameters(m) for m in row.models)))
     pairs = [*zip(row.models, row.preprocess, strict=True)]
@@ -90,14 +91,16 @@ def measure_latencies(
     return found
 
 
-def _training(models: Sequence[OpenModel]) -> dict[str, Value]:
-    """Return multiply-accumulates of the training that led to a row's models, nothing where their lineage does not say."""
+def _training(models: Sequence[OpenModel], row: Loaded) -> dict[str, Value]:
+    """Return multiply-accumulates of the training that led to a row, nothing where lineages do not say."""
     steps = [
         step for model in models for step in steps_to(model.header.made_by) if step.command == "finetune"
     ]
     runs = {step.model_dump_json(): step.results.get("training_macs") for step in steps}
     told = [macs for macs in runs.values() if isinstance(macs, int)]
-    return {"training_macs": Value(value=float(sum(told)))} if told and len(told) == len(runs) else {}
+    own = [m.training_macs for m in row.models if isinstance(m, Derived) and m.training_macs]
+    every = [*told, *own]
+    return {"training_macs": Value(value=float(sum(every)))} if every and len(told) == len(runs) else {}
 
 
 def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:

@@ -12,14 +12,16 @@ from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, Deal
 from hydractl.data.inputs import open_items
-from hydractl.data.items import Items
+from hydractl.data.items import LABELS_HINT, Items
 from hydractl.data.labels import are_numerals, match_classes, required_labels
+from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import ID_NAME, Fingerprint
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress
+from hydractl.rivals.reference import Vilu
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.doubts import DIGEST, of_data, of_training
 from hydractl.stages.shared.classes import Classes
@@ -28,10 +30,11 @@ from hydractl.stages.shared.reading import digests, warn
 
 
 class FittedOn(NamedTuple):
-    """Data that a row is made with."""
+    """Data that a row is made with, and where they are read its labels, (N,), the models' classes."""
 
     items: Items
     fingerprint: Fingerprint
+    labels: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,8 @@ class EvalData:
         models = [m for row in opened for m in row]
         classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)
         labelled = {name: sets[name] for name in (TEMPERATURE, FIT) if name in sets}
+        judged = {str(ref): _called(ref) for ref in config.judged_on}
+        labelled |= {called: rivals[ref] for ref, called in judged.items()}
         labels, known = _labels(sets[ID_NAME], labelled, models, classes, progress)
         limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
@@ -99,7 +104,7 @@ class EvalData:
         }
         read = {name: _read(found, team) for name, found in sets.items()}
         fingerprints = {name: fingerprint for name, (fingerprint, _) in read.items()}
-        held = {name: (inputs.pop(name), own) for name, own in known.items()}
+        held = {name: (inputs.pop(name), known[name]) for name in (TEMPERATURE, FIT) if name in known}
         seen = {ref: _read(found, team) for ref, found in rivals.items()}
         doubts = (
             *of_data(config, fingerprints, {name: content for name, (_, content) in read.items()}),
@@ -114,7 +119,10 @@ class EvalData:
             fit=held.get(FIT),
             classes=classes,
             fingerprints=fingerprints,
-            fitted_on={ref: FittedOn(rivals[ref], print_) for ref, (print_, _) in seen.items()},
+            fitted_on={
+                ref: FittedOn(rivals[ref], print_, known.get(judged.get(ref, "")))
+                for ref, (print_, _) in seen.items()
+            },
             doubts=doubts,
         )
 
@@ -131,6 +139,11 @@ def _read(items: Items, team: Team) -> tuple[Fingerprint, np.ndarray]:
     sha256 = items.fingerprint(noted())
     found = Fingerprint(reference=items.name, sha256=sha256, count=len(items))
     return found, np.frombuffer(content, DIGEST)
+
+
+def _called(ref: DataRef) -> str:
+    """Return what messages call labelled data that a row is made with."""
+    return f"{Vilu.KIND}: data={ref}"
 
 
 _WITHOUT_LABELS = {
@@ -158,19 +171,20 @@ def _labels(
     known = dict(zip(tested.class_names, classes, strict=True))
 
     def aligned(option: str, items: Items) -> Tensor:
-        own = required_labels(items, f"--{option}", hint=_WITHOUT_LABELS[option])
+        called = f"--{option}" if option in _WITHOUT_LABELS else option
+        own = required_labels(items, called, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
         if all(name in known for name in items.class_names):
             return torch.tensor([known[items.class_names[label]] for label in own])
         strange = [name for name in items.class_names if name not in known]
         if not names and not (are_numerals(strange) and all(int(name) < count for name in strange)):
             raise DataError(
-                f"`--{option} {items.name}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
+                f"`{called} {items.name}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
                 hint="choose the classes of `--data` with `::classes=`, or name them alike",
             )
         try:
             found = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
         except DataError as error:
-            raise DataError(f"`--{option} {items.name}`: {error.message}", hint=error.hint) from error
+            raise DataError(f"`{called} {items.name}`: {error.message}", hint=error.hint) from error
         return torch.tensor([found[label] for label in own])
 
     return torch.tensor([classes[label] for label in labels]), {

@@ -14,9 +14,10 @@ from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.ranking import TPR
-from hydractl.metrics.scores import SCORES
+from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL, needing
 from hydractl.progress import counted
+from hydractl.rivals.reference import Vilu
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
 
@@ -70,7 +71,7 @@ def of_training(tested: np.ndarray, fitted_on: Mapping[str, np.ndarray]) -> Iter
 def of_row(
     config: EvalConfig, row: Row, models: Sequence[OpenModel], found: Mapping[str, Fingerprint]
 ) -> Iterator[str]:
-    """Yield what is doubtful of a row, in a line each: scores that it cannot have, and what its models were made with.
+    """Yield what is doubtful of a row, in a line each: scores that it cannot have, whose confidence it has, what it was made with.
 
     Args:
         config: What is measured.
@@ -81,6 +82,12 @@ def of_row(
     for name in config.scores if row.members == 1 else ():
         if name in SCORES and SCORES[name].alone:
             yield f"{row.name}: `{name}` of a single model is {SCORES[name].alone}"
+    for made in row.derived:
+        if made is not None and made.kind == Vilu.KIND:
+            yield (
+                f"{row.name}: answers and probabilities are those of {models[0].reference}; calibration errors, curves and "
+                f"`{MSP}` are of the confidence that `{Vilu.KIND}:` has in them"
+            )
     tested = {found[name].sha256: name for name in _tested(config)}
     steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
     seen = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}

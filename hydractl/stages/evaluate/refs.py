@@ -11,7 +11,7 @@ from typing import Self
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
 from hydractl.manifest.document import ID_NAME
-from hydractl.rivals.reference import Rival, Swag, is_rival, of_several, parse_rival
+from hydractl.rivals.reference import Rival, Swag, Vilu, is_rival, of_several, parse_rival
 from hydractl.settings import Role, Setting
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
@@ -85,6 +85,11 @@ class NamedModels:
             raise UsageError(
                 f"`{self.name}`: an empty model reference",
                 hint="for example `--compare 'Deep ensemble=a.st,b.st,c.st'`",
+            )
+        if len(self.models) > 1 and any(isinstance(rival, Vilu) for rival in self.rivals):
+            raise UsageError(
+                f"`{self.name}`: `{Vilu.KIND}:` says whether one model's answers are right, not those of several together",
+                hint="make it a row by itself",
             )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What `--compare mc:...`, `laplace:...`, `swag:...` and `bayesvlm:...` make of models that are loaded."""
+"""What `--compare mc:...`, `laplace:...`, `swag:...`, `bayesvlm:...` and `vilu:...` make of models that are loaded."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from hydractl.progress import Progress, counted
 from hydractl.rivals.bayesvlm import Compared, Pairs
 from hydractl.rivals.dropout import Thinned
 from hydractl.rivals.laplace import LastLayer
-from hydractl.rivals.reference import FEWEST, BayesVlm, Laplace, McDropout, Rival, Swag
+from hydractl.rivals.reference import FEWEST, BayesVlm, Laplace, McDropout, Rival, Swag, Vilu
 from hydractl.rivals.swag import Drawn
+from hydractl.rivals.vilu import Judged, Lessons, contrast_of
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.training.feeding.feed import ItemFeed
 
 
 class Asked(NamedTuple):
@@ -82,6 +84,8 @@ def check_made_of(rival: Rival, opened: OpenModel) -> None:
         Thinned(model, rival, name=name)
     elif isinstance(rival, Laplace):
         LastLayer(model, rival, [probe_inputs(opened.header)], name=name)
+    elif isinstance(rival, Vilu):
+        contrast_of(model, name=name)
 
 
 def _derive(
@@ -101,12 +105,15 @@ def _derive(
             f"Drawing {counted(rival.samples, 'model')} around {counted(len(models), 'checkpoint')}"
         )
         return Drawn(models, rival, names=[one.reference for one in files]), _told(rival)
-    items, fingerprint = data.fitted_on[str(rival.reads)]
+    items, fingerprint, labels = data.fitted_on[str(rival.reads)]
     batches = _Batches(model, opened.reference, data.inputs[ID_NAME].batch_size, progress)
     fitted: Towers
     if isinstance(rival, BayesVlm):
         made = fitted = _compared(rival, model, opened, data, batches)
         found = {"prior_image": made.priors[0], "prior_text": made.priors[1]}
+    elif isinstance(rival, Vilu):
+        judged = fitted = _judged(rival, model, opened, (items, labels), progress)
+        found = {"accuracy": judged.accuracy}
     else:
         progress.step(f"Fitting the last layer of {opened.reference} on {counted(len(items), 'sample')}")
         each = (inputs for inputs, _ in batches.of(items, opened.header.preprocess))
@@ -147,7 +154,7 @@ def _compared(
             f"{opened.reference}: `bayesvlm:` asks for a class in one way, and here are {len(classes.templates)} templates",
             hint="give one `--template`",
         )
-    images, _ = data.fitted_on[str(rival.reads)]
+    images = data.fitted_on[str(rival.reads)].items
     captions = open_items(rival.captions, prompting.tokenization, labelled=False, progress=batches.progress)
     left = len(images) % min(rival.contrast, len(images))
     if len(images) < FEWEST:
@@ -165,6 +172,35 @@ def _compared(
         len(images),
     )
     return Compared(model, rival, pairs, prompts_of(opened, classes), name=opened.reference)
+
+
+def _judged(
+    rival: Vilu,
+    model: Towers,
+    opened: OpenModel,
+    data: tuple[Items, torch.Tensor | None],
+    progress: Progress,
+) -> Judged:
+    contrast_of(model, name=opened.reference)
+    items, labels = data
+    if labels is None:
+        raise ValueError("the labels are read where the data are opened")
+    feed = ItemFeed.open(
+        items,
+        labels.tolist(),
+        opened.header.preprocess,
+        augment=rival.augments,
+        batch_size=rival.batch,
+        seed=rival.seed,
+    )
+    progress.step(f"Learning on {counted(len(items), 'sample')} when {opened.reference} is right")
+    made = Judged(model, rival, Lessons(feed, progress), name=opened.reference)
+    if made.accuracy in {0.0, 1.0}:
+        always = "right" if made.accuracy else "wrong"
+        progress.warn(
+            f"{rival.data}: {opened.reference} is always {always} there, which does not teach to tell right from wrong"
+        )
+    return made
 
 
 def _told(rival: Rival) -> Derived:

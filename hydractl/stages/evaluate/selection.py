@@ -12,7 +12,7 @@ from hydractl.manifest.document import ID_NAME, Fingerprint
 from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
 from hydractl.manifest.threshold import Threshold
-from hydractl.metrics.samples import Kept, at_once
+from hydractl.metrics.samples import Kept, Scored, at_once
 from hydractl.metrics.selective import fewest, select
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import rounded
@@ -51,6 +51,8 @@ def threshold_of(config: EvalConfig, said: Kept, labels: Tensor) -> Threshold | 
         end = begin + len(told)
         classes[begin:end], scores[begin:end] = told.classes, told.scores[score]
         begin = end
+    if isinstance(said, Scored) and score in said.scores:
+        scores = said.scores[score]
     selected = select(scores, classes == labels, risk=config.threshold_for, delta=config.chance)
     if selected is None:
         return None

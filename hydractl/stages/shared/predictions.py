@@ -23,10 +23,12 @@ from hydractl.fusion.responding import gathered, responses
 from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
 from hydractl.metrics.samples import Kept, Responses, Scored
+from hydractl.metrics.scores import MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
 from hydractl.parallel import Team
 from hydractl.progress import SILENT, Progress, counted
+from hydractl.rivals.vilu import Judged
 from hydractl.stages.shared.detecting import Detecting
 from hydractl.stages.shared.spool import Spool
 
@@ -171,12 +173,14 @@ def predict_together(
     """
     spool = Spool(len(inputs), keeping.folder)
     batches = inputs.tracked(preprocess, name, progress)
-    names = [*model.fitted] if isinstance(model, Detecting) else []
-    own = (
-        model.responses(batches, name=name, data=inputs.name)
-        if isinstance(model, Detecting)
-        else responses(model, batches, name=name, data=inputs.name)
-    )
+    names: list[str] = []
+    if isinstance(model, Detecting):
+        names = [*model.fitted]
+        own = model.responses(batches, name=name, data=inputs.name)
+    else:
+        own = responses(model, batches, name=name, data=inputs.name)
+        if isinstance(model, Judged):
+            names, own = [MSP], _unsure(model, own)
     scores = torch.zeros(len(inputs), len(names), dtype=torch.float64)
     for indices, log_probs, logsumexp, *scored in keeping.team.each(own):
         if keeping.team.leads:
@@ -186,6 +190,12 @@ def predict_together(
         return None
     found = spool.kept()
     return Scored(found, dict(zip(names, scores.unbind(1), strict=True))) if names else found
+
+
+def _unsure(model: Judged, own: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+    """Yield what is said, and of each batch minus the confidence (1, B, 1)."""
+    for said in own:
+        yield *said, -model.confidence.cpu().double()[None, :, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
