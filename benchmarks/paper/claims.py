@@ -27,7 +27,7 @@ from plan import (
     VARIED,
 )
 from scipy.stats import t as student
-from zero_shot import BAYES, FEWER, HYDRA_SCALED, SCALED, VISION
+from zero_shot import BAYES, FEWER, HYDRA_SCALED, SCALED, VILU, VISION
 
 CALLED = {
     "nll": "NLL",
@@ -119,6 +119,8 @@ CLAIMS = (
         ("3", CIRCUIT, TAYLOR, ACCURACY, True, "71.91, 60.75", None),
         ("3", HYDRA, SINGLE, OOD, True, "76.82, 70.76", None),
         ("3", HYDRA, BAYES, OOD, True, "76.82, 71.84", None),
+        ("3", HYDRA, VILU, OOD, True, "76.82, 75.38", None),
+        ("3", HYDRA, VILU, "ece", False, "3.49, 9.50", None),
         ("3", HYDRA, TAYLOR, OOD, True, "76.82, 67.44", None),
         ("27", HYDRA, FEWER, ACCURACY, True, "74.00, 74.03", 0.01),
         ("27", HYDRA, VISION, ACCURACY, True, "74.00, 72.92", None),

@@ -28,7 +28,7 @@ from hydractl.runtime import one_thread
 from hydractl.training.contrastive import PairConfig, train_pair
 
 NAME = "zero-shot"
-SCALED, BAYES = "temperature scaling", "BayesVLM"
+SCALED, BAYES, VILU = "temperature scaling", "BayesVLM", "ViLU"
 HYDRA_SCALED, FEWER, VISION = (
     f"{HYDRA} with temperature",
     f"{HYDRA} with more heads gone",
@@ -40,6 +40,8 @@ SETS = {WHOLE: range(24)} | {f"quarter-{i + 1}": range(6 * i, 6 * i + 6) for i i
 LAYERS, HEADS, MEMBERS, EPOCHS = 3, 6, 3, PairConfig(templates=CAPTIONS).epochs
 REMOVED = 2 * LAYERS * HEADS // 6
 CAPTIONED = 960
+VILU_EPOCHS = 100
+"""Of 100 to 300 in the paper; a network a set of classes, as there."""
 HYDRAS = {HYDRA: ("circuit", REMOVED), FEWER: ("circuit", REMOVED + 1), VISION: ("vision", REMOVED // 2)}
 """The scores that members are drawn by, and how many heads each of them lacks."""
 
@@ -120,6 +122,10 @@ def of_set(plan: Plan, name: str) -> Plan:
     """Return the plan with hydras that know the classes of a set, and its test data."""
     part = replace(
         plan, data=replace(plan.data, test=_of("test", name)), files=dict(plan.files), rows=list(plan.rows)
+    )
+    part.row(
+        VILU,
+        f"vilu:{part.task.model}::epochs={VILU_EPOCHS},augment=none,seed={part.seed},data={_of('train', name)}",
     )
     names = class_names().split(",")
     classes = ",".join(names[i] for i in SETS[name])
