@@ -298,11 +298,15 @@ _hydractl() {
         -o | --output | --out)
             _hydractl_files ''
             ;;
-        --top-k | --threshold | --max-length | --classes | --template | --arch | --batch-size | --num-workers)
+        --top-k | --knn-k | --threshold | --max-length | --classes | --template | --arch | --batch-size | --num-workers)
             : # any text
             ;;
         --ood-score)
-            _hydractl_words 'mahalanobis relative-mahalanobis knn vim msp entropy mi msp+mi energy max-logit'
+            _hydractl_words 'msp entropy mi msp+mi energy max-logit mahalanobis relative-mahalanobis knn vim'
+            ;;
+        --fit)
+            _hydractl_words 'digits shapes photos noise reviews intents manual letters'
+            _hydractl_files ''
             ;;
         --device)
             _hydractl_words 'auto cpu cuda mps'
@@ -312,7 +316,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --top-k --ood-score --threshold --skip-bad --max-length --classes --template --arch --batch-size --num-workers --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --top-k --ood-score --fit --knn-k --threshold --skip-bad --max-length --classes --template --arch --batch-size --num-workers --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

@@ -20,7 +20,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 
 METADATA_KEY = "hydractl"
+BESIDE = "hydractl.ood/"
+"""So begin the names of tensors that are no weights."""
 MOST_TENSORS = 50_000
 """In one file: that of a large model of experts has some ten thousand."""
 _SCRATCH = re.compile("hydractl-held-[0-9a-f]{16}")
@@ -108,7 +110,7 @@ class ScratchFolder:
 class Checkpoint:
     """One model's tensors in one file, or in several shards. Opening reads headers only.
 
-    `spans` says where each tensor's bytes lie. `scratch` is the folder that goes with the object, where the file is a copy of a
+    `specs` are of the weights, `beside` of what OOD scores keep; `spans` says where each tensor's bytes lie. `scratch` is the folder that goes with the object, where the file is a copy of a
     stream or was written for this run. `stands_for` is the checkpoint whose tensors these are, in part or under other names.
     """
 
@@ -119,6 +121,7 @@ class Checkpoint:
     spans: dict[str, Span]
     scratch: ScratchFolder | None = None
     stands_for: Checkpoint | None = None
+    beside: dict[str, TensorSpec] = field(default_factory=dict)
     _digest: str | None = None
 
     @classmethod
@@ -144,7 +147,8 @@ class Checkpoint:
             specs |= found
             metadata |= meta
             spans |= places
-        return cls(str(path), files, specs, metadata, spans, spool)
+        beside = {name: specs.pop(name) for name in [*specs] if name.startswith(BESIDE)}
+        return cls(str(path), files, specs, metadata, spans, spool, beside=beside)
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], *, header: Header | None = None) -> Checkpoint:
@@ -183,7 +187,7 @@ class Checkpoint:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all tensors together."""
+        """The bytes of all weights together."""
         return sum(spec.size_bytes for spec in self.specs.values())
 
     def joined(self, other: Checkpoint) -> Checkpoint:
@@ -202,7 +206,7 @@ class Checkpoint:
         Raises:
             CheckpointError: If it is not there, or torch has no such dtype.
         """
-        spec = self.specs.get(name)
+        spec = self.specs.get(name) or self.beside.get(name)
         if spec is None:
             raise CheckpointError(f"{self.name}: has no tensor `{name}`")
         if spec.dtype not in TORCH_NAMES:
@@ -212,7 +216,7 @@ class Checkpoint:
         return tensor_of(spec, [self.spans[name]])
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Read every tensor."""
+        """Read every weight."""
         return {name: self.tensor(name) for name in self.specs}
 
 

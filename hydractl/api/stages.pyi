@@ -453,7 +453,7 @@ def evaluate(
         compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around checkpoints.
         temperature: Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. Or the number. On top of what a checkpoint stores.
         corrupt: Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `all`, or of images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg; of texts typos, drop, swap, case.
-        fit: Labelled training data, which OOD scores of features are fitted on, for each row.
+        fit: Labelled training data, which OOD scores of features are fitted on, for each model.
         ood_val: Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs `--val`.
         val: Held-out ID data, which `--ood-val` is told from.
         name: What the first row is called.
@@ -465,7 +465,7 @@ def evaluate(
         fail_if: Exit 5 if this is so of MODEL, for example `ece>0.02`, `acc<95%`, `auroc[near]<0.9`, `acc[fog:3]<80%`.
         threshold_for: Find which inputs a row may answer, by its OOD score, so that at most the share R of these answers is wrong. `--data` must be held out. Exit 5 if MODEL cannot keep it.
         delta: The chance that the threshold does not keep it (default 0.05).
-        store: Write a copy of MODEL that stores its threshold and its `--temperature`, which `predict` then applies.
+        store: Write a copy of MODEL that stores its threshold, its `--temperature` and OOD scores of features as fitted (`knn`: all features of `--fit`), which `predict` then applies.
         out: Report; `-` is standard output.
         curves: Keep what `hydractl report` draws too: curves, which heads stay, and the lineage.
         save_predictions: Keep all log-probabilities (safetensors), scaled by `--temperature`.
@@ -526,7 +526,9 @@ def predict(
     *,
     out: str | Path,
     top_k: int | None = ...,
-    ood_score: Literal["mahalanobis", "relative-mahalanobis", "knn", "vim", "msp", "entropy", "mi", "msp+mi", "energy", "max-logit"] | None = ...,
+    ood_score: Literal["msp", "entropy", "mi", "msp+mi", "energy", "max-logit", "mahalanobis", "relative-mahalanobis", "knn", "vim"] | None = ...,
+    fit: str | Path | None = ...,
+    knn_k: int | None = ...,
     threshold: str | Path | float | None = ...,
     skip_bad: bool | None = ...,
     max_length: int | None = ...,
@@ -550,7 +552,9 @@ def predict(
         data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line.
         out: A file that ends in .jsonl, .csv, .parquet, which decides its form; by default standard output, as JSON lines.
         top_k: Tell the K most probable classes.
-        ood_score: What tells OOD samples: msp, entropy, mi, msp+mi, energy, max-logit (default msp).
+        ood_score: What tells OOD samples: msp, entropy, mi, msp+mi, energy, max-logit (default msp); or mahalanobis, relative-mahalanobis, knn, vim, where MODEL holds it (`eval --fit DATA --store PATH`) or `--fit` is given.
+        fit: Labelled training data, which OOD scores of features are fitted on, for each model.
+        knn_k: Which nearest sample `knn` looks at (default 50).
         threshold: Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses nothing. Default: as the checkpoint says.
         skip_bad: Tell of an image that cannot be read in its line, and go on.
         max_length: Tokens of a text at most; default: as many as the model reads.

@@ -20,16 +20,19 @@ from hydractl.families.registry import family_of
 from hydractl.families.tower import Model, Towers
 from hydractl.fusion.building import members_from_state
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, settle
+from hydractl.fusion.detecting import Scores
 from hydractl.fusion.encoder import Encoder
+from hydractl.fusion.features import Watched
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import join_members
 from hydractl.fusion.predictions import Bound, Predictions
-from hydractl.fusion.responding import respond_to_all
+from hydractl.fusion.responding import collected, respond_to_all
 from hydractl.hub.folders import check_replaces, publish_models
 from hydractl.hub.publication import Publication, usual_message
 from hydractl.hub.repository import Pushed, Target, push, require_token
 from hydractl.inputs import Inputs, batch_of, checked_inputs, cut_batch
 from hydractl.manifest.header import Header, Kind
+from hydractl.metrics.samples import Responses, Scored
 from hydractl.places import check_folder, check_output, output
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import publish
@@ -43,11 +46,13 @@ class Loaded(Towers):
         header: What its checkpoint says of it, with the classes that a zero-shot model was told.
         reference: Where it was loaded from.
         parts: The models whose tensors it holds: a hydra's members, else itself is one.
+        scores: The OOD scores of features that its checkpoint holds, if it holds any.
     """
 
     header: Header
     reference: str
     parts: tuple[Model, ...] = ()
+    scores: Scores | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -85,9 +90,19 @@ class Loaded(Towers):
             raise TypeError("the model takes a batch of items, found nothing")
         seen = progress.track(batches, label=self.reference, total=-(-count // batch_size))
         with self._evaluating():
-            said = respond_to_all(self, seen, count=count, name=self.reference, data="the items")
+            said = self._respond(seen, count)
         stored = self.header.threshold
         return Predictions.of(said, self.labels, Bound(stored.score, stored.below) if stored else None)
+
+    def _respond(self, batches: Iterable[Batch[Inputs]], count: int) -> Responses | Scored:
+        """Return what members say of all, and the scores of features that the checkpoint holds."""
+        told = {"name": self.reference, "data": "the items"}
+        if self.scores is None:
+            return respond_to_all(self, batches, count=count, **told)
+        watched = Watched.of(self, family_of(self.header.architecture), name=self.reference)
+        beside = self.scores.of(watched, name=self.reference)
+        *said, scores = collected(beside.responses(batches, **told), count=count, data=told["data"])
+        return beside.scored(Responses(*said), scores)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a checkpoint of the weights as they are now and return its path; the file is whole or not there at all.
@@ -163,7 +178,7 @@ class Loaded(Towers):
         return push(files, target)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors as a checkpoint names them, detached and on the CPU."""
+        """Return the tensors as a checkpoint names them, detached and on the CPU; with those of OOD scores."""
         states = [part.library_state() for part in self.parts]
         plan = self.header.plan
         found = (
@@ -171,7 +186,8 @@ class Loaded(Towers):
             if plan is None
             else join_members(family_of(self.header.architecture), plan.fates, states)
         )
-        return {name: tensor.detach().cpu() for name, tensor in found.items()}
+        beside = {} if self.scores is None else self.scores.tensors()
+        return {name: tensor.detach().cpu() for name, tensor in found.items()} | beside
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -234,6 +250,9 @@ def load(
     model.reference = str(reference)
     model.encoder = Encoder.of(model.header)
     model.temperature = model.header.temperature
+    if model.header.fitted is not None:
+        names = model.header.fitted.scores
+        model.scores = Scores.stored(opened.checkpoint, model.header, scores=names, name=str(reference))
     return model.to(place).eval()
 
 
@@ -252,12 +271,13 @@ def _built(opened: OpenModel, dtype: torch.dtype | None) -> LoadedModel | Loaded
 
 
 def _naming(header: Header, classes: Classes) -> Header:
-    """Return the header of a zero-shot model that has been told its classes; a threshold is of those that it stores."""
+    """Return the header of a zero-shot model that has been told its classes; thresholds and OOD scores are of those that it stores."""
     stored = header.prompting and (header.labels, header.prompting.templates)
     if stored == (classes.names, classes.templates):
         return header
     prompting = header.prompting and header.prompting.model_copy(update={"templates": classes.templates})
-    return header.model_copy(update={"labels": classes.names, "prompting": prompting, "threshold": None})
+    update = {"labels": classes.names, "prompting": prompting, "threshold": None, "fitted": None}
+    return header.model_copy(update=update)
 
 
 def _cut(inputs: Inputs, size: int) -> Iterator[Batch[Inputs]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hydractl.metrics.measures import scored
-from hydractl.metrics.samples import SAMPLES_AT_ONCE, Responses, ensemble_log_probs
+from hydractl.metrics.samples import SAMPLES_AT_ONCE, Responses, Scored, ensemble_log_probs, whole
 from hydractl.metrics.scores import SCORES
 
 
@@ -34,7 +34,8 @@ class Predictions:
         probabilities: The mean of the members' probabilities, (N, C), float32.
         member_probabilities: Each member's own, (N, M, C), float32.
         votes: The class (N, M), int64, that each member takes for the most probable.
-        scores: Every OOD score of logits that `eval` has by its name, (N,), float32; the higher, the stranger the sample.
+        scores: OOD scores by the names that `eval` has, (N,), float32: all of logits, and those of features that the model holds;
+            the higher, the stranger the sample.
         accepted: Whether the model answers for each sample, (N,), boolean: by the threshold that its checkpoint stores, None
             where it stores none.
     """
@@ -48,19 +49,21 @@ class Predictions:
     accepted: Tensor | None = None
 
     @classmethod
-    def of(cls, said: Responses, names: Sequence[str], bound: Bound | None = None) -> Predictions:
+    def of(cls, told: Responses | Scored, names: Sequence[str], bound: Bound | None = None) -> Predictions:
         """Return what follows from what members say.
 
         Args:
-            said: With the logits' logsumexp.
+            told: With the logits' logsumexp, and perhaps scores of features.
             names: Of the C classes.
             bound: What accepts samples.
         """
+        said, fitted = (whole(told.said), told.scores) if isinstance(told, Scored) else (told, {})
         parts = said.split(SAMPLES_AT_ONCE)
         mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
         members = said.log_probs.exp().transpose(0, 1)
         classes = mean.argmax(1)
         scores = {name: scored(said, name).float() for name in SCORES}
+        scores |= {name: own.float() for name, own in fitted.items()}
         return cls(
             labels=tuple(names[i] for i in classes.tolist()),
             classes=classes,

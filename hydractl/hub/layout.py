@@ -69,6 +69,8 @@ def _stock(header: Header) -> dict[str, Mapping[str, object]] | None:
     whole = all(mask == full_mask(towers) for mask in header.masks)
     if header.kind == Kind.HYDRA or not whole or header.temperature != 1:
         return None
+    if header.fitted is not None:  # its tensors are none that a library knows
+        return None
     described = Described(
         architecture=header.architecture,
         preprocess=header.preprocess,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hydractl.checkpoint import Checkpoint, ScratchFolder, write_checkpoint
@@ -10,6 +10,7 @@ from hydractl.hub.layout import SHARD
 from hydractl.jsonfile import canonical
 from hydractl.manifest.header import Header
 from hydractl.source import INDEX, WEIGHTS
+from hydractl.tensors import TensorSpec
 
 
 def weights_of(
@@ -25,32 +26,34 @@ def weights_of(
         limit: The most bytes of a file's tensors; a tensor is never cut.
         scratch: Where files are written that are not there yet.
     """
-    one = checkpoint.size_bytes <= limit
+    specs = checkpoint.specs | checkpoint.beside
+    total = sum(spec.size_bytes for spec in specs.values())
+    one = total <= limit
     if one and checkpoint.header is not None and len(checkpoint.paths) == 1:
         return {WEIGHTS: checkpoint.paths[0]}
-    parts = list(_parts(checkpoint, limit))
+    parts = list(_parts(specs, limit))
     names = [WEIGHTS] if one else [SHARD.format(i=i + 1, n=len(parts)) for i in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         with scratch.file(name) as file:
             write_checkpoint(
                 file,
-                {tensor: checkpoint.specs[tensor] for tensor in part},
+                {tensor: specs[tensor] for tensor in part},
                 lambda tensor: [checkpoint.spans[tensor]],
                 header=header,
             )
     files: dict[str, Path | bytes] = {name: scratch.path / name for name in names}
     if not one:
         table = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
-        index = {"metadata": {"total_size": checkpoint.size_bytes}, "weight_map": table}
+        index = {"metadata": {"total_size": total}, "weight_map": table}
         files[INDEX] = canonical(index).encode()
     return files
 
 
-def _parts(checkpoint: Checkpoint, limit: int) -> Iterator[list[str]]:
+def _parts(specs: Mapping[str, TensorSpec], limit: int) -> Iterator[list[str]]:
     """Yield the names of a shard's tensors, as many in turn as fit."""
     part: list[str] = []
     room = limit
-    for name, spec in sorted(checkpoint.specs.items()):
+    for name, spec in sorted(specs.items()):
         if part and spec.size_bytes > room:
             yield part
             part, room = [], limit

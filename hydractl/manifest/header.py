@@ -12,7 +12,7 @@ from hydractl.inputs import LARGEST_SIDE
 from hydractl.jsonfile import compact
 from hydractl.manifest.document import Digest, Document, Option, Strict
 from hydractl.manifest.heads import WIDEST, Mask, TowerHeads, TowerKeep
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.threshold import FittedScores, Threshold
 
 MOST_MEMBERS = 256
 
@@ -213,7 +213,7 @@ class Header(Document):
     """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
 
     Every member's logits are divided by `temperature` before they become probabilities; `threshold` says which inputs the model
-    answers, so scaled. Whatever changes weights drops both. `assumed` says that nothing told how images are read, and `preprocess` is what is usual for such models.
+    answers, so scaled; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all three. `assumed` says that nothing told how images are read, and `preprocess` is what is usual for such models.
     """
 
     kind_of_file: ClassVar[str] = "checkpoint"
@@ -230,11 +230,12 @@ class Header(Document):
     prompting: Prompting | None = Field(default=None, exclude_if=lambda value: value is None)
     temperature: float = Field(default=1.0, gt=0, exclude_if=lambda value: value == 1)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
+    fitted: FittedScores | None = Field(default=None, exclude_if=lambda value: value is None)
     made_by: Step | None = None
 
     def of_other_weights(self, update: Mapping[str, object]) -> Self:
         """Return the header of a model with other weights, and with `update`: what was found for these is dropped."""
-        return self.model_copy(update={"temperature": 1.0, "threshold": None, **update})
+        return self.model_copy(update={"temperature": 1.0, "threshold": None, "fitted": None, **update})
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which inputs a model answers."""
+"""Which inputs a model answers, and what it keeps of training data to tell strange ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import Strict
+from hydractl.manifest.document import Fingerprint, Strict
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -44,4 +44,24 @@ class Threshold(Strict):
     def _consistent(self) -> Self:
         if not self.errors <= self.accepted <= self.count:
             raise ValueError("errors, accepted, count: each is at most the next")
+        return self
+
+
+class FittedScores(Strict):
+    """OOD scores of features that a checkpoint holds as they were fitted, in tensors beside the weights.
+
+    Attributes:
+        scores: Their names.
+        data: What they were fitted on.
+        temperature: What the model's logits were divided by then.
+    """
+
+    scores: tuple[str, ...] = Field(min_length=1)
+    data: Fingerprint
+    temperature: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        if len({*self.scores}) < len(self.scores):
+            raise ValueError("scores: names one twice")
         return self

@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.errors import DataError
 from hydractl.metrics.scores import KNN, MAHALANOBIS, VIM
 
-Fitted: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Kept: TypeAlias = Mapping[str, Tensor]
 AT_ONCE = 8192
 WIDE, MIDDLE = (2048, 1000), (768, 512)
 """From which width on, and then how many, dimensions are ViM's principal space."""
@@ -63,6 +63,44 @@ class Training:
             yield features.double(), labels
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """A score as it was fitted for one member, and all that it keeps of training data.
+
+    Attributes:
+        score: Its name.
+        kept: Tensors by name, on the CPU, of the shapes and dtypes that `KEPT` says.
+    """
+
+    score: str
+    kept: Kept
+
+    def __call__(self, features: Tensor, logits: Tensor) -> Tensor:
+        """Return the scores (B,), float64, of features (B, D) and logits (B, C)."""
+        return _APPLIED[self.score](self.kept, features, logits)
+
+    def check(self) -> None:
+        """Refuse tensors that are not what the score keeps.
+
+        Raises:
+            ValueError: Naming one of them.
+        """
+        wanted, sizes = KEPT[self.score], dict[str, int]()
+        if self.kept.keys() != wanted.keys():
+            raise ValueError(f"it keeps {', '.join(wanted)}, not {', '.join(sorted(self.kept))}")
+        for name, (axes, dtype) in wanted.items():
+            found = self.kept[name]
+            fits = found.ndim == len(axes) and found.dtype == dtype and found.numel() > 0
+            if not fits or any(sizes.setdefault(a, n) != n for a, n in zip(axes, found.shape, strict=True)):
+                raise ValueError(
+                    f"`{name}` must be {axes or 'a number'} of {dtype}, with equal letters for equal sizes"
+                )
+            if not bool(found.isfinite().all()):
+                raise ValueError(f"`{name}` is not finite")
+        if self.score == KNN and not 1 <= int(self.kept["neighbours"]) <= sizes["N"]:
+            raise ValueError("`neighbours` must count from 1 to the samples of `bank`")
+
+
 def mahalanobis(data: Training) -> Fitted:
     """Return the squared distance min_c (f - m_c)^T S^-1 (f - m_c), at least 0 (Lee et al. 2018, eqs. 1 and 2, negated).
 
@@ -77,7 +115,7 @@ def mahalanobis(data: Training) -> Fitted:
     white = _whitening(data, means[places[data.labels]])
     middle = means.mean(0)  # what is far from 0 in directions of little variance would be rounded there
     near = (means - middle) @ white
-    return lambda features, _: _squares((features.double() - middle) @ white, near).amin(1)
+    return Fitted(MAHALANOBIS[0], {"middle": middle, "white": white, "near": near})
 
 
 def relative_mahalanobis(data: Training) -> Fitted:
@@ -88,10 +126,8 @@ def relative_mahalanobis(data: Training) -> Fitted:
     """
     by_class = mahalanobis(data)
     mean, _ = _means(torch.zeros_like(data.labels), data)
-    white = _whitening(data, mean.expand(len(data.labels), -1))
-    return lambda features, logits: (
-        by_class(features, logits) - ((features.double() - mean) @ white).square().sum(1)
-    )
+    whole = _whitening(data, mean.expand(len(data.labels), -1))
+    return Fitted(MAHALANOBIS[1], {**by_class.kept, "mean": mean.squeeze(0), "whole": whole})
 
 
 def knn(data: Training) -> Fitted:
@@ -101,17 +137,7 @@ def knn(data: Training) -> Fitted:
     OpenOOD has the square, which ranks alike.
     """
     bank = F.normalize(data.features, dim=1)
-    k = min(data.neighbours, len(bank))
-
-    def score(features: Tensor, _: Tensor) -> Tensor:
-        unit = F.normalize(features.double(), dim=1)
-        nearest = unit.new_empty(len(unit), 0)
-        for part in bank.split(AT_ONCE):
-            found = torch.cat([nearest, _squares(unit, part.double())], 1)
-            nearest = found.topk(min(k, found.shape[1]), dim=1, largest=False).values
-        return nearest.amax(1).sqrt()
-
-    return score
+    return Fitted(KNN, {"bank": bank, "neighbours": torch.tensor(min(data.neighbours, len(bank)))})
 
 
 def vim(data: Training) -> Fitted:
@@ -134,17 +160,15 @@ def vim(data: Training) -> Fitted:
         lengths += float(x.norm(dim=1).sum())
     outside: Tensor = torch.linalg.eigh(scatter).eigenvectors[:, : width - kept]  # eigenvalues ascend
 
-    def residual(features: Tensor) -> Tensor:
-        return ((features.double() - origin) @ outside).square().sum(1).sqrt()
-
-    residuals = sum(float(residual(features).sum()) for features, _ in data.parts())
+    kept_of = {"origin": origin, "outside": outside.contiguous()}
+    residuals = sum(float(_residual(kept_of, features).sum()) for features, _ in data.parts())
     if residuals <= RESIDUE * lengths:
         raise DataError(
             f"`{VIM}`: the features of {len(data.labels)} samples span no more than the {kept} dimensions of its principal space",
             hint=f"name more data with `--fit`: more than {kept} samples, and several a class",
         )
     scale = float(data.logits.double().amax(1).sum()) / residuals
-    return lambda features, logits: scale * residual(features) - logits.double().logsumexp(1)
+    return Fitted(VIM, {**kept_of, "scale": torch.tensor(scale, dtype=torch.float64)})
 
 
 def principal(width: int) -> int:
@@ -163,6 +187,60 @@ FITS: Mapping[str, Callable[[Training], Fitted]] = MappingProxyType(
     }
 )
 """How each of `scores.FITTED` is fitted."""
+
+_BY_CLASS = {
+    "middle": ("D", torch.float64),
+    "white": ("DR", torch.float64),
+    "near": ("GR", torch.float64),
+}
+KEPT: Mapping[str, Mapping[str, tuple[str, torch.dtype]]] = MappingProxyType(
+    {
+        MAHALANOBIS[0]: _BY_CLASS,
+        MAHALANOBIS[1]: {**_BY_CLASS, "mean": ("D", torch.float64), "whole": ("DS", torch.float64)},
+        KNN: {"bank": ("ND", torch.float32), "neighbours": ("", torch.int64)},
+        VIM: {
+            "origin": ("D", torch.float64),
+            "outside": ("DO", torch.float64),
+            "scale": ("", torch.float64),
+        },
+    }
+)
+"""What each keeps of training data, for one member: axes, a letter each, and dtype.
+
+N samples, D features, G classes with samples; R and S are directions in which features vary, O those outside of ViM's
+principal space.
+"""
+
+
+def _nearest_class(kept: Kept, features: Tensor, _: Tensor) -> Tensor:
+    return _squares((features.double() - kept["middle"]) @ kept["white"], kept["near"]).amin(1)
+
+
+def _less_whole(kept: Kept, features: Tensor, logits: Tensor) -> Tensor:
+    off = (features.double() - kept["mean"]) @ kept["whole"]
+    return _nearest_class(kept, features, logits) - off.square().sum(1)
+
+
+def _neighbour(kept: Kept, features: Tensor, _: Tensor) -> Tensor:
+    k, unit = int(kept["neighbours"]), F.normalize(features.double(), dim=1)
+    nearest = unit.new_empty(len(unit), 0)
+    for part in kept["bank"].split(AT_ONCE):
+        found = torch.cat([nearest, _squares(unit, part.double())], 1)
+        nearest = found.topk(min(k, found.shape[1]), dim=1, largest=False).values
+    return nearest.amax(1).sqrt()
+
+
+def _residual(kept: Kept, features: Tensor) -> Tensor:
+    return ((features.double() - kept["origin"]) @ kept["outside"]).square().sum(1).sqrt()
+
+
+def _virtual(kept: Kept, features: Tensor, logits: Tensor) -> Tensor:
+    return kept["scale"] * _residual(kept, features) - logits.double().logsumexp(1)
+
+
+_APPLIED: Mapping[str, Callable[[Kept, Tensor, Tensor], Tensor]] = MappingProxyType(
+    {**dict(zip(MAHALANOBIS, (_nearest_class, _less_whole), strict=True)), KNN: _neighbour, VIM: _virtual}
+)
 
 
 def _means(groups: Tensor, data: Training) -> tuple[Tensor, Tensor]:

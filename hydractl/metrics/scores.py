@@ -175,6 +175,13 @@ def definition_of(score: str) -> str:
     return FITTED[score] if score in FITTED else SCORES[score].definition
 
 
+def limits(score: str) -> tuple[float, float]:
+    """Return the least and the greatest value that a score may have."""
+    if score in SCORES:
+        return SCORES[score].low, SCORES[score].high
+    return {MAHALANOBIS[0]: (0.0, math.inf), KNN: (0.0, 2.0)}.get(score, (-math.inf, math.inf))
+
+
 def number_name(metric: str, score: str, scores: Sequence[str]) -> str:
     """Return what a report calls a ranking metric by one of its scores: by the first one the metric's name alone."""
     return metric if score == scores[0] else f"{metric}@{score}"

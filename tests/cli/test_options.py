@@ -129,6 +129,7 @@ COMPANIONS = {
         "members": ("--pool", "9", *ALWAYS["prune"]),
     },
     "lineage": {"verify": ("b.st",)},
+    "predict": {"knn_k": ("--fit", "digits")},
     "fuse": {
         "max_loss": ("--merge-trunk", "auto", "--data", "digits"),
         **dict.fromkeys(("max_length", "batch_size", "num_workers", "device"), ("--data", "digits")),

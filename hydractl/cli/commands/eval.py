@@ -78,6 +78,7 @@ def evaluate(config: EvalConfig, terminal: Terminal) -> None:
       hydractl eval hydra.st --data test/ --near birds=birds/ --ood-score msp,knn,vim --fit train/ --ood-val x=x/ --val val/
       hydractl eval hydra.st --data test/ --compare base.st --corrupt fog:3 --corrupt jpeg
       hydractl eval hydra.st --data heldout/ --threshold-for 'risk<=0.01' --store selective.st
+      hydractl eval hydra.st --data heldout/ --threshold-for 'risk<=0.01' --ood-score mahalanobis --fit train/ --store selective.st
       hydractl eval clip-hydra.st --data val/ --classes cat,dog --template "A photo of a {label}."
       hydractl eval hydra.st --data reviews.jsonl --near goods=hf:fancyzhx/amazon_polarity::split=test,limit=2000
       hydractl eval hydra.st --data val/ --compare base.st --compare 'Deep ensemble=a.st,b.st,c.st'

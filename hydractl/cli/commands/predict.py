@@ -31,6 +31,7 @@ def predict(config: PredictConfig, terminal: Terminal) -> None:
     Examples:
       hydractl predict hydra.st photos/ -o predictions.jsonl
       hydractl predict hydra.st photos/ --threshold report.json -o predictions.csv
+      hydractl predict hydra.st photos/ --ood-score knn --fit train/::limit=10000 -o predictions.csv
       hydractl predict hydra.st a.jpg b.png
       hydractl predict hydra.st reviews.csv::text=body -o predictions.parquet
       cat lines.txt | hydractl predict hydra.st - | jq -r .label

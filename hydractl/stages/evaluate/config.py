@@ -34,8 +34,6 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.asked import Reference
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
-NEIGHBOURS = 50
-"""OpenOOD's."""
 TABLE, DATA, THRESHOLD = "Table", "Data", "Threshold"
 
 
@@ -89,15 +87,7 @@ class EvalConfig:
         metavar="NAME[:1-5]",
         panel=DATA,
     )
-    fit: DataRef | None = setting(
-        None,
-        "Labelled training data, which OOD scores of features are fitted on, for each row.",
-        parse=DataRef.parse,
-        metavar=shared.DATA_METAVAR,
-        panel=DATA,
-        shows=False,
-        role=Role.DATA,
-    )
+    fit: DataRef | None = by_default(None, replace(shared.FIT, panel=DATA))
     ood_val: tuple[NamedData, ...] = by_default(
         (),
         replace(
@@ -133,13 +123,7 @@ class EvalConfig:
         metavar="SCORE,...",
         panel=TABLE,
     )
-    knn_k: int | None = setting(
-        None,
-        f"Which nearest sample `{KNN}` looks at (default {NEIGHBOURS}).",
-        low=1,
-        metavar="K",
-        panel=TABLE,
-    )
+    knn_k: int | None = by_default(None, replace(shared.KNN_K, panel=TABLE))
     latency: bool = flag(
         Setting("Measure time too.", spelled=("--latency/--no-latency",), panel=TABLE), on=True
     )
@@ -173,7 +157,8 @@ class EvalConfig:
     )
     store: Path | None = setting(
         None,
-        "Write a copy of MODEL that stores its threshold and its `--temperature`, which `predict` then applies.",
+        "Write a copy of MODEL that stores its threshold, its `--temperature` and OOD scores of features as fitted (`knn`: all "
+        "features of `--fit`), which `predict` then applies.",
         parse=output,
         holds=WEIGHTS,
         metavar="PATH",
@@ -269,14 +254,17 @@ class EvalConfig:
             raise UsageError(
                 f"`--delta {self.delta:g}`: no effect without `{OPTION}`", hint=f"add `{OPTION} 'risk<=0.01'`"
             )
-        if self.store is not None and self.threshold_for is None and self.temperature is None:
+        given = self.threshold_for is not None or self.temperature is not None or bool(self.fitted)
+        if self.store is not None and not given:
             raise UsageError(
                 "`--store`: there is nothing to store",
-                hint=f"add `{OPTION} 'risk<=0.01'`, or `--temperature DATA`",
+                hint=f"add `{OPTION} 'risk<=0.01'`, `--temperature DATA`, or `--ood-score {KNN} --fit DATA`",
             )
 
     def _check_scores(self, chosen: Sequence[str]) -> None:
-        if self.ood_score is not None and self.threshold_for is None and not needing(chosen, Needs.OOD):
+        stored = self.store is not None and bool(self.fitted)
+        used = self.threshold_for is not None or stored or bool(needing(chosen, Needs.OOD))
+        if self.ood_score is not None and not used:
             raise UsageError(
                 "`--ood-score` has no effect: no metric of OOD data is measured",
                 hint="leave it out, or add `--near NAME=DATA`" if not self.ood else "see `--metrics`",
@@ -314,11 +302,6 @@ class EvalConfig:
             raise UsageError(
                 f"`--knn-k {self.knn_k}`: no effect without `--ood-score {KNN}`", hint="leave it out"
             )
-        if self.threshold_for is not None and self.scores[0] in FITTED:
-            raise UsageError(
-                f"`{OPTION}`: a threshold cannot be on `{self.scores[0]}`, which `predict` has no training data for",
-                hint="name another score first: `--ood-score msp,...`",
-            )
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -333,7 +316,7 @@ class EvalConfig:
     @property
     def neighbours(self) -> int:
         """Which nearest sample `knn` looks at."""
-        return NEIGHBOURS if self.knn_k is None else self.knn_k
+        return shared.NEIGHBOURS if self.knn_k is None else self.knn_k
 
     @property
     def chance(self) -> float:

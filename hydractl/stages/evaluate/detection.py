@@ -6,20 +6,19 @@ from collections.abc import Mapping, Sequence
 
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
-from hydractl.fusion.features import Watched
+from hydractl.fusion.detecting import Detecting
 from hydractl.manifest.document import ID_NAME, Fingerprint
 from hydractl.manifest.report import Value
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import Kept
-from hydractl.metrics.scores import MAHALANOBIS
 from hydractl.metrics.table import VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.shared.detecting import Detecting
+from hydractl.stages.shared.fitting import FitOn, fitted_beside
 from hydractl.stages.shared.predictions import Predictor
 
 BY = "auroc"
@@ -42,26 +41,11 @@ def detecting(
     """
     if data.fit is None:
         return row.models
-    inputs, labels = data.fit
-    found: list[Detecting] = []
-    for model, how, own in zip(row.models, row.preprocess, opened, strict=True):
-        batches = inputs.tracked(how, own.reference, progress)
-        watched = Watched.of(model, own.family, name=own.reference)
-        made = Detecting.fit(
-            watched,
-            config.fitted,
-            (batches, labels),
-            name=own.reference,
-            team=team,
-            neighbours=config.neighbours,
-        )
-        if {*MAHALANOBIS} & {*config.fitted} and len(labels) - len(labels.unique()) < made.width:
-            progress.warn(
-                f"{own.reference}: {len(labels)} samples to fit on leave the covariance of {made.width} features singular: what "
-                "they do not vary in does not count"
-            )
-        found.append(made)
-    return tuple(found)
+    on = FitOn(*data.fit, config.neighbours)
+    return tuple(
+        fitted_beside(model, own, config.fitted, on, team, progress)
+        for model, own in zip(row.models, opened, strict=True)
+    )
 
 
 def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> None:

@@ -11,16 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.claims import Claim
 from hydractl.data.corruptions.names import chosen
 from hydractl.data.inputs import Reading, content_of
 from hydractl.data.items import Content
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
+from hydractl.fusion.detecting import Detecting, Scores
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.document import ID_NAME, Fingerprint, Option
-from hydractl.manifest.header import Header
 from hydractl.manifest.report import Report, Row
 from hydractl.metrics.measures import Numbers, means, measure
 from hydractl.metrics.metric import Needs
@@ -46,15 +45,9 @@ from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
 from hydractl.stages.evaluate.rivals import derive
 from hydractl.stages.evaluate.saved import SavedPredictions
-from hydractl.stages.evaluate.selection import (
-    check_count,
-    check_storable,
-    stored_header,
-    threshold_of,
-)
+from hydractl.stages.evaluate.selection import Stored, check_count, check_storable, threshold_of
 from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.classes import settle
-from hydractl.stages.shared.detecting import Detecting
 from hydractl.stages.shared.outputs import claim
 from hydractl.stages.shared.predictions import (
     Keeping,
@@ -96,7 +89,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
         check_written(config, opened, own)
     check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
     check_rows(config, opened)
-    scores = read_scores(config, opened)
+    head_scores = read_scores(config, opened)
     texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
     config.check_conditions((each.name, str(each.severity)) for each in corruptions)
@@ -109,11 +102,11 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
         opened=opened,
         data=data,
         corruptions=corruptions,
-        scores=scores,
+        scores=head_scores,
         team=team,
         progress=progress,
     )
-    rows, doubts, predictions = _measure_rows(config, opened, data, machine, analyst, progress)
+    rows, doubts, predictions, fitted = _measure_rows(config, opened, data, machine, analyst, progress)
     if not team.leads:
         document = Report.from_json(team.told(""), where="the report of rank 0")
         return EvalReport(document=document, paths=_paths(config, document), config=config)
@@ -121,7 +114,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     model, paths = opened[0][0], _paths(config, document)
     stored = None
     if config.store in paths:
-        stored = model.checkpoint, stored_header(config, model, rows[0], data.fingerprints)
+        stored = Stored.of(config, model, rows[0], data.fingerprints, fitted)
     _publish(config, document, predictions, own, stored)
     team.told(document.to_json())  # when it is there: the others end with it
     return EvalReport(document=document, paths=paths, config=config)
@@ -155,14 +148,15 @@ def _measure_rows(
     machine: Machine,
     analyst: Analyst,
     progress: Progress,
-) -> tuple[list[Row], list[str], SavedPredictions]:
-    """Return every row, what is doubtful of them, and what is kept of what they say."""
+) -> tuple[list[Row], list[str], SavedPredictions, Scores | None]:
+    """Return every row, what is doubtful of them, what is kept of what they say, and the first row's OOD scores if they are stored."""
     leads = machine.keeping.team.leads
     timed = leads and bool(needing(config.chosen, Needs.TIME))
     rows: list[Row] = []
     numbers: list[Numbers] = []
     doubts = [*data.doubts]
     loaded: list[Loaded] = []
+    scores: Scores | None = None
     saved = SavedPredictions(labels={ID_NAME: data.labels})
     for named, models in zip(config.rows, opened, strict=True):
         progress.step(f"Evaluating {named.name}")
@@ -171,7 +165,10 @@ def _measure_rows(
             settle(model, opened_as, data.classes)
         row, asked, derived = derive(named, row, models, data, progress)
         ask = partial(_ask, row, asked, keeping=machine.keeping, progress=progress)
-        said = ask(detecting(row, asked, data, config, machine.keeping.team, progress))
+        beside = detecting(row, asked, data, config, machine.keeping.team, progress)
+        if models is opened[0] and config.store is not None:
+            scores = next((own.scores for own in beside if isinstance(own, Detecting)), None)
+        said = ask(beside)
         held = None if data.heldout is None else said(data.heldout[0])
         scaling = _scaling(config, named, held, data, progress)
         del held
@@ -179,7 +176,7 @@ def _measure_rows(
         found = {name: scaling(each) for name, each in every.items() if each is not None}
         shift = under_corruptions(config, analyst.corruptions, data, ask(row.models), scaling)
         analyses = analyst.of(named, row, models, found, scaling)
-        del ask, said  # they hold the row
+        del ask, said, beside  # they hold the row
         if not leads:
             del row  # before the next one is loaded
             continue
@@ -211,7 +208,7 @@ def _measure_rows(
             loaded, config.chosen, batch_size=config.batch_size, seed=config.seed, progress=progress
         )
         rows = [r.model_copy(update={"values": r.values | t}) for r, t in zip(rows, times, strict=True)]
-    return rows, doubts, saved
+    return rows, doubts, saved, scores
 
 
 def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
@@ -359,18 +356,12 @@ def _publish(
     document: Report,
     predictions: SavedPredictions,
     own: Claim,
-    stored: tuple[Checkpoint, Header] | None,
+    stored: Stored | None,
 ) -> None:
     """Write all files or none."""
     with publish_models(own) as begin:
         if stored is not None and config.store is not None:
-            checkpoint, header = stored
-            write_checkpoint(
-                begin(config.store, header),
-                checkpoint.specs,
-                lambda name: [checkpoint.spans[name]],
-                header=header,
-            )
+            stored.write(begin(config.store, stored.header))
         if config.save_predictions is not None:
             predictions.write(begin(config.save_predictions, None))
         if config.out is not None:

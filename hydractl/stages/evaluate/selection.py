@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 
+from hydractl.checkpoint import Checkpoint, write_checkpoint
 from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.opening import OpenModel
+from hydractl.fusion.detecting import Scores
 from hydractl.fusion.predictions import Predictions
 from hydractl.manifest.document import ID_NAME, Fingerprint
 from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.threshold import FittedScores, Threshold
 from hydractl.metrics.samples import Kept, Scored, at_once
+from hydractl.metrics.scores import KNN
 from hydractl.metrics.selective import fewest, select
-from hydractl.metrics.table import TEMPERATURE
+from hydractl.metrics.table import FIT, TEMPERATURE
 from hydractl.metrics.temperature import rounded
+from hydractl.publish import Sink
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.risk import OPTION, told
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.lineage import make_step
+from hydractl.tensors import spec_of, tensor_bytes
 
 
 def check_count(config: EvalConfig, count: int) -> None:
@@ -45,11 +54,13 @@ def threshold_of(config: EvalConfig, said: Kept, labels: Tensor) -> Threshold | 
     score = config.scores[0]
     names = tuple(map(str, range(said.shape[2])))
     classes, scores = torch.empty(len(labels), dtype=torch.int64), torch.empty(len(labels))
+    if isinstance(said, Scored) and score in said.scores:
+        scores[:] = said.scores[score]
     begin = 0
     for part in said.split(at_once(said)):
         told = Predictions.of(part, names)  # as `predict` does
         end = begin + len(told)
-        classes[begin:end], scores[begin:end] = told.classes, told.scores[score]
+        classes[begin:end], scores[begin:end] = told.classes, told.scores.get(score, scores[begin:end])
         begin = end
     if isinstance(said, Scored) and score in said.scores:
         scores = said.scores[score]
@@ -86,8 +97,52 @@ def check_stores(opened: OpenModel, classes: Classes | None) -> None:
         )
 
 
-def stored_header(config: EvalConfig, opened: OpenModel, row: Row, data: dict[str, Fingerprint]) -> Header:
-    """Return the header of a copy of a model that stores its temperature and its threshold."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A copy of a model that stores its temperature, its threshold and its OOD scores of features.
+
+    Attributes:
+        checkpoint: The model.
+        header: Of the copy.
+        scores: None leaves those that the model holds already.
+    """
+
+    checkpoint: Checkpoint
+    header: Header
+    scores: Scores | None
+
+    @classmethod
+    def of(
+        cls,
+        config: EvalConfig,
+        opened: OpenModel,
+        row: Row,
+        data: Mapping[str, Fingerprint],
+        scores: Scores | None,
+    ) -> Self:
+        """Return the copy; arguments as of the run, whose first row this is."""
+        header = _stored_header(config, opened, row, data)
+        if scores is not None:
+            fitted = FittedScores(scores=tuple(scores.fitted), data=data[FIT], temperature=scores.temperature)
+            header = header.model_copy(update={"fitted": fitted})
+        return cls(checkpoint=opened.checkpoint, header=header, scores=scores)
+
+    def write(self, file: Sink) -> None:
+        """Write it: weights as they lie, byte for byte."""
+        checkpoint = self.checkpoint
+        made = {} if self.scores is None else self.scores.tensors()
+        beside = checkpoint.beside if self.scores is None else {n: spec_of(t) for n, t in made.items()}
+        write_checkpoint(
+            file,
+            checkpoint.specs | beside,
+            lambda name: [tensor_bytes(made[name]) if name in made else checkpoint.spans[name]],
+            header=self.header,
+        )
+
+
+def _stored_header(
+    config: EvalConfig, opened: OpenModel, row: Row, data: Mapping[str, Fingerprint]
+) -> Header:
     header = opened.header
     scaled = row.values.get(TEMPERATURE)
     temperature = header.temperature if scaled is None else rounded(scaled.value)
@@ -100,13 +155,15 @@ def stored_header(config: EvalConfig, opened: OpenModel, row: Row, data: dict[st
             "threshold_for": None if config.threshold_for is None else told(config.threshold_for),
             "delta": None if config.threshold_for is None else config.chance,
             "ood_score": None if config.threshold_for is None else config.scores[0],
+            "fitted": config.fitted or None,
+            "knn_k": config.neighbours if KNN in config.scores else None,
             "max_length": config.max_length,
         },
         inputs=[
             opened.as_input(),
             *(
                 InputFile(name=data[n].reference, sha256=data[n].sha256)
-                for n in (ID_NAME, TEMPERATURE)
+                for n in (ID_NAME, TEMPERATURE, FIT)
                 if n in data
             ),
         ],

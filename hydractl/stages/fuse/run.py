@@ -29,7 +29,7 @@ from hydractl.stages.fuse.members import (
 )
 from hydractl.stages.fuse.outcome import Measured, Outcome
 from hydractl.stages.shared.classes import with_classes
-from hydractl.stages.shared.lineage import make_step
+from hydractl.stages.shared.lineage import make_step, warn_refusing
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.unchanged import replaces
 
@@ -125,6 +125,7 @@ def _run(config: FuseConfig, team: Team, own: Claim, progress: Progress) -> Fuse
     merge_trunk = most_merged(config, members)
     if config.merges and not config.force_merge:
         check_one_start(members)
+    warn_refusing(members, progress)
     temperature = asked.given_temperature or (1.0 if asked.heldout else stored_temperature(members))
     members = _named(config, members, progress)
     judge = _judge(config, members, temperature, team, progress)

@@ -17,7 +17,7 @@ from hydractl.families.registry import FAMILIES
 from hydractl.manifest.document import Document
 from hydractl.manifest.header import Fate, Header, Step
 from hydractl.manifest.heads import HeadScores
-from hydractl.manifest.threshold import Threshold
+from hydractl.manifest.threshold import FittedScores, Threshold
 from hydractl.progress import SILENT, Progress
 from hydractl.reporting.lineage import member_names
 from hydractl.source import Located
@@ -107,6 +107,8 @@ class CheckpointReport:
         model: Which model it is.
         temperature: What its logits are divided by.
         threshold: Which inputs it answers, if it says so.
+        fitted: The OOD scores of features that it holds, if there are any.
+        beside_bytes: What these keep, beside the weights.
         total: All tensors.
         dtypes: By safetensors dtype.
         parts: By what tensors belong to.
@@ -123,6 +125,8 @@ class CheckpointReport:
     model: Identity
     temperature: float
     threshold: Threshold | None
+    fitted: FittedScores | None
+    beside_bytes: int
     total: Tally
     dtypes: dict[str, Tally]
     parts: dict[str, Tally]
@@ -226,6 +230,8 @@ def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) 
         model=identity_of(header, masks=header.masks) if header else found.identity if found else Identity(),
         temperature=header.temperature if header else 1.0,
         threshold=header.threshold if header else None,
+        fitted=header.fitted if header else None,
+        beside_bytes=sum(spec.size_bytes for spec in checkpoint.beside.values()),
         total=_tally(lines),
         dtypes=_by(lines, lambda line: line.dtype),
         parts=_by(sorted(lines, key=_place), lambda line: line.part),

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from hydractl.data.reference import FILE_SUFFIXES, IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
-from hydractl.metrics.scores import FITTED, MSP, SCORES
+from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP, SCORES, limits
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import Content
 from hydractl.publish import STDOUT, is_stream
@@ -44,10 +44,10 @@ def check_bound(score: str, bound: float) -> None:
     Raises:
         UsageError: If an OOD score is always or never below it.
     """
-    known = SCORES[score]
-    if bound != NO_THRESHOLD and not known.low <= bound <= known.high:
+    low, high = limits(score)
+    if bound != NO_THRESHOLD and not low <= bound <= high:
         raise UsageError(
-            f"`--threshold {bound:g}`: the OOD score `{score}` lies between {known.low:g} and {known.high:g}",
+            f"`--threshold {bound:g}`: the OOD score `{score}` lies between {low:g} and {high:g}",
             hint=f"to accept probabilities above {bound:g}: `--threshold {-bound:g}`"
             if score == MSP and 0 < bound < 1
             else None,
@@ -83,10 +83,13 @@ class PredictConfig:
     """Of a model with fewer classes all."""
     ood_score: str | None = setting(
         None,
-        f"What tells OOD samples: {', '.join(SCORES)} (default {MSP}).",
+        f"What tells OOD samples: {', '.join(SCORES)} (default {MSP}); or {', '.join(FITTED)}, where MODEL holds it "
+        "(`eval --fit DATA --store PATH`) or `--fit` is given.",
         metavar="SCORE",
-        choices=(*FITTED, *SCORES),
+        choices=EVERY,
     )
+    fit: DataRef | None = by_default(None, shared.FIT)
+    knn_k: int | None = by_default(None, shared.KNN_K)
     threshold: float | Path | None = setting(
         None,
         "Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses "
@@ -111,11 +114,7 @@ class PredictConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.ood_score in FITTED:
-            raise UsageError(
-                f"`--ood-score {self.ood_score}` looks at features, and must know those of training data, which only `eval` reads",
-                hint=f"choose from {', '.join(SCORES)}; or measure it: `hydractl eval ... --fit DATA`",
-            )
+        self._check_fit()
         if isinstance(self.threshold, float) and self.ood_score is not None:
             check_bound(self.ood_score, self.threshold)
         if not self.data:
@@ -126,6 +125,24 @@ class PredictConfig:
             if given != LINES and not is_image(given):
                 _check_reference(given)
         refuse_shared_input(self.model)
+
+    def _check_fit(self) -> None:
+        """Refuse training data that no score looks at."""
+        if self.fit is not None and self.ood_score in SCORES:
+            raise UsageError(
+                f"`--fit` has no effect: `{self.ood_score}` is no OOD score of features",
+                hint=f"leave it out, or choose from {', '.join(FITTED)}",
+            )
+        if self.knn_k is not None and (self.fit is None or self.ood_score not in {None, KNN}):
+            raise UsageError(
+                f"`--knn-k {self.knn_k}`: no effect without `--ood-score {KNN} --fit DATA`",
+                hint="leave it out",
+            )
+
+    @property
+    def neighbours(self) -> int:
+        """Which nearest sample `knn` looks at."""
+        return shared.NEIGHBOURS if self.knn_k is None else self.knn_k
 
     def _check_lines(self) -> None:
         """Refuse what cannot stand beside lines on standard input."""

@@ -17,7 +17,10 @@ from hydractl.data.items import Items
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
+from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
+from hydractl.fusion.detecting import Detecting
+from hydractl.fusion.features import Watched
 from hydractl.jsonfile import compact
 from hydractl.manifest.header import Step
 from hydractl.parallel import Team, answering_device, start_team
@@ -25,6 +28,7 @@ from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, is_image
+from hydractl.stages.predict.fitting import Fit, beside, held
 from hydractl.stages.predict.journal import Journal, OtherRunError, open_journal
 from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
 from hydractl.stages.predict.sources import Source, forgiving, lines, open_sources
@@ -139,6 +143,8 @@ class _Run:
     ) -> None:
         self.config, self.opened, self.teller = config, opened, teller
         self.team, self.progress = team, progress
+        self.fit = Fit.of(config, opened, teller, team, progress)
+        self.held = held(opened, teller, self.fit)
         self.counted = _Counted()
         self.form = config.form
         how = opened.header.preprocess
@@ -200,7 +206,7 @@ class _Run:
 
     def _journal(self) -> Journal:
         shaped = {
-            "told": self.teller.options(),
+            "told": self.teller.options() | (self.fit.options() if self.fit else {}),
             "data": [s.name for s in self.sources],
             "hydractl": __version__,
         }
@@ -253,4 +259,16 @@ class _Run:
             batch_size=config.batch_size,
             team=self.team,
             ticks=ticks,
+            beside=self._beside(model),
         )
+
+    def _beside(self, model: Towers) -> Detecting | None:
+        """Return the model beside the score that is told, if that is one of features: as it is held, or fitted now."""
+        opened = self.opened
+        if self.held is not None:
+            watched = Watched.of(model, opened.family, name=opened.reference)
+            return self.held.of(watched, name=opened.reference)
+        if self.fit is None:
+            return None
+        told = self.teller.score, self.fit
+        return beside(self.config, opened, model, told, self.team, self.progress)

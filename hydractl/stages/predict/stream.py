@@ -6,7 +6,7 @@ Several processes share the batches; the first of them has all answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,9 +17,10 @@ from hydractl.data.crew import cores
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items, TextSet
 from hydractl.families.tower import Towers
-from hydractl.fusion.responding import respond
+from hydractl.fusion.detecting import Detecting
+from hydractl.fusion.responding import responses
 from hydractl.inputs import Inputs
-from hydractl.metrics.samples import Responses
+from hydractl.metrics.samples import Responses, Scored
 from hydractl.parallel import Team
 
 BATCHES = 16
@@ -36,7 +37,7 @@ class Answered:
     """What is said of the items at some places; `bad` says of an image by its place why it cannot be read."""
 
     places: range
-    said: Responses
+    said: Responses | Scored
     bad: dict[int, str]
 
 
@@ -51,6 +52,7 @@ class Asked:
         batch_size: Samples in one forward pass.
         team: The processes that share the work.
         ticks: Moves on with each of this process's batches.
+        beside: The model beside OOD scores of its features, which are seen as it answers; None where none is told.
     """
 
     model: Towers
@@ -59,6 +61,7 @@ class Asked:
     batch_size: int
     team: Team
     ticks: Iterator[object]
+    beside: Detecting | None = None
 
     def answers(self, items: Items, *, start: int = 0) -> Iterator[Answered]:
         """Yield what the model says of a set from item `start` on, a multiple of `window`; every process is told of every item.
@@ -88,24 +91,37 @@ class Asked:
     ) -> Answered:
         """Return what all processes' batches give, which hold consecutive items from `begin` on."""
         places, tensors, bad = list[torch.Tensor](), list[tuple[torch.Tensor, ...]](), list[torch.Tensor]()
-        for batch in own:
-            indices = batch.indices + offset
-            places.append(indices - begin)
-            tensors.append(respond(self.model, batch.inputs, name=self.name, data=items.name).tensors())
+
+        def noted() -> Iterator[Batch[Inputs]]:
+            for batch in own:
+                bad.append(_packed({offset + i: why for i, why in batch.bad.items()}))
+                yield batch
+
+        for indices, *found in self._responses(noted(), items.name):
+            places.append(indices + offset - begin)
+            tensors.append((*found,))
             next(self.ticks, None)
-            bad.append(_packed({offset + i: why for i, why in batch.bad.items()}))
         order = torch.cat(self.team.in_order(places)).argsort()
-        log_probs, logsumexp = (
-            torch.cat(self.team.in_order([one[k] for one in tensors]), 1)[:, order] for k in range(2)
-        )
-        found = {
+        said = Responses(*(self._joined(tensors, k, order) for k in range(2)))
+        why_not = {
             int(i): why
             for part in self.team.in_order(bad)
             for i, why in json.loads(bytes(part.tolist())).items()
         }
-        return Answered(
-            places=range(begin, begin + len(order)), said=Responses(log_probs, logsumexp), bad=found
-        )
+        told = said if self.beside is None else self.beside.scored(said, self._joined(tensors, 2, order))
+        return Answered(places=range(begin, begin + len(order)), said=told, bad=why_not)
+
+    def _responses(self, batches: Iterable[Batch[Inputs]], data: str) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield what this process's batches give, in one pass of the model each."""
+        if self.beside is not None:
+            return self.beside.responses(batches, name=self.name, data=data)
+        return responses(self.model, batches, name=self.name, data=data)
+
+    def _joined(
+        self, each: Sequence[tuple[torch.Tensor, ...]], part: int, order: torch.Tensor
+    ) -> torch.Tensor:
+        """Return one part (A, N, ...) of what all processes' batches give."""
+        return torch.cat(self.team.in_order([one[part] for one in each]), 1)[:, order]
 
 
 def _packed(bad: dict[int, str]) -> torch.Tensor:

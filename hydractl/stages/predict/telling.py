@@ -14,7 +14,7 @@ from hydractl.jsonfile import read_text
 from hydractl.manifest.header import Header, Tokenization
 from hydractl.manifest.report import Report
 from hydractl.manifest.threshold import Threshold
-from hydractl.metrics.scores import MSP
+from hydractl.metrics.scores import FITTED, KNN, MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
@@ -35,6 +35,7 @@ class Teller:
         classes: What a zero-shot model is asked about.
         score: The OOD score that is told.
         below: The threshold on it, where there is one.
+        report: What the threshold is from, if it is a report's.
     """
 
     config: PredictConfig
@@ -43,6 +44,7 @@ class Teller:
     classes: Classes | None
     score: str
     below: float | None
+    report: Report | None = None
 
     @classmethod
     def of(cls, config: PredictConfig, opened: OpenModel, progress: Progress) -> Teller:
@@ -61,12 +63,16 @@ class Teller:
                 f"{opened.reference}: tells no classes apart yet", hint="name them: `--classes cat,dog`"
             )
         stored = header.prompting and classes and (header.labels, header.prompting.templates)
-        if header.threshold and stored and stored != (classes and (classes.names, classes.templates)):
-            progress.warn(
-                f"{opened.reference}: its threshold is for the classes that it stores, and not applied"
-            )
-            header = header.model_copy(update={"threshold": None})
-        score, below = _bound(config, opened, header)
+        own = header.threshold or header.fitted
+        if own and stored and stored != (classes and (classes.names, classes.templates)):
+            what = "threshold is" if header.threshold else "OOD scores of features are"
+            progress.warn(f"{opened.reference}: its {what} for the classes that it stores, and not applied")
+            header = header.model_copy(update={"threshold": None, "fitted": None})
+        report = None
+        if isinstance(config.threshold, Path):
+            report = Report.from_json(read_text(config.threshold), where=str(config.threshold))
+        score, below = _bound(config, opened, header, report)
+        _check_fitted(config, opened.reference, header, score)
         return cls(
             config=config,
             opened=opened,
@@ -74,6 +80,7 @@ class Teller:
             classes=classes,
             score=score,
             below=below,
+            report=report,
         )
 
     def lines(self, source: Source, answered: Answered) -> list[Line]:
@@ -121,14 +128,37 @@ class Teller:
         }
 
 
-def _bound(config: PredictConfig, opened: OpenModel, header: Header) -> tuple[str, float | None]:
+def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
+    """Refuse a score of features that was never fitted, or twice."""
+    held = score in (header.fitted.scores if header.fitted else ())
+    if score not in FITTED and config.fit is not None:
+        raise UsageError(
+            f"`--fit` has no effect: `{score}` is no OOD score of features",
+            hint=f"leave it out, or add `--ood-score {KNN}`",
+        )
+    if held and config.fit is not None:
+        raise UsageError(
+            f"`--fit`: {name} holds `{score}` as it was fitted",
+            hint="leave it out; `hydractl eval ... --fit DATA --store PATH` stores it anew",
+        )
+    if score in FITTED and not held and config.fit is None:
+        raise UsageError(
+            f"{name}: `{score}` looks at features, and was never fitted for this model",
+            hint=f"store it: `hydractl eval {name} --data TEST --ood-score {score} --fit TRAIN --store PATH`; or add "
+            "`--fit TRAIN`",
+        )
+
+
+def _bound(
+    config: PredictConfig, opened: OpenModel, header: Header, report: Report | None
+) -> tuple[str, float | None]:
     """Return the OOD score that is told, and the threshold on it."""
     given = config.threshold
     if isinstance(given, float):
         score = config.ood_score or (header.threshold.score if header.threshold else MSP)
         check_bound(score, given)
         return score, None if given == NO_THRESHOLD else given
-    found = header.threshold if given is None else _reported(given, opened)
+    found = header.threshold if report is None else _reported(report, str(given), opened)
     if found is None:
         return config.ood_score or MSP, None
     if config.ood_score not in {None, found.score}:
@@ -139,9 +169,8 @@ def _bound(config: PredictConfig, opened: OpenModel, header: Header) -> tuple[st
     return found.score, found.below
 
 
-def _reported(path: Path, opened: OpenModel) -> Threshold:
+def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:
     """Return the threshold that a report has for a model."""
-    report = Report.from_json(read_text(path), where=str(path))
     row = report.row_of(opened.checkpoint.digest)
     if row is None:
         raise InputError(f"{path}: is not about {opened.reference}, or not as it is now")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hydractl.data.reference import DataRef
@@ -76,13 +76,24 @@ def made_with(family: Family) -> dict[str, str]:
 
 
 def warn_temperature(opened: OpenModel, progress: Progress) -> None:
-    """Say that a temperature or a threshold is left behind with the weights that it was found for."""
-    if opened.header.threshold is not None:
-        progress.warn(f"{opened.reference}: its threshold is not kept: other weights need their own")
+    """Say what is left behind with the weights that it was found for: a temperature, and what `warn_refusing` says."""
+    warn_refusing([opened], progress)
     if opened.header.temperature != 1:
         progress.warn(
             f"{opened.reference}: its temperature {opened.header.temperature:g} is not kept: other weights need their own"
         )
+
+
+def warn_refusing(models: Iterable[OpenModel], progress: Progress) -> None:
+    """Say that thresholds, or OOD scores of features, are left behind with the weights that they were found for."""
+    for opened in models:
+        if opened.header.threshold is not None:
+            progress.warn(f"{opened.reference}: its threshold is not kept: other weights need their own")
+        if opened.header.fitted is not None:
+            names = ", ".join(opened.header.fitted.scores)
+            progress.warn(
+                f"{opened.reference}: its OOD scores ({names}) are not kept: other weights need their own"
+            )
 
 
 def document_input(path: Path, digest: str | None = None, *, made_by: Step | None = None) -> InputFile:

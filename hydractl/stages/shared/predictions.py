@@ -19,6 +19,7 @@ from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items
 from hydractl.errors import InputError
 from hydractl.families.tower import Towers
+from hydractl.fusion.detecting import Detecting
 from hydractl.fusion.responding import gathered, responses
 from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
@@ -29,7 +30,6 @@ from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperatur
 from hydractl.parallel import Team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.rivals.vilu import Judged
-from hydractl.stages.shared.detecting import Detecting
 from hydractl.stages.shared.spool import Spool
 
 Predictor = Towers
@@ -175,7 +175,7 @@ def predict_together(
     batches = inputs.tracked(preprocess, name, progress)
     names: list[str] = []
     if isinstance(model, Detecting):
-        names = [*model.fitted]
+        names = [*model.names]
         own = model.responses(batches, name=name, data=inputs.name)
     else:
         own = responses(model, batches, name=name, data=inputs.name)

@@ -12,6 +12,7 @@ from hydractl.errors import UsageError
 from hydractl.families.base import POOLINGS
 from hydractl.heads.budget import Budget
 from hydractl.inputs import LARGEST_SIDE
+from hydractl.metrics.scores import KNN
 from hydractl.places import DOCUMENT, WEIGHTS, output
 from hydractl.settings import Composed, Declared, Role, Setting, check, number, setting, words
 from hydractl.stages.shared.classes import Naming
@@ -110,6 +111,20 @@ NUM_WORKERS = Setting(
     panel=MACHINE,
     shows=False,
     role=Role.ASIDE,
+)
+FIT = Setting(
+    "Labelled training data, which OOD scores of features are fitted on, for each model.",
+    parse=DataRef.parse,
+    metavar=DATA_METAVAR,
+    shows=False,
+    role=Role.DATA,
+)
+NEIGHBOURS = 50
+"""OpenOOD's."""
+KNN_K = Setting(
+    f"Which nearest sample `{KNN}` looks at (default {NEIGHBOURS}).",
+    low=1,
+    metavar="K",
 )
 MAX_LENGTH = Setting("Tokens of a text at most; default: as many as the model reads.", low=1, metavar="N")
 

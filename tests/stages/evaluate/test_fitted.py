@@ -162,7 +162,6 @@ REFUSED = {
     "no data to fit on": ({"fit": None}, "looks at features", "add `--fit DATA`"),
     "nothing to fit": ({"ood_score": ("msp",)}, "`--fit` has no effect", "knn"),
     "no neighbour": ({"ood_score": ("vim",), "knn_k": 3}, "--knn-k 3", "leave it out"),
-    "a threshold": ({"ood_score": ("knn",), "threshold_for": 0.1}, "cannot be on `knn`", "msp"),
     "no held-out data": ({"ood_val": (NamedData.parse(OOD_VAL),)}, "held-out ID data", "--val"),
     "no foreign data": ({"val": DataRef.parse(VAL)}, "no effect without `--ood-val`", "--ood-val"),
     "one score": (
@@ -198,9 +197,3 @@ def test_data_to_fit_on_has_the_classes_of_the_data(here):
         run_eval(config(here / "m0.st", fit=DataRef.parse("digits::split=train,limit=90")))
     with pytest.raises(DataError, match="no labels"):
         run_eval(config(here / "m0.st", fit=DataRef.parse("noise::limit=9")))
-
-
-def test_predict_does_not_know_scores_of_features(capsys):
-    assert main(["predict", "m.st", "digits", "--ood-score", "knn"]) == 2
-
-    assert "eval" in capsys.readouterr().err

@@ -173,7 +173,7 @@ def test_single_texts_are_answered_as_they_come(models, work, monkeypatch):
         seen.append("answered")
         return respond(*args, **named)
 
-    monkeypatch.setattr("hydractl.stages.predict.stream.respond", noted)
+    monkeypatch.setattr("hydractl.fusion.responding.respond", noted)
     told(models, "-", model="bert", batch_size=1)
     assert seen == ["read", "answered"] * 3 + ["read"]
 
@@ -237,15 +237,15 @@ def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work
     data = "t.jsonl" if model == "bert" else "digits::limit=20"
     monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
     expected = told(models, data, model=model, out="whole.jsonl", batch_size=3)
-    asked = []
+    asked, respond = [], responding.respond
 
     def failing(*args, **named):
         asked.append(1)
         if len(asked) == 6:
             raise KeyboardInterrupt
-        return responding.respond(*args, **named)
+        return respond(*args, **named)
 
-    monkeypatch.setattr("hydractl.stages.predict.stream.respond", failing)
+    monkeypatch.setattr("hydractl.fusion.responding.respond", failing)
     with pytest.raises(KeyboardInterrupt) as caught:
         told(models, data, model=model, batch_size=3)
     assert caught.value.__notes__ == [

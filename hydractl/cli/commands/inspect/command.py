@@ -138,6 +138,9 @@ def _facts(report: CheckpointReport) -> list[tuple[str, str]]:
         found = report.threshold
         promise = f"at most {100 * found.risk:g} % of its answers are wrong, with {100 * (1 - found.delta):g} % confidence"
         rows.append(("threshold", f"answers where {found.score} is below {found.below:.6g}: {promise}"))
+    if report.fitted is not None:
+        kept = f"fitted on {report.fitted.data.reference}, {size(report.beside_bytes)} beside the weights"
+        rows.append(("OOD scores", f"{', '.join(report.fitted.scores)}: {kept}"))
     dtypes = (f"{name} ({counted(a.tensors, 'tensor')})" for name, a in report.dtypes.items())
     rows.append(("dtypes", ", ".join(dtypes)))
     if not report.predictions:

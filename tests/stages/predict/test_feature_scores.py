@@ -1,0 +1,300 @@
+"""predict by OOD scores of features: as `eval` found them, from a checkpoint that holds them or from `--fit`, in the same pass."""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+
+import pytest
+import torch
+
+import hydractl
+from hydractl.checkpoint import BESIDE, Checkpoint, ScratchFolder, write_tensors
+from hydractl.cli.app import main
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckpointError, InputError, UsageError
+from hydractl.fusion import responding
+from hydractl.hub.weights import weights_of
+from hydractl.manifest.report import Report
+from hydractl.metrics.scores import FITTED
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.predict.config import PredictConfig, parse_threshold
+from hydractl.stages.predict.run import run_predict
+from support.builders import base
+from support.heard import Heard
+
+FIT, DATA = "digits::split=train,classes=0-6,limit=90", "digits::split=val,classes=0-6"
+OTHER = "digits::split=train,classes=0-6,limit=80"
+K, COUNT = 5, 252
+QUICK = {"latency": False, "bootstrap": 0, "device": "cpu", "metrics": ("accuracy",)}
+NONE = parse_threshold("none")
+
+
+def evaluated(model, **settings):
+    given = {"fit": DataRef.parse(FIT), "ood_score": (*FITTED,)} | QUICK | settings
+    given["knn_k"] = K if "knn" in (given["ood_score"] or ()) else None
+    return run_eval(EvalConfig(model=str(model), data=DataRef.parse(DATA), **given)).document.rows[0]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """Two members with other masks, and what they make together; `stored.st` is of another temperature, and fitted before."""
+    made = tmp_path_factory.mktemp("models")
+    for i in range(2):
+        base().pruned((0, 1), (2,), (0, 3) if i else (1,)).tuned(i).save(made / f"m{i}.st")
+    members = tuple(str(made / f"m{i}.st") for i in range(2))
+    run_fuse(FuseConfig(models=members, out=made / "hydra.st", mlp="keep"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def row(here):
+    return evaluated(
+        here / "hydra.st", threshold_for=0.95, delta=0.2, temperature=2.0, store=here / "stored.st", out=here / "r.json",
+        save_predictions=here / "p.st",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(here, row):
+    """What `eval` says of each sample, by the name of the score."""
+    return SavedPredictions.load(here / "p.st").said["hydra"]["id"].scores
+
+
+def lines(here, model, data=DATA, **settings):
+    path = here / "out.jsonl"
+    for left in here.glob("out.jsonl*"):
+        left.unlink()
+    run_predict(PredictConfig(model=str(here / model), data=(data,), out=path, device="cpu", **settings))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def scores(here, model, **settings):
+    return torch.tensor([line["ood_score"] for line in lines(here, model, **settings)], dtype=torch.float64)
+
+
+def close(ours, theirs):
+    """To six digits of what the score may be."""
+    return torch.allclose(ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("score", FITTED)
+def test_a_checkpoint_tells_the_scores_that_eval_found(here, found, score):
+    """The temperature of the copy is another one: ViM reads the logits as they were when it was fitted."""
+    told = scores(here, "stored.st", ood_score=score, threshold=NONE)
+
+    assert len(told) == COUNT
+    assert close(told, found[score])
+    assert len(told.unique()) > COUNT // 2
+
+
+@pytest.mark.parametrize("score", FITTED)
+def test_training_data_tells_them_too(here, found, score):
+    k = {"knn_k": K} if score == "knn" else {}
+
+    assert close(scores(here, "hydra.st", ood_score=score, fit=DataRef.parse(FIT), **k), found[score])
+
+
+def test_the_stored_threshold_accepts_what_eval_counted(here, row):
+    told = lines(here, "stored.st")
+
+    assert row.threshold.score == "mahalanobis"
+    assert sum(line["accept"] for line in told) == row.threshold.accepted < COUNT
+    found = torch.tensor([line["ood_score"] for line in told])  # float32, as lines have it
+    assert (found < torch.tensor(row.threshold.below)).tolist() == [line["accept"] for line in told]
+
+
+@pytest.mark.parametrize("score", ["mahalanobis", "vim"])
+def test_a_hydra_has_the_mean_of_its_members(here, found, score):
+    each = [scores(here, f"m{i}.st", ood_score=score, fit=DataRef.parse(FIT)) for i in range(2)]
+
+    assert torch.allclose(torch.stack(each).mean(0), found[score], rtol=1e-3)
+    assert not torch.allclose(each[0], found[score], rtol=1e-2)
+
+
+@pytest.mark.parametrize(("settings", "fitting"), [({}, 0), ({"fit": DataRef.parse(FIT)}, 3)])
+def test_inputs_go_through_the_model_once(here, row, monkeypatch, settings, fitting):
+    passes, respond = [], responding.respond
+
+    def noted(*args, **named):
+        passes.append(named["data"])
+        return respond(*args, **named)
+
+    monkeypatch.setattr("hydractl.fusion.responding.respond", noted)
+    monkeypatch.setattr("hydractl.fusion.features.respond", noted)
+    model = "hydra.st" if settings else "stored.st"
+    lines(here, model, ood_score="mahalanobis", threshold=NONE, batch_size=32, **settings)
+
+    assert len(passes) == fitting + ceil(COUNT / 32)
+
+
+def test_python_tells_the_same(here, row, found):
+    model = hydractl.load(here / "stored.st")
+    images = base().inputs(batch=5, seed=3)
+    said = model.predict(images, batch_size=2)
+
+    assert {*FITTED} < {*said.scores}
+    assert torch.equal(said.accepted, said.scores["mahalanobis"] < row.threshold.below)
+    again = hydractl.load(here / "hydra.st").predict(images)
+    assert not {*FITTED} & {*again.scores}
+    assert torch.allclose(said.scores["entropy"], model.predict(images, batch_size=5).scores["entropy"])
+
+
+def test_a_report_whose_score_was_fitted_on_the_same_data_has_a_threshold(here):
+    out = here / "knn.json"
+    kept = evaluated(here / "hydra.st", ood_score=("knn",), threshold_for=0.95, delta=0.2, out=out).threshold
+    same = {"threshold": out, "fit": DataRef.parse(FIT)}
+
+    told = lines(here, "hydra.st", knn_k=K, **same)
+    assert sum(line["accept"] for line in told) == kept.accepted
+    with pytest.raises(InputError, match="is for the neighbour 5, not 50") as caught:
+        lines(here, "hydra.st", **same)
+    assert caught.value.hint == "add `--knn-k 5`"
+    with pytest.raises(InputError, match=r"was fitted on .*limit=90.* holds other samples"):
+        lines(here, "hydra.st", threshold=out, knn_k=K, fit=DataRef.parse(OTHER))
+    assert Report.read(out).data["fit"].count == 90
+
+
+def test_what_is_held_survives_a_copy_and_shards(here, row, tmp_path):
+    first = Checkpoint.open(here / "stored.st")
+    assert {name.split("/")[1] for name in first.beside} == {*FITTED}
+    assert not [name for name in first.specs if name.startswith(BESIDE)]
+
+    model = hydractl.load(here / "stored.st")
+    model.save(tmp_path / "again.st")
+    assert (tmp_path / "again.st").read_bytes() == (here / "stored.st").read_bytes()
+    scratch = ScratchFolder()
+    files = weights_of(first, first.header, limit=20_000, scratch=scratch)
+    shards = [path for name, path in files.items() if name.endswith(".safetensors")]
+    assert len(shards) > 3
+    joined = Checkpoint.open(tmp_path, shards=shards)
+    assert joined.beside == first.beside
+    assert all(torch.equal(joined.tensor(name), first.tensor(name)) for name in first.beside)
+    folder = model.save_pretrained(tmp_path / "folder")
+    assert scores(here, folder, ood_score="vim", threshold=NONE).equal(
+        scores(here, "stored.st", ood_score="vim", threshold=NONE)
+    )
+
+
+def test_a_base_that_holds_scores_is_no_folder_of_its_library(tmp_path):
+    """timm would refuse tensors that it does not know; ours takes them."""
+    base().save(tmp_path / "base.st")
+    evaluated(tmp_path / "base.st", ood_score=("knn",), store=tmp_path / "held.st")
+    for name in ("base", "held"):
+        hydractl.load(tmp_path / f"{name}.st").save_pretrained(tmp_path / name)
+
+    kinds = [
+        json.loads((tmp_path / name / "config.json").read_text()).get("model_type")
+        for name in ("base", "held")
+    ]
+    assert kinds == [None, "hydractl"]
+
+
+def test_what_changes_weights_leaves_them_behind(here, tmp_path):
+    evaluated(here / "m0.st", ood_score=("vim",), store=tmp_path / "held.st")
+    heard = Heard()
+    run_fuse(
+        FuseConfig(models=(str(tmp_path / "held.st"), str(here / "m1.st")), out=tmp_path / "h.st"), heard
+    )
+
+    assert any("its OOD scores (vim) are not kept" in line for line in heard.warnings)
+    made = Checkpoint.open(tmp_path / "h.st")
+    assert (made.header.fitted, made.beside) == (None, {})
+
+
+def test_a_copy_that_stores_a_temperature_keeps_them(here, row, found, tmp_path):
+    evaluated(
+        here / "stored.st", fit=None, ood_score=None, temperature=3.0, store=tmp_path / "hot.st", knn_k=None
+    )
+
+    copy = Checkpoint.open(tmp_path / "hot.st").header
+    assert (copy.temperature, copy.fitted.temperature, copy.threshold) == (6.0, 1.0, None)
+    assert copy.fitted.data.count == 90
+    assert close(scores(here, tmp_path / "hot.st", ood_score="vim"), found["vim"])
+
+
+def test_inspect_says_what_is_held(here, row, capsys):
+    assert main(["inspect", str(here / "stored.st")]) == 0
+
+    said = capsys.readouterr().out
+    assert "OOD scores" in said
+    assert f"{', '.join(FITTED)}: fitted on digits::" in said
+    assert main(["inspect", str(here / "hydra.st")]) == 0
+    assert "OOD scores" not in capsys.readouterr().out
+
+
+REFUSED = {
+    "never fitted": ("hydra.st", {"ood_score": "knn"}, "never fitted for this model", "--ood-score knn --fit TRAIN --store"),
+    "fitted twice": (
+        "stored.st", {"ood_score": "knn", "threshold": NONE, "fit": FIT}, "holds `knn` as it was fitted", "leave it out",
+    ),
+    "nothing to fit": ("hydra.st", {"fit": FIT}, "`msp` is no OOD score of features", "--ood-score knn"),
+    "a score of logits": ("hydra.st", {"ood_score": "mi", "fit": FIT}, "`--fit` has no effect", "mahalanobis"),
+    "no neighbour": ("hydra.st", {"ood_score": "vim", "fit": FIT, "knn_k": 3}, "--knn-k 3", "leave it out"),
+    "nothing to be near": ("stored.st", {"ood_score": "knn", "knn_k": 3}, "--knn-k 3", "leave it out"),
+    "a bound that is none": ("stored.st", {"ood_score": "knn", "threshold": 3.0}, "between 0 and 2", None),
+    "another score's threshold": ("stored.st", {"ood_score": "knn"}, "is for `mahalanobis`", "--threshold none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "settings", "message", "hint"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_told_is_refused(here, row, model, settings, message, hint):
+    given = settings | ({"fit": DataRef.parse(settings["fit"])} if "fit" in settings else {})
+    with pytest.raises(UsageError, match=message) as caught:
+        lines(here, model, **given)
+
+    assert hint is None or hint in caught.value.hint
+    assert not (here / "out.jsonl").exists()
+
+
+def test_the_command_says_how_to_store_one(here, capsys):
+    assert main(["predict", str(here / "hydra.st"), DATA, "--ood-score", "knn"]) == 2
+
+    assert "hydractl eval" in (said := capsys.readouterr().err)
+    assert "--fit TRAIN --store PATH" in said
+
+
+def _without(tensors):
+    del tensors[f"{BESIDE}knn/1/bank"]
+
+
+def _narrow(tensors):
+    for member in range(2):
+        tensors[f"{BESIDE}knn/{member}/bank"] = tensors[f"{BESIDE}knn/{member}/bank"][:, :-1].contiguous()
+
+
+def _far(tensors):
+    tensors[f"{BESIDE}knn/0/neighbours"] = torch.tensor(91)
+
+
+def _flat(tensors):
+    tensors[f"{BESIDE}knn/0/bank"] = tensors[f"{BESIDE}knn/0/bank"].flatten()
+
+
+def _endless(tensors):
+    tensors[f"{BESIDE}knn/1/bank"][0, 0] = torch.inf
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_without, "has no tensor `hydractl.ood/knn/1/bank`"),
+        (_narrow, r"are of \[31\] features, the model has 32"),
+        (_far, "member 0: `neighbours` must count from 1"),
+        (_flat, "member 0: `bank` must be ND of torch.float32"),
+        (_endless, "member 1: `bank` is not finite"),
+    ],
+)
+def test_broken_tensors_are_refused(here, row, tmp_path, spoil, message):
+    whole = Checkpoint.open(here / "stored.st")
+    tensors = whole.tensors() | {name: whole.tensor(name) for name in whole.beside}
+    spoil(tensors)
+    with (tmp_path / "broken.st").open("wb") as file:
+        write_tensors(file, tensors, header=whole.header)
+
+    with pytest.raises(CheckpointError, match=message):
+        lines(here, tmp_path / "broken.st", ood_score="knn", threshold=NONE)
