@@ -195,7 +195,7 @@ class Judged(Derived):
         self.register_buffer("classes", answer.class_embeddings.detach().float().clone())
         self.confidence = torch.empty(0)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(how.seed)
+            torch.default_generator.manual_seed(how.seed)
             scale = float(answer.logit_scale.detach().exp())
             self.judge = Judge(self.classes.shape[1], scale=scale, thaw=how.thaw)
         self.judge.to(model.device)

@@ -171,20 +171,22 @@ def _labels(
     known = dict(zip(tested.class_names, classes, strict=True))
 
     def aligned(option: str, items: Items) -> Tensor:
-        called = f"--{option}" if option in _WITHOUT_LABELS else option
-        own = required_labels(items, called, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
+        is_option = option in _WITHOUT_LABELS
+        needs = f"--{option}" if is_option else option
+        called = f"{needs} {items.name}" if is_option else option  # what a row is made with is named by it
+        own = required_labels(items, needs, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
         if all(name in known for name in items.class_names):
             return torch.tensor([known[items.class_names[label]] for label in own])
         strange = [name for name in items.class_names if name not in known]
         if not names and not (are_numerals(strange) and all(int(name) < count for name in strange)):
             raise DataError(
-                f"`{called} {items.name}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
+                f"`{called}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
                 hint="choose the classes of `--data` with `::classes=`, or name them alike",
             )
         try:
             found = match_classes(items, names, num_classes=count, by_text=by_text, progress=progress)
         except DataError as error:
-            raise DataError(f"`{called} {items.name}`: {error.message}", hint=error.hint) from error
+            raise DataError(f"`{called}`: {error.message}", hint=error.hint) from error
         return torch.tensor([found[label] for label in own])
 
     return torch.tensor([classes[label] for label in labels]), {
