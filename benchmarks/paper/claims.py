@@ -15,12 +15,14 @@ import zero_shot
 from plan import (
     APART,
     CIRCUIT,
+    CIRCUIT_OOD,
     ENSEMBLE,
     FIVE,
     HYDRA,
     HYDRA_T,
     MC_DROPOUT,
     MIMO,
+    PACKED,
     SINGLE,
     TAYLOR,
     UNTUNED,
@@ -40,6 +42,8 @@ CALLED = {
     "accuracy under shift all": "accuracy under corruption",
     "accuracy under shift 5": "accuracy under corruption of severity 5",
     "brier under shift all": "Brier score under corruption",
+    "euclidean ood": "Euclidean distance of OOD centroids",
+    "mahalanobis ood": "Mahalanobis distance of OOD centroids",
 }
 """What the page calls metrics, where not by their names."""
 Seeds = Sequence[Mapping[str, Mapping[str, float]]]
@@ -92,9 +96,12 @@ CLAIMS = (
     Claim(table="1", first=HYDRA, other="batch-ensemble", metric=OOD, theirs="86.29, 84.34 (ImageNet-1k); 89.43, 86.27 (CIFAR-100)"),
     Claim(table="1", first=HYDRA, other=MIMO, metric=OOD, theirs="86.29, 83.63 (ImageNet-1k); 89.43, 88.08 (CIFAR-100)"),
     Claim(table="1", first=HYDRA, other="oba", metric=OOD, theirs="86.29, 82.61 (ImageNet-1k); 89.43, 85.85 (CIFAR-100)"),
+    Claim(table="1", first=HYDRA, other=PACKED, metric=OOD, theirs="86.29, 83.26 (ImageNet-1k); 89.43, 86.99 (CIFAR-100)"),
     Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric=ACCURACY, theirs="73.61, 66.46 (ImageNet-1k); 91.15, 86.52 (CIFAR-100); 91.74, 90.6 (SST-2)"),
     Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc near", theirs="73.81, 68.14 (ImageNet-1k); 87.39, 86.52 (CIFAR-100); 71.95, 58.05 (SST-2)"),
     Claim(table="4", first=UNTUNED.format(CIRCUIT), other=UNTUNED.format(TAYLOR), metric="auroc far", theirs="89.90, 85.96 (ImageNet-1k); 79.07, 73.18 (SST-2); but 86.64, 86.93 (CIFAR-100)"),
+    Claim(table="5", first=UNTUNED.format(CIRCUIT_OOD), other=SINGLE, metric="euclidean ood", theirs="2.26, 1.75 (CIFAR-100)"),
+    Claim(table="5", first=UNTUNED.format(CIRCUIT_OOD), other=SINGLE, metric="mahalanobis ood", theirs="3.32, 3.03 (CIFAR-100)"),
     Claim(table="8", first=VARIED["heads"], other=VARIED["none"], metric=OOD, theirs="86.02, 85.31 (ImageNet-1k)"),
     Claim(table="8", first=VARIED["heads"], other=VARIED["none"], metric=ACCURACY, theirs="80.80, 80.12 (ImageNet-1k)"),
     Claim(table="9", first=VARIED["heads"], other=VARIED["order"], metric="disagreement ood", theirs=".48, .13 (ImageNet-1k)"),
@@ -129,10 +136,9 @@ CLAIMS = (
 """Those that need no data or device that is not here."""
 UNTESTED = {
     "1, 2 (batch 4, bf16): a hydra takes 1.07 times a single model's time, 7 too": "no GPU has run this yet (`benchmarks/runtime.py --device cuda`)",
-    "1: packed ensembles": "not among the rows yet",
     "3, 24 to 28: OpenCLIP ViT-B/32 on nine data sets": "neither the weights nor the data are here; a small CLIP on five sets of classes stands in",
     "27, 28: fine-tuned CLIP": "the paper tunes on a part of LAION-400M",
-    "5 and figure 4: distances of heads' centroids": "`eval --analyse centroids,pca` measures them on any model; no row of this page does yet",
+    "5, figure 4: the most and the least important heads in a plane": "`eval --analyse pca --scores` draws them of any model; no row of this page does yet",
     "12: eight seeds": "deviations here are of as many seeds as the page names",
 }
 """Claims of tables that were not put to the test, and why."""

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import zero_shot
-from claims import CLAIMS, UNTESTED, about, judge
+from claims import CALLED, CLAIMS, UNTESTED, Claim, Found, about, judge
 from plan import MIMO, WITHOUT
 
 PAGE = HERE.parents[1] / "docs" / "paper.md"
@@ -34,6 +34,7 @@ COLUMNS = {
     "accuracy": "accuracy", "brier": "Brier", "nll": "NLL", "ece": "ECE", "adaptive_ece": "aECE", "auroc near": "AUROC near", "auroc far": "AUROC far",
     "fpr95 ood": "FPR95", "aupr ood": "AUPR", "mutual_information": "MI", "disagreement ood": "DI OOD", "macs": "MACs over single", "training_macs": "training over single",
 }  # fmt: skip
+DISTANCES = ("euclidean ood", "mahalanobis ood")
 SEVERITIES = ("1", "2", "3", "4", "5", "all")
 
 
@@ -73,6 +74,10 @@ def _lines() -> Iterator[str]:
     yield from _claims(results)
     yield from ("", "## Not put to the test", "")
     yield from (f"- Table {what}: {why}." for what, why in UNTESTED.items())
+    unmeasured = [claim for claim in CLAIMS if not _judged(claim, results)]
+    yield from (
+        f"- Table {claim.table}: {claim.words}: not measured in any of these runs." for claim in unmeasured
+    )
     single, hydra = vit_b(1, 12), vit_b(3, 8)
     ensemble = 3 * single
     yield ""
@@ -103,23 +108,27 @@ def _claims(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield f"|---|---|---|{'---|' * len(results)}"
     counts: dict[str, dict[str, int]] = {task: {} for task in results}
     for claim in CLAIMS:
-        cells = []
-        for task, result in results.items():
-            found = judge(claim, result["rows"]) if about(claim, task) else None
-            if found is not None:
-                counts[task][found.verdict] = counts[task].get(found.verdict, 0) + 1
-            cells.append(
-                ""
-                if found is None
-                else f"{found.first:.3f}, {found.other:.3f}: {found.gap:+.3f} ± {found.half:.3f}, **{found.verdict}**"
-            )
-        if not any(cells):
+        judged = _judged(claim, results)
+        if not judged:
             continue
+        for task, found in judged.items():
+            counts[task][found.verdict] = counts[task].get(found.verdict, 0) + 1
+        cells = [_cell(judged[task]) if task in judged else "" for task in results]
         yield f"| {claim.table} | {claim.words} | {claim.theirs} | {' | '.join(cells)} |"
     yield ""
     for task, own in counts.items():
         held, unclear, failed = (own.get(word, 0) for word in ("holds", "open", "does not"))
         yield f"- {task}: of {sum(own.values())} claims {held} hold, {unclear} are open, and {failed} fail."
+
+
+def _cell(found: Found) -> str:
+    return f"{found.first:.3f}, {found.other:.3f}: {found.gap:+.3f} ± {found.half:.3f}, **{found.verdict}**"
+
+
+def _judged(claim: Claim, results: Mapping[str, dict[str, Any]]) -> dict[str, Found]:
+    """Return what came of a claim on each task where its rows were measured."""
+    each = {task: judge(claim, result["rows"]) for task, result in results.items() if about(claim, task)}
+    return {task: found for task, found in each.items() if found is not None}
 
 
 def _tuning(task: str, epochs: int) -> str:
@@ -153,17 +162,30 @@ def _rows(task: str, result: Mapping[str, Any]) -> Iterator[str]:
         yield from _parted(
             rows, f"{COLUMNS[metric]} (Table {table}) by severity", SEVERITIES, f"{metric} under shift {{}}"
         )
+    distances = {metric: CALLED[metric] for metric in DISTANCES}
+    yield from _parted(rows, "heads of the last layer (Table 5)", distances, "{}")
 
 
 def _parted(
-    rows: Sequence[Mapping[str, Mapping[str, float]]], title: str, parts: Sequence[str], key: str
+    rows: Sequence[Mapping[str, Mapping[str, float]]],
+    title: str,
+    parts: Sequence[str] | Mapping[str, str],
+    key: str,
 ) -> Iterator[str]:
-    """Yield a table of one metric by its parts, of rows that have all; nothing where none has."""
+    """Yield a table of numbers that belong together, of rows that have all; nothing where none has.
+
+    Args:
+        rows: Of each seed.
+        title: Of the table.
+        parts: The columns, and what they are called if otherwise.
+        key: What a column's numbers are kept as.
+    """
     there = [
         name for name in rows[0] if all(key.format(part) in seed[name] for seed in rows for part in parts)
     ]
     if there:
-        yield from ("", f"| {title} | {' | '.join(parts)} |", f"|---|{'---:|' * len(parts)}")
+        heads = parts.values() if isinstance(parts, Mapping) else parts
+        yield from ("", f"| {title} | {' | '.join(heads)} |", f"|---|{'---:|' * len(parts)}")
     for name in there:
         means = [statistics.fmean(seed[name][key.format(part)] for seed in rows) for part in parts]
         yield f"| {name} | {' | '.join(f'{value:.3f}' for value in means)} |"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from promise_plan import Plan
 
 SINGLE, ENSEMBLE = "single", "deep ensemble of 3"
-MC_DROPOUT, MIMO = "MC dropout", "mimo"
-CIRCUIT, TAYLOR = "circuit", "Taylor"
+MC_DROPOUT, MIMO, PACKED = "MC dropout", "mimo", "packed"
+CIRCUIT, CIRCUIT_OOD, TAYLOR = "circuit", "circuit for OOD", "Taylor"
 HYDRA, HYDRA_T = "hydra (circuits)", "hydra (Taylor)"
 APART, FIVE = "hydra (circuits) not fused", "hydra (circuits) of 5"
 UNTUNED = "{} not tuned"
@@ -39,11 +39,14 @@ class Making:
         plan: It.
         epochs: Of everything that is tuned from the single model.
         without: Rows that this model or kind of data cannot have.
+        wide: The architecture that a packed ensemble is made of, as wide as its members can share; None where the single model
+            was trained on other data before, which random weights would not make up for.
     """
 
     plan: Plan
     epochs: int
     without: Collection[str] = ()
+    wide: str | None = None
 
     def all(self) -> Plan:
         """Add every row; the single model first."""
@@ -85,6 +88,13 @@ class Making:
         if MIMO not in self.without:
             copies = plan.fuse("copies.st", [single] * MEMBERS, "--own-from", str(plan.task.blocks))
             plan.row(MIMO, self.tuned("mimo.st", copies, "--method", "mimo", rate=1.0))
+        if self.wide is not None:
+            method = f"packed::members={MEMBERS},alpha=2"
+            members = [
+                plan.tune(f"packed-{i}.st", self.wide, "--method", method, epochs=plan.task.epochs)
+                for i in range(MEMBERS)
+            ]
+            plan.row(PACKED, *members)
         plan.row("oba", self.tuned("oba.st", single, "--method", "oba::keep=0.891"))
 
     def _circuits(self, single: str) -> None:
@@ -92,6 +102,11 @@ class Making:
         scores = plan.make("circuit.json", "score", single, *plan.task.scored, needs=[single])
         plan.row(UNTUNED.format(CIRCUIT), self._cut("circuit-best.st", single, scores, "--strategy", "best"))
         plan.row(CIRCUIT, self.tuned("circuit-tuned.st", "circuit-best.st", "--dropout", DROPOUT))
+        far = plan.make(
+            "circuit-ood.json", "score", single, *plan.task.scored, "--objective", "ood", needs=[single]
+        )
+        best = self._cut("circuit-ood-best.st", single, far, "--strategy", "best")
+        plan.row(UNTUNED.format(CIRCUIT_OOD), best)
         cuts = [
             self._cut(f"cut-{i}.st", single, scores, "--strategy", "sample", "--pool", str(2 * removed), "--seed",
                       str(plan.seed + 100 * i)) for i in range(MOST)

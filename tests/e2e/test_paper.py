@@ -12,6 +12,8 @@ from scipy import stats
 from hydractl.cli.app import command_tree
 from hydractl.data.dataset import open_data
 from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.training.methods.packed import narrowed
+from hydractl.training.methods.reference import parse_method
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "benchmarks" / "paper"
@@ -127,6 +129,44 @@ def test_costs_are_those_of_the_papers_table(claims):
     from page import vit_b
 
     assert [vit_b(1, 12), vit_b(3, 8), 3 * vit_b(1, 12)] == pytest.approx([17.58, 46.19, 52.74], rel=2e-3)
+
+
+def test_packed_members_share_the_width(plan):
+    (row,) = [row for row in plan.rows if row.name == "packed"]
+    commands = [plan.files[name].command for name in row.models]
+
+    assert len({words[words.index("--seed") + 1] for words in commands}) == 3
+    for words in commands:
+        method = parse_method(words[words.index("--method") + 1])
+        assert "embed_dim=48" in narrowed(words[1], method)
+
+
+def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatch):
+    import page
+
+    (task, result), *_ = page.kept().items()
+    cells = "| hydra (circuits) has more AUROC of OOD data than packed | "
+    gone = ("packed", "circuit for OOD not tuned")
+    seeds = [{name: own for name, own in seed.items() if name not in gone} for seed in result["rows"]]
+
+    monkeypatch.setattr(page, "kept", lambda: {task: result | {"rows": seeds}})
+    before = "\n".join(page._lines())
+    own = {"euclidean ood": 2.0, "mahalanobis ood": 3.0}
+    more = [
+        {**seed, "single": seed["single"] | own, "packed": seed["single"], gone[1]: seed["single"] | own}
+        for seed in seeds
+    ]
+    monkeypatch.setattr(page, "kept", lambda: {task: result | {"rows": more}})
+    after = "\n".join(page._lines())
+
+    assert cells not in before
+    assert "Table 1: hydra (circuits) has more AUROC of OOD data than packed: not measured" in before
+    assert "(Table 5) |" not in before
+    assert cells in after
+    assert "not measured in any" not in after
+    assert "| circuit for OOD not tuned | 2.000 | 3.000 |" in after
+    assert "| packed |" not in before
+    assert "| packed |" in after
 
 
 def test_the_page_is_what_its_program_writes():
