@@ -27,7 +27,7 @@ TASKS = {
     "and 8, far: photographs and noise",
     "shapes": "images: the image tower of a small CLIP with a classifier, on coloured shapes; near: pairs that it never saw, far: photographs and noise",
     "clinc150": "texts: MiniLM (22 M parameters, pretrained) on intents of CLINC150; near: intents of the same domains, far: others and no intent",
-    zero_shot.NAME: "zero-shot: a CLIP of two towers of three blocks, from nothing, names coloured shapes; ID sets: all 24 classes and four quarters of "
+    zero_shot.NAME: "a CLIP of two towers of three blocks, from nothing, names coloured shapes; ID sets: all 24 classes and four quarters of "
     "them; near: pairs that it never saw, far: photographs and noise, all beside the first set",
 }
 COLUMNS = {
