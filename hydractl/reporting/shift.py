@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from hydractl.data.corruptions.names import KNOWN
 from hydractl.manifest.scopes import SHIFT
 from hydractl.progress import counted
 from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, look
-from hydractl.reporting.compared import Compared
 from hydractl.reporting.numbers import Number, Quantity, Table, cell_of, number_of, signed, told
 
-TABLED = ("accuracy", "brier", "nll", "ece")
+if TYPE_CHECKING:
+    from hydractl.reporting.compared import Compared
 
+TABLED = ("accuracy", "brier", "nll", "ece")
 APART, TOGETHER = 0.06, 0.3
 """How far apart two rows at one severity stand, and all of them."""
 
