@@ -21,6 +21,9 @@ from torch import Tensor
 
 STEP = 0.95
 """How much less each threshold accepts than the one before it."""
+ROUNDING = 1e-6
+"""How far, relatively, a threshold stands below the score of a sample, if none lies between: two ways to compute it differ by
+less, so that whoever answers later accepts the same samples."""
 
 
 class Selection(NamedTuple):
@@ -75,9 +78,11 @@ def select(scores: Tensor, hits: Tensor, *, risk: float, delta: float) -> Select
     wrong = (~hits.bool())[order].cumsum(0)
     ranks = ranks_to_test(len(scores), risk, delta)
     for rank in ranks:
-        below = float(ordered[rank])
         accepted = int((ordered < ordered[rank]).sum())  # fewer than `rank` where scores are equal
         errors = int(wrong[accepted - 1]) if accepted else 0
         if accepted and float(binom.cdf(errors, accepted, risk)) <= delta / len(ranks):
-            return Selection(below, accepted, errors)
+            last, score = float(ordered[accepted - 1]), float(ordered[rank])
+            return Selection(
+                score - min(ROUNDING * max(1.0, abs(score)), (score - last) / 2), accepted, errors
+            )
     return None
