@@ -90,6 +90,7 @@ def test_predict_accepts_what_eval_counted(models, stored):
     assert "accept" not in lines(models, "hydra.st")[0]
 
 
+@pytest.mark.usefixtures("stored")  # its report
 def test_predict_takes_a_threshold_from_a_report_or_a_number(models):
     config = EvalConfig(
         model=str(models / "hydra.st"),
