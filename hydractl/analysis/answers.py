@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hydractl.analysis.subject import Part, Subject
 from hydractl.families.tower import Towers
 from hydractl.fusion.responding import gathered, responses
-from hydractl.manifest.document import ID_NAME
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling

@@ -14,8 +14,8 @@ from hydractl.families.zero_shot import Contrast
 from hydractl.fusion.building import members_from_state
 from hydractl.fusion.classes import prompts_of
 from hydractl.inputs import inputs_like
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Kind
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.scoring.job import Samples
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from hydractl.analysis.hearing import Group, data_tower, in_every_set
 from hydractl.analysis.subject import Subject
 from hydractl.manifest.analyses import Apart, Centroids
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.heads import HeadName
+from hydractl.manifest.scopes import ID_NAME
 
 
 def analyse(subject: Subject) -> Centroids | None:

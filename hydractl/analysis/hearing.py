@@ -19,8 +19,8 @@ from hydractl.analysis.subject import Part, Subject
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Towers
 from hydractl.inputs import Inputs, batch_of
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.heads import HeadName
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.fitted import whitening
 from hydractl.scoring.taps import Heard, tapped
 

@@ -10,7 +10,7 @@ from itertools import combinations
 from hydractl.analysis.answers import measured
 from hydractl.analysis.subject import Subject
 from hydractl.manifest.analyses import Size, Spread
-from hydractl.manifest.document import ID_NAME
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.samples import Joined, Kept
 
 MOST = 20

@@ -16,8 +16,8 @@ from hydractl.families.opening import OpenModel, load_model
 from hydractl.families.tower import Towers
 from hydractl.fusion.classes import settle
 from hydractl.manifest.analyses import Merging, Pair
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Fate
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.samples import Joined, Kept, ensemble_log_probs, whole
 
 

@@ -13,8 +13,8 @@ from hydractl.analysis.hearing import Group, Moments, data_tower, in_every_set
 from hydractl.analysis.subject import Part, Subject
 from hydractl.heads.masks import removal_order
 from hydractl.manifest.analyses import Plane, Planes
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.heads import HeadId, HeadName, HeadScores
+from hydractl.manifest.scopes import ID_NAME
 
 HEADS = 6
 """The paper's."""

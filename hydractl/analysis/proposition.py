@@ -30,9 +30,9 @@ from hydractl.fusion.plan import split_members
 from hydractl.fusion.slicing import kept_indices
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.analyses import Pruned
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Kind
 from hydractl.manifest.heads import Mask
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.scoring.gradients.weights import losses_of
 
 PROBES = 8

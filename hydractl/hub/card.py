@@ -14,9 +14,9 @@ from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.making import making
 from hydractl.hub.readme import Readme, code
 from hydractl.hub.repository import MAIN
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
 from hydractl.manifest.report import Report, Row, Value
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.table import METRICS
 from hydractl.progress import counted

@@ -7,9 +7,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hydractl.manifest.document import ID_NAME, Strict
+from hydractl.manifest.document import Strict
 from hydractl.manifest.header import Step
 from hydractl.manifest.heads import TowerKeep
+from hydractl.manifest.scopes import ID_NAME
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]

@@ -16,8 +16,6 @@ from hydractl.errors import ManifestError
 from hydractl.jsonfile import NotJSONError, canonical, parse, read_text
 from hydractl.runtime import digest_text
 
-ID_NAME = "id"
-"""What head scores and reports call the in-distribution data."""
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Option = str | int | float | bool | None | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 

@@ -1,9 +1,10 @@
-"""What numbers under corruption are called in conditions and reports. Importing it loads no pydantic."""
+"""What reports call the ID set, and conditions and reports numbers under corruption. Importing it loads no pydantic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+ID_NAME = "id"
 SHIFT = "shift"
 """All corruptions together."""
 

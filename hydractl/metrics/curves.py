@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hydractl.manifest.curves import MOST_POINTS, Bins, Curves, Line
-from hydractl.manifest.document import ID_NAME
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.labelled import BINS
 from hydractl.metrics.measures import answered, scored
 from hydractl.metrics.samples import Kept, places

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Self
 
 from hydractl.errors import InputError, ManifestError
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Report
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.table import METRICS
 from hydractl.progress import counted, listed, quoted
 from hydractl.reporting.intervals import SEEDS, SETS, mean_of_sets, square_and_add, student

@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import sqrt
 
 from hydractl.manifest.curves import Bins, Curves, Line, Origin
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Row
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Needs
 from hydractl.progress import count, counted
 from hydractl.reporting.analyses.figures import analysis_figures

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, as_json, leader_is_silent, line, summarize, table
 from hydractl.errors import CheckFailed, Interrupted, UsageError
-from hydractl.manifest.document import ID_NAME
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing

@@ -7,8 +7,8 @@ from itertools import chain
 
 from hydractl.errors import shortened
 from hydractl.manifest.analyses import Analyses, Fewer, Plane, Pruned
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Row
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.reporting.analyses.tables import of_size
 from hydractl.reporting.chart import LETTERS, WIDTH, Axis, Chart, Figure, Series, legend, look
 from hydractl.reporting.compared import Compared, Runtimes

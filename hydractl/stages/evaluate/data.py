@@ -17,7 +17,8 @@ from hydractl.data.labels import are_numerals, match_classes, required_labels
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
-from hydractl.manifest.document import ID_NAME, Fingerprint
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.detecting import Detecting
-from hydractl.manifest.document import ID_NAME, Fingerprint
+from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import Value
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import Kept

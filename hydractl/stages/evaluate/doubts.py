@@ -9,9 +9,10 @@ import numpy as np
 
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel
-from hydractl.manifest.document import ID_NAME, Fingerprint
+from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Step, steps_to
 from hydractl.manifest.report import Row
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.ranking import TPR
 from hydractl.metrics.scores import MSP, SCORES

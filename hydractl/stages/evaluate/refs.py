@@ -10,7 +10,7 @@ from typing import Self
 
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.errors import UsageError
-from hydractl.manifest.document import ID_NAME
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.rivals.reference import Rival, Swag, Vilu, is_rival, of_several, parse_rival
 from hydractl.settings import Role, Setting
 

@@ -17,8 +17,8 @@ from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
 from hydractl.fusion.classes import prompts_of
 from hydractl.inputs import Inputs, inputs_like
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Derived
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.progress import Progress, counted
 from hydractl.rivals.bayesvlm import Compared, Pairs
 from hydractl.rivals.dropout import Thinned

@@ -19,8 +19,9 @@ from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
 from hydractl.fusion.detecting import Detecting, Scores
 from hydractl.hub.folders import publish_models
-from hydractl.manifest.document import ID_NAME, Fingerprint, Option
+from hydractl.manifest.document import Fingerprint, Option
 from hydractl.manifest.report import Report, Row
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import Numbers, means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling

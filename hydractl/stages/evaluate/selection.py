@@ -14,9 +14,10 @@ from hydractl.errors import CheckFailed, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.detecting import Scores
 from hydractl.fusion.predictions import Predictions
-from hydractl.manifest.document import ID_NAME, Fingerprint
+from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Header, InputFile
 from hydractl.manifest.report import Row
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.manifest.threshold import FittedScores, Threshold
 from hydractl.metrics.samples import Kept, Scored, at_once
 from hydractl.metrics.scores import KNN

@@ -14,9 +14,10 @@ from hydractl.families.opening import OpenModel
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.responding import Answers, respond_to_all
 from hydractl.inputs import Inputs
-from hydractl.manifest.document import ID_NAME, Fingerprint, Option
+from hydractl.manifest.document import Fingerprint, Option
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report, Row
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import Responses

@@ -16,9 +16,10 @@ from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
 from hydractl.inputs import PIXELS
-from hydractl.manifest.document import ID_NAME, Option
+from hydractl.manifest.document import Option
 from hydractl.manifest.header import Preprocess, Tokenization
 from hydractl.manifest.report import Report
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.samples import Responses
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress

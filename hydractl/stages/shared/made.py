@@ -11,11 +11,12 @@ from pathlib import Path
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import InputError, OutputExists
 from hydractl.jsonfile import MAX_BYTES, NotJSONError, parse
-from hydractl.manifest.document import ID_NAME, Document
+from hydractl.manifest.document import Document
 from hydractl.manifest.header import Step
 from hydractl.manifest.heads import HeadMask, HeadScores, Mask
 from hydractl.manifest.record import Record
 from hydractl.manifest.report import DOCUMENTS, Report
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL
 from hydractl.places import is_folder
 from hydractl.publish import Digested, Sink

@@ -186,7 +186,9 @@ def test_temperatures_of_members(members, tmp_path):
     assert fuse(at(2.0, 3.0), tmp_path / "h.st", measuring=Measuring(temperature=1.0)).temperature == 1
     inputs = samples[0].inputs()
     with torch.inference_mode():
-        torch.testing.assert_close(load(tmp_path / "h.st").member_logits(inputs)[1], samples[1].model()(inputs))
+        torch.testing.assert_close(
+            load(tmp_path / "h.st").member_logits(inputs)[1], samples[1].model()(inputs)
+        )
 
 
 def test_table_and_json(members, tmp_path, capsys):

@@ -17,9 +17,9 @@ from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.inputs import Inputs
 from hydractl.manifest.analyses import Analyses
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.header import Fate, Kind, steps_to
 from hydractl.manifest.heads import HeadScores
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.samples import Kept
 from hydractl.metrics.scores import SCORES
 from hydractl.parallel import Team

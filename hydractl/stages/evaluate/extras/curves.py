@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.curves import Origin
-from hydractl.manifest.document import ID_NAME
 from hydractl.manifest.report import Row
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.curves import curves_of
 from hydractl.metrics.samples import Kept
 from hydractl.stages.evaluate.config import EvalConfig

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.inputs import with_corruption
-from hydractl.manifest.document import ID_NAME
+from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import Shifted, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Measured, Resampling
