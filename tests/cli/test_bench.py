@@ -12,8 +12,12 @@ from hydractl.cli.app import command_tree
 from hydractl.cli.commands.bench.plan import Pace, Work
 from hydractl.cli.commands.bench.rivals import PLANS, Terms
 from hydractl.cli.commands.run.pipeline import parsed
+from hydractl.data.dataset import open_data
+from hydractl.data.inputs import of_kind
+from hydractl.data.items import ImageSet
 from hydractl.families.opening import open_model
 from hydractl.manifest.report import Report
+from hydractl.training.contrastive import PairConfig, train_pair
 from hydractl.training.methods.reference import METHODS
 from support.builders import Sample
 from support.pairs import pair
@@ -243,6 +247,22 @@ def test_what_a_model_cannot_have_is_left_out_of_all_and_said_in_a_line(others, 
             rows = PLANS[name].rows(TERMS)
             assert not any(row in seen.out for row in rows)
     assert not (folder / "left").exists()
+
+
+def test_the_folder_of_a_pair_is_no_backbone_of_classifiers(folder, call):
+    """`finetune` would take its image tower, but rivals are of the model that is measured."""
+    few = "shapes::split=train,limit=48"
+    images = of_kind(open_data(few), ImageSet)
+    train_pair(
+        images, folder / "pair", PairConfig(templates=("a {label}",), width=12, layers=1, heads=2, epochs=1)
+    )
+
+    seen = call(
+        "bench", "pair", "--data", few, "--val", few, "--test", few, "-o", "left", "--rivals", "longer", "-q"
+    )
+
+    assert (seen.code, seen.out) == (2, "")
+    assert "`--rivals longer`: pair: compares images with texts and has no classes to train on" in seen.err
 
 
 @pytest.mark.parametrize(("model", "name"), [(m, names[0]) for m, own in CANNOT.items() for names in own])

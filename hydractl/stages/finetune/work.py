@@ -146,12 +146,21 @@ def open_trained(config: FinetuneConfig) -> OpenModel:
     method = config.trains_by
     reference = narrowed(config.model, method) if isinstance(method, Packed) else config.model
     opened = open_model(reference, arch=config.arch, seed=config.seed, backbone=True)
+    check_classes(opened)
+    return opened
+
+
+def check_classes(opened: OpenModel) -> None:
+    """Refuse a model that is told what to compare images with.
+
+    Raises:
+        UsageError: If it is one.
+    """
     if opened.header.prompting is not None:
         raise UsageError(
-            f"{config.model}: compares images with texts and has no classes to train on",
+            f"{opened.reference}: compares images with texts and has no classes to train on",
             hint="zero-shot models are pruned and fused without training",
         )
-    return opened
 
 
 def check_trains(config: FinetuneConfig, opened: OpenModel) -> None:

@@ -20,7 +20,7 @@ from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.rivals import check_made_of
 from hydractl.stages.evaluate.selection import check_stores
 from hydractl.stages.finetune.config import FinetuneConfig
-from hydractl.stages.finetune.work import check_trains, open_trained
+from hydractl.stages.finetune.work import check_classes, check_trains, open_trained
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.shared.classes import NOTHING_NAMED
 
@@ -85,6 +85,8 @@ class _Look:
             yield NamedModels.parse(f"{name}={models}")
 
     def _trains(self, stage: Stage, *, starts: bool) -> None:
+        if not starts:
+            check_classes(self.base)  # of whose folder `finetune` would make a classifier: another model
         method = stage.get("method")
         config = FinetuneConfig(
             model=str(stage["model"]) if starts else self.terms.model,
