@@ -61,8 +61,9 @@ def main() -> None:
         else:
             rows.append(measured(planned(plan, options.task)))
         print(f"{options.task}: seed {seed} is measured", file=sys.stderr, flush=True)
+    given = " --file CLINC150.jsonl --backbone MINILM/" if options.file else ""
     kept = {
-        "command": f"python benchmarks/paper/measure.py {options.task} --seeds {' '.join(map(str, options.seeds))}",
+        "command": f"python benchmarks/paper/measure.py {options.task}{given} --seeds {' '.join(map(str, options.seeds))}",
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, one thread",
         "versions": versions(*LIBRARIES),
         "seeds": options.seeds,
