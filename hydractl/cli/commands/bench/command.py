@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.commands.bench.config import BenchConfig
@@ -12,7 +13,11 @@ from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import parsed
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.errors import OutputError, OutputExists
+from hydractl.progress import Progress
 from hydractl.publish import publish_text
+
+if TYPE_CHECKING:
+    from hydractl.families.opening import OpenModel
 
 PLAN = "bench.toml"
 
@@ -31,14 +36,11 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
       hydractl bench base.st --data train/ --val val/ --test test/ --rivals mc,laplace -o bench/ --dry-run
     """
     from hydractl.cli.app import command_tree, main
-    from hydractl.cli.commands.bench.fits import fitting
-    from hydractl.cli.commands.bench.measure import base_of, measure, work_of
+    from hydractl.cli.commands.bench.measure import base_of, measure
 
     progress, plan, tree = terminal.progress(), config.out / PLAN, command_tree()
     base = base_of(config)
-    work = work_of(config, base)
-    fit = fitting(config, base, config.terms(blocks=work.blocks, heads=work.heads), progress)
-    names = in_order(fit, work, members=config.members)
+    work, names = _planned(config, base, progress)
     text = written(tuple(stages(config, names, work)))
     lines = parsed(plan, text, {}, tree)
     _check(plan, text, force=config.force or config.dry_run)
@@ -53,6 +55,17 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
         raise OutputError(f"{config.out}: cannot be made: {error.strerror}") from error
     publish_text(plan, text)
     go(plan, lines, tree, main, json=terminal.as_json, quiet=terminal.quiet)
+
+
+def _planned(config: BenchConfig, base: OpenModel, progress: Progress) -> tuple[Work, tuple[str, ...]]:
+    """Return how much there is to do, and the rivals that can be made, the cheapest first; data are held no longer."""
+    from hydractl.cli.commands.bench.fits import fitting
+    from hydractl.cli.commands.bench.measure import Sets, work_of
+
+    sets = Sets()
+    work = work_of(config, base, sets)
+    terms = config.terms(blocks=work.blocks, heads=work.heads)
+    return work, in_order(fitting(config, base, terms, sets, progress), work, members=config.members)
 
 
 def _check(plan: Path, text: str, *, force: bool) -> None:

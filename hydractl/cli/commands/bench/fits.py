@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.cli.commands.bench.config import BenchConfig
+from hydractl.cli.commands.bench.measure import Sets
 from hydractl.cli.commands.bench.rivals import PLANS, Rival, Stage, Terms
-from hydractl.data.dataset import open_data
-from hydractl.data.inputs import content_of
-from hydractl.data.items import Content, Items
-from hydractl.data.reference import DataRef
 from hydractl.errors import HydraError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.heads.members import check_enough
@@ -25,13 +22,15 @@ from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.shared.classes import NOTHING_NAMED
 
 
-def fitting(config: BenchConfig, base: OpenModel, terms: Terms, progress: Progress) -> tuple[str, ...]:
+def fitting(
+    config: BenchConfig, base: OpenModel, terms: Terms, sets: Sets, progress: Progress
+) -> tuple[str, ...]:
     """Return the rivals that can be made, and say which cannot, and why.
 
     Raises:
         UsageError: If one cannot that was named.
     """
-    look = _Look(config, base, terms)
+    look = _Look(config, base, terms, sets)
     left: dict[str, list[str]] = {}
     for name in config.wanted:
         try:
@@ -55,8 +54,7 @@ class _Look:
     config: BenchConfig
     base: OpenModel
     terms: Terms
-    read: dict[tuple[DataRef, Content], Items] = field(default_factory=dict)
-    """Data that were looked at: folders of a million images take long."""
+    sets: Sets
 
     def check(self, plan: Rival) -> None:
         """Refuse a rival that cannot be made.
@@ -97,7 +95,7 @@ class _Look:
             method=None if method is None else str(method),
         )
         opened = open_trained(config)
-        self._open(config.data, opened)
+        self.sets.open(config.data, opened)
         check_trains(config, opened)
 
     def _prunes(self, stage: Stage) -> None:
@@ -107,12 +105,5 @@ class _Look:
             raise UsageError(str(error), hint="give fewer `--members`, or leave it out") from error
 
     def _stores(self) -> None:
-        tested = self._open(self.config.test, self.base)
+        tested = self.sets.open(self.config.test, self.base)
         check_stores(self.base, NOTHING_NAMED.classes(self.base, data=tested.class_names))
-
-    def _open(self, data: DataRef, model: OpenModel) -> Items:
-        """Return labelled data that a model reads."""
-        wants = content_of(model.header.preprocess)
-        if (data, wants) not in self.read:
-            self.read[data, wants] = open_data(data, wants=wants, labelled=True)
-        return self.read[data, wants]

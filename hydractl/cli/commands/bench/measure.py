@@ -12,6 +12,7 @@ from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.cli.commands.bench.plan import FORWARD, Pace, Work
 from hydractl.data.dataset import open_data
 from hydractl.data.inputs import content_of
+from hydractl.data.items import Content, Items
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel, open_model
@@ -43,21 +44,34 @@ def base_of(config: BenchConfig) -> OpenModel:
     return opened
 
 
-def work_of(config: BenchConfig, base: OpenModel) -> Work:
+class Sets:
+    """Labelled and other data as models read them, each opened once: folders of a million images take long."""
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[DataRef, Content, bool], Items] = {}
+
+    def open(self, ref: DataRef, model: OpenModel, *, labelled: bool = True) -> Items:
+        """Return a data set as a model reads it.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        key = ref, content_of(model.header.preprocess), labelled
+        if key not in self._opened:
+            self._opened[key] = open_data(ref, wants=key[1], labelled=labelled)
+        return self._opened[key]
+
+
+def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> Work:
     """Count samples and steps.
 
     Raises:
         InputError: If a data set cannot be read.
     """
-    header = base.header
-    wants = content_of(header.preprocess)
-    towers = header.architecture.towers.values()
-    counts: dict[DataRef, int] = {}
+    towers = base.header.architecture.towers.values()
 
     def count(ref: DataRef, *, labelled: bool = True) -> int:
-        if ref not in counts:
-            counts[ref] = len(open_data(ref, wants=wants, labelled=labelled))
-        return counts[ref]
+        return len(sets.open(ref, base, labelled=labelled))
 
     batch = config.recipe.batch_size
 
