@@ -193,9 +193,7 @@ class Vilu:
         low=0,
         spelled=("thaw",),
     )
-    seed: int = setting(
-        0, "Of weights, and of the order of images and their crops.", parse=whole, low=0, spelled=("seed",)
-    )
+    seed: int = by_default(0, replace(SEED, help="Of weights, and of the order of images and their crops."))
 
     def __post_init__(self) -> None:
         check(self)

@@ -54,17 +54,17 @@ def threshold_of(config: EvalConfig, said: Kept, labels: Tensor) -> Threshold | 
         return None
     score = config.scores[0]
     names = tuple(map(str, range(said.shape[2])))
-    classes, scores = torch.empty(len(labels), dtype=torch.int64), torch.empty(len(labels))
-    if isinstance(said, Scored) and score in said.scores:
-        scores[:] = said.scores[score]
+    beside = said.scores.get(score) if isinstance(said, Scored) else None
+    classes = torch.empty(len(labels), dtype=torch.int64)
+    scores = torch.empty(len(labels)) if beside is None else beside
     begin = 0
     for part in said.split(at_once(said)):
         told = Predictions.of(part, names)  # as `predict` does
         end = begin + len(told)
-        classes[begin:end], scores[begin:end] = told.classes, told.scores.get(score, scores[begin:end])
+        classes[begin:end] = told.classes
+        if beside is None:
+            scores[begin:end] = told.scores[score]
         begin = end
-    if isinstance(said, Scored) and score in said.scores:
-        scores = said.scores[score]
     selected = select(scores, classes == labels, risk=config.threshold_for, delta=config.chance)
     if selected is None:
         return None
