@@ -141,11 +141,7 @@ def clinc150(folder: Path, seed: int, *, file: Path, backbone: Path) -> Plan:
 def shapes(folder: Path, seed: int) -> Plan:
     """Return the plan for the image tower of a small CLIP with a linear classifier; the CLIP is trained if it is not there."""
     backbone = folder.parent / "shapes-clip"
-    if not backbone.exists():
-        part = folder / "clip"
-        with one_thread():
-            train_pair(of_kind(open_data(SHAPES_TRAIN), ImageSet), part, SHAPES_CLIP)
-        part.rename(backbone)
+    make_clip(backbone, SHAPES_CLIP, part=folder / "clip")
     data = Data(
         train=f"{SHAPES_TRAIN},limit={SHAPES_LABELLED}",
         val="shapes::split=val",
@@ -158,6 +154,14 @@ def shapes(folder: Path, seed: int) -> Plan:
     encoder = Encoder(str(backbone), heads=6, tuning=tuning, lr=SHAPES_LR, epochs=SHAPES_EPOCHS)
     task = encoder.task(data, seed)
     return Plan(folder=folder, data=data, task=task, seed=seed)
+
+
+def make_clip(out: Path, how: PairConfig, *, part: Path) -> None:
+    """Train a small CLIP on the shapes and their captions if it is not there; `part` is where it lies until it is whole."""
+    if not out.exists():
+        with one_thread():
+            train_pair(of_kind(open_data(SHAPES_TRAIN), ImageSet), part, how)
+        part.rename(out)
 
 
 def asked(

@@ -17,6 +17,7 @@ from pathlib import Path
 from plan import CIRCUIT, HYDRA, SINGLE, TAYLOR
 from promise import make_files, report
 from promise_plan import Data, Plan, Task
+from promise_tasks import make_clip
 from rows import QUALITY, SIZES, Numbers, diversity, foreign, values
 
 from hydractl.cli.commands.demo.zero_shot import CAPTIONS, TRAIN, VAL, class_names
@@ -24,8 +25,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.inputs import of_kind
 from hydractl.data.items import ImageSet
 from hydractl.manifest.report import Row as Measured
-from hydractl.runtime import one_thread
-from hydractl.training.contrastive import PairConfig, train_pair
+from hydractl.training.contrastive import PairConfig
 
 NAME = "zero-shot"
 SCALED, BAYES, VILU = "temperature scaling", "BayesVLM", "ViLU"
@@ -161,14 +161,11 @@ def _scaled(part: Plan, of: str, name: str, temperatures: dict[str, str]) -> Mea
 
 
 def _train(folder: Path, seed: int) -> None:
-    images = of_kind(open_data(TRAIN), ImageSet)
-    if not (folder / CLIP).exists():
-        with one_thread():
-            train_pair(images, folder / f"{CLIP}.part", PairConfig(templates=CAPTIONS, seed=seed))
-        (folder / f"{CLIP}.part").rename(folder / CLIP)
+    make_clip(folder / CLIP, PairConfig(templates=CAPTIONS, seed=seed), part=folder / f"{CLIP}.part")
     pairs = folder / PAIRS
     if not (pairs / f"{PAIRS}.jsonl").exists():
         pairs.mkdir(exist_ok=True)
+        images = of_kind(open_data(TRAIN), ImageSet)
         lines, labels = [], images.labels or ()
         for i in range(0, len(images), len(images) // CAPTIONED):
             images.image(i).save(pairs / f"{i}.png")

@@ -35,12 +35,12 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path, clock):
-    """Return what runs a Hub, by what `Pushable` takes, with this process logged in to it."""
+    """Return what runs a Hub, of a kind and by what that takes, with this process logged in to it."""
     from huggingface_hub import constants
 
     @contextmanager
-    def run(**told):
-        with serve(Pushable(**told)) as served:
+    def run(kind=Pushable, **told):
+        with serve(kind(**told)) as served:
             monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
             monkeypatch.setattr(
                 constants,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
 from hydractl.errors import HubError
 from hydractl.hub.repository import Target, push
-from support.hub import serve
 from support.xet import STORAGE, TOKEN, XetHub
 
 pytestmark = pytest.mark.newer  # the storage speaks otherwise with older clients
@@ -22,14 +21,8 @@ def xet(hub, monkeypatch):
     """Return what runs a Hub that has Xet storage, with this process logged in to it."""
     from huggingface_hub import constants
 
-    @contextmanager
-    def run(**told):
-        with serve(XetHub(**told)) as served:
-            monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-            yield served
-
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    return run
+    return partial(hub, XetHub)
 
 
 @pytest.fixture
