@@ -7,6 +7,7 @@ it holds zero. A claim of equality holds where the whole interval lies within th
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ UNTESTED = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Both rows' means over seeds, their difference, and half of its 95 % interval, 0 of one seed."""
+    """Both rows' means over seeds, their difference, and half of its 95 % interval, infinite of one seed."""
 
     first: float
     other: float
@@ -166,7 +167,7 @@ def judge(claim: Claim, seeds: Seeds) -> Found | None:
         return None
     pairs = [(rows[claim.first][claim.metric], rows[claim.other][claim.metric]) for rows in seeds]
     gaps = [mine - theirs for mine, theirs in pairs]
-    gap, half = statistics.fmean(gaps), 0.0
+    gap, half = statistics.fmean(gaps), math.inf
     if len(gaps) > 1:
         half = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
     first, other = (statistics.fmean(values) for values in zip(*pairs, strict=True))

@@ -6,8 +6,9 @@
     python benchmarks/paper/measure.py zero-shot --work paper/
 
 Every model is made by hydractl's own commands and measured by `eval`. What lies in `--work` already is not made again, so that a
-run that was cut off goes on, and several processes may each have their seeds; kept are the numbers of all seeds named, in
-`benchmarks/results/paper-TASK.json`, of which `page.py` makes docs/paper.md. No choice was made with these seeds in view.
+run that was cut off goes on. The numbers of a seed are kept as soon as they are there, in place of older ones of that seed and beside
+those of others, in `benchmarks/results/paper-TASK.json`, of which `page.py` makes docs/paper.md. No choice was made with these seeds
+in view.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -44,6 +46,7 @@ LOOKED_AT = (SINGLE, UNTUNED.format(CIRCUIT_OOD))
 """The rows whose heads' centroids are compared."""
 CORRUPTED = (SINGLE, ENSEMBLE, HYDRA, HYDRA_T)
 LIBRARIES = ("hydractl", "torch", "timm", "transformers", "scikit-learn")
+GIVEN = {"clinc150": " --file CLINC150.jsonl --backbone MINILM/"}
 METRICS = (*QUALITY, *SIZES, "training_macs")
 
 
@@ -53,25 +56,39 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options, begun = asked(parser, {zero_shot.NAME: zero_shot.begun})
-    rows = []
     for seed in options.seeds:
         plan = begun(options.work, seed)
         if options.task == zero_shot.NAME:
-            rows.append(zero_shot.measured(zero_shot.planned(plan)))
+            rows = zero_shot.measured(zero_shot.planned(plan))
         else:
-            rows.append(measured(planned(plan, options.task)))
+            rows = measured(planned(plan, options.task))
+        keep(options.task, seed, rows)
         print(f"{options.task}: seed {seed} is measured", file=sys.stderr, flush=True)
-    given = " --file CLINC150.jsonl --backbone MINILM/" if options.file else ""
-    kept = {
-        "command": f"python benchmarks/paper/measure.py {options.task}{given} --seeds {' '.join(map(str, options.seeds))}",
+
+
+def keep(task: str, seed: int, rows: dict[str, Numbers]) -> None:
+    """Add the rows of a seed to what is kept of a task, with where they were measured."""
+    path, epochs = RESULTS / f"paper-{task}.json", [*EPOCHS[task]]
+    before: dict[str, Any] = {"epochs": epochs, "seeds": {}}
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+    if before["epochs"] != epochs:
+        raise SystemExit(
+            f"{path}: holds seeds of models that train {before['epochs']} epochs: remove it first"
+        )
+    seeds = before["seeds"]
+    seeds[str(seed)] = {
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores, one thread",
         "versions": versions(*LIBRARIES),
-        "seeds": options.seeds,
-        "epochs": EPOCHS[options.task],
         "rows": rows,
     }
+    kept = {
+        "command": f"python benchmarks/paper/measure.py {task}{GIVEN.get(task, '')} --seeds {' '.join(sorted(seeds))}",
+        "epochs": epochs,
+        "seeds": dict(sorted(seeds.items())),
+    }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"paper-{options.task}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def planned(plan: Plan, task: str) -> Plan:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import zero_shot
-from claims import CALLED, CLAIMS, UNTESTED, Claim, Found, about, judge
+from claims import CALLED, CLAIMS, UNTESTED, Claim, Found, Seeds, about, judge
 from plan import MIMO, WITHOUT
 
 PAGE = HERE.parents[1] / "docs" / "paper.md"
@@ -53,12 +54,47 @@ def main() -> int:
     return 0
 
 
-def kept() -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is kept of a task.
+
+    Attributes:
+        command: What measured it.
+        epochs: Of the single model, and of what is tuned from it.
+        seeds: They, as numbers in words.
+        rows: Of each seed, the numbers of a row by its name.
+        where: The hardware and the versions, a line for each that seeds were measured with.
+    """
+
+    command: str
+    epochs: tuple[int, int]
+    seeds: tuple[str, ...]
+    rows: Seeds
+    where: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """Return what `measure.py` kept."""
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        seeds: dict[str, dict[str, Any]] = raw["seeds"]
+        whole, tuned = raw["epochs"]
+        where = (
+            f"{seed['hardware']}; {', '.join(f'{name} {version}' for name, version in seed['versions'].items())}"
+            for seed in seeds.values()
+        )
+        return cls(
+            command=raw["command"],
+            epochs=(whole, tuned),
+            seeds=tuple(seeds),
+            rows=[seed["rows"] for seed in seeds.values()],
+            where=tuple(dict.fromkeys(where)),
+        )
+
+
+def kept() -> dict[str, Result]:
     """Return the results of every task that was measured."""
     paths = {task: RESULTS / f"paper-{task}.json" for task in TASKS}
-    return {
-        task: json.loads(path.read_text(encoding="utf-8")) for task, path in paths.items() if path.exists()
-    }
+    return {task: Result.read(path) for task, path in paths.items() if path.exists()}
 
 
 def _lines() -> Iterator[str]:
@@ -97,7 +133,7 @@ def vit_b(members: int, kept: int) -> float:
     return ((tokens - 1) * width**2 + members * (layers * layer + width * classes)) / 1e9
 
 
-def _claims(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+def _claims(results: Mapping[str, Result]) -> Iterator[str]:
     yield from ("", "## Claims", "")
     yield (
         "Differences are paired by seed; ± is half of the 95 % interval by Student's t. *Holds* or *does not*: the whole interval is on one side; "
@@ -125,9 +161,9 @@ def _cell(found: Found) -> str:
     return f"{found.first:.3f}, {found.other:.3f}: {found.gap:+.3f} ± {found.half:.3f}, **{found.verdict}**"
 
 
-def _judged(claim: Claim, results: Mapping[str, dict[str, Any]]) -> dict[str, Found]:
+def _judged(claim: Claim, results: Mapping[str, Result]) -> dict[str, Found]:
     """Return what came of a claim on each task where its rows were measured."""
-    each = {task: judge(claim, result["rows"]) for task, result in results.items() if about(claim, task)}
+    each = {task: judge(claim, result.rows) for task, result in results.items() if about(claim, task)}
     return {task: found for task, found in each.items() if found is not None}
 
 
@@ -138,15 +174,13 @@ def _tuning(task: str, epochs: int) -> str:
     return f"what is made of it {epochs} more{mimo}"
 
 
-def _rows(task: str, result: Mapping[str, Any]) -> Iterator[str]:
-    seeds, rows = result["seeds"], result["rows"]
+def _rows(task: str, result: Result) -> Iterator[str]:
+    rows, (whole, tuned) = result.rows, result.epochs
     yield from ("", f"## All rows: {task}", "")
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    whole, tuned = result["epochs"]
-    yield f"`{result['command']}`; {result['hardware']}; {versions}. Means over seeds {', '.join(map(str, seeds))}; the single model trains {whole} epochs, {_tuning(task, tuned)}."
-    columns = {c: head for c, head in COLUMNS.items() if c in rows[0]["single"]}
+    yield f"`{result.command}`; {'; and '.join(result.where)}. Means over seeds {', '.join(result.seeds)}; the single model trains {whole} epochs, {_tuning(task, tuned)}."
+    columns = {c: head for c, head in COLUMNS.items() if all(c in seed["single"] for seed in rows)}
     yield from ("", f"| | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}")
-    for name in rows[0]:
+    for name in filter(_of_all(rows), rows[0]):
         means = {c: statistics.fmean(seed[name][c] for seed in rows) for c in columns}
         means |= {
             c: statistics.fmean(seed[name][c] / seed["single"][c] for seed in rows)
@@ -166,6 +200,11 @@ def _rows(task: str, result: Mapping[str, Any]) -> Iterator[str]:
     yield from _parted(rows, "heads of the last layer (Table 5)", distances, "{}")
 
 
+def _of_all(rows: Seeds) -> Callable[[str], bool]:
+    """Return whether every seed has a row of a name: of a table that grows, some may not have the new ones yet."""
+    return lambda name: all(name in seed for seed in rows)
+
+
 def _parted(
     rows: Sequence[Mapping[str, Mapping[str, float]]],
     title: str,
@@ -181,7 +220,9 @@ def _parted(
         key: What a column's numbers are kept as.
     """
     there = [
-        name for name in rows[0] if all(key.format(part) in seed[name] for seed in rows for part in parts)
+        name
+        for name in filter(_of_all(rows), rows[0])
+        if all(key.format(part) in seed[name] for seed in rows for part in parts)
     ]
     if there:
         heads = parts.values() if isinstance(parts, Mapping) else parts

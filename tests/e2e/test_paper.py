@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,16 +149,16 @@ def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatc
     (task, result), *_ = page.kept().items()
     cells = "| hydra (circuits) has more AUROC of OOD data than packed | "
     gone = ("packed", "circuit for OOD not tuned")
-    seeds = [{name: own for name, own in seed.items() if name not in gone} for seed in result["rows"]]
+    seeds = [{name: own for name, own in seed.items() if name not in gone} for seed in result.rows]
 
-    monkeypatch.setattr(page, "kept", lambda: {task: result | {"rows": seeds}})
+    monkeypatch.setattr(page, "kept", lambda: {task: replace(result, rows=seeds)})
     before = "\n".join(page._lines())
     own = {"euclidean ood": 2.0, "mahalanobis ood": 3.0}
     more = [
         {**seed, "single": seed["single"] | own, "packed": seed["single"], gone[1]: seed["single"] | own}
         for seed in seeds
     ]
-    monkeypatch.setattr(page, "kept", lambda: {task: result | {"rows": more}})
+    monkeypatch.setattr(page, "kept", lambda: {task: replace(result, rows=more)})
     after = "\n".join(page._lines())
 
     assert cells not in before
@@ -169,6 +171,46 @@ def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatc
     assert "| circuit for OOD not tuned | 2.000 | 3.000 |" in after
     assert "| packed |" not in before
     assert "| packed |" in after
+
+
+def test_rows_that_not_every_seed_has_wait(claims, monkeypatch):
+    import page
+
+    (task, result), *_ = page.kept().items()
+    first, *others = result.rows
+    monkeypatch.setattr(
+        page, "kept", lambda: {task: replace(result, rows=[{**first, "new": first["single"]}, *others])}
+    )
+
+    assert "| new |" not in "\n".join(page._lines())
+    assert [line for line in page._lines() if line.startswith("| oba |")]
+
+
+def test_seeds_are_kept_one_by_one(claims, monkeypatch, tmp_path):
+    import measure
+    import page
+
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    path = tmp_path / "paper-shapes.json"
+    for seed, value in ((12, 0.1), (11, 0.2), (12, 0.3)):
+        measure.keep("shapes", seed, {"single": {"nll": value}})
+
+    kept = page.Result.read(path)
+    assert (kept.seeds, kept.epochs) == (("11", "12"), measure.EPOCHS["shapes"])
+    assert kept.rows == [{"single": {"nll": 0.2}}, {"single": {"nll": 0.3}}]
+    assert kept.command.endswith("measure.py shapes --seeds 11 12")
+    assert len(kept.where) == 1
+
+    path.write_text(json.dumps({**json.loads(path.read_text()), "epochs": [1, 2]}))
+    with pytest.raises(SystemExit, match=r"1, 2\] epochs: remove it first"):
+        measure.keep("shapes", 13, {"single": {"nll": 0.1}})
+    assert page.Result.read(path).seeds == ("11", "12")
+
+
+def test_one_seed_decides_nothing(claims):
+    claim = claims.Claim(table="0", first="a", other="b", metric="nll", more=True, theirs="")
+
+    assert claims.judge(claim, [{"a": {"nll": 2.0}, "b": {"nll": 1.0}}]).verdict == "open"
 
 
 def test_the_page_is_what_its_program_writes():
