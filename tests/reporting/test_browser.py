@@ -32,10 +32,14 @@ addEventListener("load", () => {
   const found = [...document.querySelectorAll("iframe")].map(frame => {
     const page = frame.contentDocument, wide = page.documentElement.clientWidth;
     for (const each of page.querySelectorAll("details")) each.open = true;
+    for (const each of page.querySelectorAll(".wide")) each.scrollLeft = 1e6;
+    const outside = (what, share) => [...page.querySelectorAll(what)].map(one => one.getBoundingClientRect()).filter(
+      one => one.left < 0 || one.right > share * wide);
     const sticking = [...page.querySelectorAll("body *")].filter(
       one => !one.closest(".wide > *, svg > *, head") && one.getBoundingClientRect().right > wide + 0.5);
     return {
       name: frame.name, wide, scroll: page.documentElement.scrollWidth, title: page.title,
+      captions: outside("caption span", 1), rows: outside(".wide th:first-child", 0.9),
       sticking: sticking.map(one => one.tagName + "." + one.className),
       seen: [...page.querySelectorAll("section:has(figure)")].map(
         one => [one.id, [...one.querySelectorAll("svg")].every(svg => svg.getBoundingClientRect().height > 20)]),
@@ -84,6 +88,7 @@ def test_every_figure_is_seen_and_nothing_sticks_out(shown):
         names = ("cost", "reliability", "confidence", "roc", "risk", "heads", *more)
         assert one["seen"] == [[name, True] for name in names]
         assert (one["scroll"], one["sticking"]) == (one["wide"], [])
+        assert (one["captions"], one["rows"]) == ([], [])  # of a table that is scrolled to its end
         assert one["letters"] > 8.5
         assert one["title"] != "broken into"
         sheet = PAINTS["sheet"][one["wide"] == PHONE]

@@ -220,7 +220,7 @@ def test_corruptions_are_drawn_by_severity_from_the_clean_data_on():
     said += [f"{value:.3f} [{value - 0.04:.3f}, {value + 0.03:.3f}]" for value in found.values()]
     assert f"hydra: {', '.join(said)}" in text
     assert "ECE under corruption" not in text  # which the report does not have
-    captions = Read(text).texts["caption"]
+    captions = Read(text).texts["span"]
     assert "Acc under 1 corruption of the ID set, means by severity" in captions
 
 
@@ -277,7 +277,7 @@ def test_numbers_and_differences_are_in_tables():
     text = text_of("several seeds")
     read = Read(text)
 
-    assert "In-distribution data: hydra less each other row" in read.texts["caption"]
+    assert "In-distribution data: hydra less each other row" in read.texts["span"]
     assert sum(" ± " in cell for cell in read.texts["td"]) > 10
     assert any(cell.endswith(("better", "worse", "includes 0")) for cell in read.texts["small"])
 
