@@ -218,6 +218,12 @@ def test_what_it_cannot_say(text):
     assert refusal.value.hint
 
 
+def test_several_in_one_option_are_told_apart():
+    with pytest.raises(UsageError) as refusal:
+        Corruptions.parse("fog:3-4,jpeg")
+    assert refusal.value.hint == "give each an option: `--corrupt fog:3-4 --corrupt jpeg`"
+
+
 def test_all_are_those_that_the_model_reads():
     asked = [Corruptions.parse(text) for text in ("snow:2", "all:2", "snow:1-2")]
     assert [c.name for c in chosen(asked, texts=False)].count("snow") == 2

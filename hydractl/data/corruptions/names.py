@@ -76,6 +76,11 @@ class Corruptions:
         Raises:
             UsageError: If it is anything else.
         """
+        if "," in text:
+            raise UsageError(
+                f"`--corrupt {text}`: is about one corruption",
+                hint=f"give each an option: `--corrupt {' --corrupt '.join(text.split(','))}`",
+            )
         name, colon, rest = text.partition(":")
         if name not in {*KNOWN, ALL}:
             raise UsageError(
