@@ -110,8 +110,15 @@ class ScratchFolder:
 class Checkpoint:
     """One model's tensors in one file, or in several shards. Opening reads headers only.
 
-    `specs` are of the weights, `beside` of what OOD scores keep; `spans` says where each tensor's bytes lie. `scratch` is the folder that goes with the object, where the file is a copy of a
-    stream or was written for this run. `stands_for` is the checkpoint whose tensors these are, in part or under other names.
+    Attributes:
+        name: What messages call it.
+        paths: The file, or the shards.
+        specs: Of the weights.
+        metadata: The header's.
+        spans: Where each tensor's bytes lie.
+        scratch: The folder that goes with the object, where the file is a copy of a stream or was written for this run.
+        stands_for: The checkpoint whose tensors these are, in part or under other names.
+        beside: Specs of what OOD scores keep.
     """
 
     name: str

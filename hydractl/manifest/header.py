@@ -213,7 +213,8 @@ class Header(Document):
     """What the `hydractl` entry of a checkpoint's safetensors metadata says, `hydractl.checkpoint/1`.
 
     Every member's logits are divided by `temperature` before they become probabilities; `threshold` says which inputs the model
-    answers, so scaled; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all three. `assumed` says that nothing told how images are read, and `preprocess` is what is usual for such models.
+    answers, so scaled; `fitted` that OOD scores of features lie beside the weights. Whatever changes weights drops all three. `assumed`
+    says that nothing told how images are read, and `preprocess` is what is usual for such models.
     """
 
     kind_of_file: ClassVar[str] = "checkpoint"

@@ -89,13 +89,27 @@ class Shift(Strict):
 class Row(Strict):
     """What was measured of one model or ensemble.
 
-    `values` are on the ID set, and costs; `ood` has them for each OOD set; `means` over the sets `near`, `far`, `all`, of which `mean_intervals` has 95 % intervals;
-    `derived` says what was made of each model, where that is so; `stored_temperatures` are the models' own, if any has one; `threshold` says which inputs it answers, where that was asked for; `tuned_on_ood` says that heads
-    were chosen by how well OOD data are told; `difference` is what the first row has more than this one. What ranks samples is the report's first OOD score; by
-    another one a metric is called `metric@score`. `ood_val` has each score's AUROC on validation OOD
-    data, and `best_score` the one whose mean there is highest. `shift` is there where
-    the ID set was also corrupted. `curves` and `origins`, one a model, are what figures
-    show, where `--curves` kept them. `analyses` are what `--analyse` found.
+    What ranks samples is the report's first OOD score; by another one a metric is called `metric@score`.
+
+    Attributes:
+        name: Of the row.
+        models: What it is of.
+        derived: What was made of each model, where something was.
+        stored_temperatures: The models' own, if any has one.
+        threshold: Which inputs it answers, where that was asked for.
+        members: M of all models together.
+        values: Metrics of the ID set, and costs.
+        ood: Metrics of each OOD set.
+        means: Of these over the sets `near`, `far`, `all`.
+        mean_intervals: Their 95 % intervals.
+        ood_val: Each score's AUROC on validation OOD data.
+        best_score: The one whose mean there is highest.
+        shift: There where the ID set was also corrupted.
+        tuned_on_ood: Whether heads were chosen by how well OOD data are told.
+        difference: What the first row has more than this one.
+        curves: What figures show, where `--curves` kept it.
+        origins: Where the models come from, one a model, where `--curves` kept them.
+        analyses: What `--analyse` found.
     """
 
     name: str
@@ -147,7 +161,8 @@ class Check(Strict):
 class Report(Document):
     """Every number that `eval` prints, `hydractl.report/1`.
 
-    `warnings` say why some may be less than they seem; `scores` are the files of heads' scores that analyses looked at, `NAME=FILE`; `asked` is as in a checkpoint's step.
+    `warnings` say why some may be less than they seem; `scores` are the files of heads' scores that analyses looked at, `NAME=FILE`;
+    `asked` is as in a checkpoint's step.
     """
 
     kind_of_file: ClassVar[str] = "report"
