@@ -298,7 +298,9 @@ def number(option: str, text: str) -> float:
     return value
 
 
-def written(kind: type[C], text: str, *, where: str, called: str, example: str, last: str | None = None) -> C:
+def written(
+    kind: type[C], text: str, *, where: str, called: str, example: str, last: Sequence[str] = ()
+) -> C:
     """Return the settings that `option=value,...` says: a reference's own, each declared as a field.
 
     Args:
@@ -307,7 +309,7 @@ def written(kind: type[C], text: str, *, where: str, called: str, example: str, 
         where: The whole reference, for messages.
         called: What has these options, likewise.
         example: A reference that is right, for hints.
-        last: The option whose value is all that follows it, commas too.
+        last: Options whose value is all that follows, commas too, up to the next of them.
 
     Raises:
         UsageError: If an option is unknown, missing, given twice or out of range.
@@ -316,7 +318,8 @@ def written(kind: type[C], text: str, *, where: str, called: str, example: str, 
     given: dict[str, str] = {}
     while text:
         key, equals, rest = text.partition("=")
-        value, _, text = (rest, "", "") if key == last else rest.partition(",")
+        ends = min((at for name in last if (at := rest.find(f",{name}=")) >= 0), default=len(rest))
+        value, _, text = (rest[:ends], ",", rest[ends + 1 :]) if key in last else rest.partition(",")
         if not equals or not key or not value:
             raise UsageError(
                 f"`{where}`: expected option=value, found `{key}{equals}`", hint=f"for example `{example}`"

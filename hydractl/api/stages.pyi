@@ -450,7 +450,7 @@ def evaluate(
         data: In-distribution data, with labels: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         near: OOD data close to it.
         far: OOD data far from it; also photos, noise, manual, letters.
-        compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around checkpoints.
+        compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::val=DATA,data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around checkpoints.
         temperature: Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. Or the number. On top of what a checkpoint stores.
         corrupt: Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `all`, or of images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg; of texts typos, drop, swap, case.
         fit: Labelled training data, which OOD scores of features are fitted on, for each model.

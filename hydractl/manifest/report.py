@@ -42,11 +42,12 @@ class Difference(Strict):
 
 
 class Derived(Strict):
-    """What was made of a model before it answered, by what, and on which data if there are any."""
+    """What was made of a model before it answered, by what, on which data if there are any, and by which it was chosen."""
 
     kind: str
     options: dict[str, Option]
     data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
+    val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 ALL_SEVERITIES = "all"

@@ -4,7 +4,8 @@ As in Daxberger et al. (2021, Laplace Redux), after MacKay (1992), and equal to 
 generalised Gauss-Newton matrix G = sum_n L_n (x) x_n x_n', with L = diag(p) - p p', which needs no labels, and the precision
 of a normal prior on its diagonal. `full` is that, the biases as weights of a constant feature; `kron` keeps of the weights
 (sum_n L_n / N) (x) (sum_n x_n x_n') and of the biases sum_n L_n, the two apart (KFAC; Ritter et al. 2018). The prior's precision
-is the one of the highest marginal likelihood.
+is the one of the highest marginal likelihood, or on held-out data that of the lowest NLL of the answers, as laplace-torch's
+`optimize_prior_precision(method="gridsearch", val_loader=...)`.
 
 `probit` divides each logit by sqrt(1 + pi/8 of its variance), and the softmax of that is the answer (MacKay 1992; Kristiadi et
 al. 2020); `samples` draws weights, each of which is a member.
@@ -31,6 +32,8 @@ from hydractl.rivals.reference import FULL, Laplace
 
 LOWEST, HIGHEST = 1e-6, 1e9
 """Between them is the prior's precision looked for."""
+GRID = tuple(10 ** (8 * step / 99 - 4) for step in range(100))
+"""The precisions that held-out data choose from: laplace-torch's `logspace(-4, 4, 100)`."""
 MOST_WEIGHTS = 6000
 """Of `full`, whose matrix has a row for each."""
 
@@ -126,13 +129,22 @@ class LastLayer(Derived):
 
     drawn: torch.Tensor | None
 
-    def __init__(self, model: Towers, how: Laplace, batches: Iterable[Inputs], *, name: str) -> None:
-        """Find the distribution in one pass over the training data.
+    def __init__(
+        self,
+        model: Towers,
+        how: Laplace,
+        batches: Iterable[Inputs],
+        *,
+        held: Iterable[tuple[Inputs, torch.Tensor]] | None = None,
+        name: str,
+    ) -> None:
+        """Find the distribution in one pass over the training data, and its prior in one over held-out data.
 
         Args:
             model: In evaluation mode, where it shall run.
             how: What to find.
             batches: The training data.
+            held: Held-out data with labels (B,), in 0..C-1, which choose the prior; None: the marginal likelihood does.
             name: What errors call the model.
 
         Raises:
@@ -143,25 +155,52 @@ class LastLayer(Derived):
         self._seen: list[tuple[nn.Linear, torch.Tensor, torch.Tensor]] = []
         for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
             layer.register_forward_hook(self._see)
-        posterior, weights = self._fit(batches)
-        squares = float(weights.square().sum())
-        self.prior = how.prior if how.prior is not None else likeliest(posterior.curvatures, squares)
-        self.posterior = posterior
-        drawn = None
-        if how.samples is not None:
-            generator = torch.Generator().manual_seed(how.seed)
-            drawn = weights + posterior.draws(how.samples, self.prior, generator)
-        self.register_buffer("drawn", drawn)
+        self.posterior, weights = self._fit(batches)
+        self.register_buffer("drawn", None)
+        if how.prior is not None:
+            prior = how.prior
+        elif held is not None:
+            prior = self._best(held, weights)
+        else:
+            prior = likeliest(self.posterior.curvatures, float(weights.square().sum()))
+        self._assume(prior, weights)
 
     @override
     def member_logits(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (1, B, C) that the variance makes less sure, or (S, B, C) of drawn weights."""
         logits, features, _ = self._asked(inputs)
+        return self._doubted(logits, features)
+
+    def _doubted(self, logits: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Return what `member_logits` does, of the model's logits (B, C) and the features (B, D) that they are made of."""
         features = exact(features)
         if self.drawn is not None:
             return torch.einsum("bd,scd->sbc", with_bias(features), self.drawn).to(logits.dtype)
         variances = self.posterior.variances(features, self.prior)
         return (exact(logits) * (1 + math.pi / 8 * variances).rsqrt()).to(logits.dtype)[None]
+
+    def _assume(self, prior: float, weights: torch.Tensor) -> None:
+        """Take a precision of the prior, around the trained weights (C, D + 1)."""
+        self.prior = prior
+        if self.how.samples is not None:
+            generator = torch.Generator().manual_seed(self.how.seed)
+            self.drawn = weights + self.posterior.draws(self.how.samples, prior, generator)
+
+    def _best(self, held: Iterable[tuple[Inputs, torch.Tensor]], weights: torch.Tensor) -> float:
+        """Return the precision of `GRID` that has the lowest NLL, of equal ones the lowest; arguments as above."""
+        with torch.inference_mode():
+            heard = [(*self._asked(inputs)[:2], labels) for inputs, labels in held]
+
+        def cost(prior: float) -> float:
+            self._assume(prior, weights)
+            total = 0.0
+            for logits, features, labels in heard:
+                each = exact(self._doubted(logits, features)).log_softmax(-1)
+                said = each.logsumexp(0) - math.log(len(each))
+                total -= float(said.gather(-1, labels.to(said.device)[:, None]).sum())
+            return total
+
+        return min(GRID, key=cost)
 
     def _see(self, layer: nn.Linear, given: tuple[torch.Tensor, ...], found: torch.Tensor) -> None:
         self._seen = [(layer, given[0], found)]  # the last one stays

@@ -1,6 +1,6 @@
 """`mc:MODEL::passes=10,rate=0.1`, `laplace:MODEL::data=DATA`, `swag:MODEL,MODEL,...`: what a row makes of models. Importing it loads no torch.
 
-Options follow the first `::`; what follows `data=` is all of the data, so that it stands last.
+Options follow the first `::`; what follows `data=` or `val=` is all of the data, so that these stand last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
 from hydractl.settings import Setting, by_default, check, number, required, setting, whole, written
 
-DATA = "data"
+DATA, VAL = "data", "val"
 KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 CROPS, NONE = "crops", "none"
@@ -75,10 +75,18 @@ class Laplace:
         finite=True,
         spelled=("prior",),
     )
+    val: DataRef | None = setting(
+        None, "Labelled held-out data: the prior is the one of the lowest NLL there.", parse=DataRef.parse
+    )
     seed: int = by_default(0, SEED)
 
     def __post_init__(self) -> None:
         check(self)
+        if self.prior is not None and self.val is not None:
+            raise UsageError(
+                f"`prior={self.prior:g}` and `val={self.val}`: a prior is given or chosen, not both",
+                hint="leave one of them out",
+            )
         if self.samples is not None and self.predictive != SAMPLES:
             raise UsageError(f"`samples={self.samples}` has no effect without `predictive={SAMPLES}`")
         if self.samples is None and self.predictive == SAMPLES:
@@ -242,5 +250,7 @@ def parse_rival(reference: str) -> tuple[str, Rival]:
         raise UsageError(
             f"`{reference}`: one checkpoint has no distribution", hint=f"for example `{kind.EXAMPLE}`"
         )
-    made: Rival = written(kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, last=DATA)
+    made: Rival = written(
+        kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, last=(VAL, DATA)
+    )
     return model, replace(made, checkpoints=len(each)) if isinstance(made, Swag) else made

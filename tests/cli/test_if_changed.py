@@ -41,6 +41,8 @@ COMMANDS = {
     "fuse": f"fuse m-0.st m-1.st m-1.st --data {DIGITS} --temperature {DIGITS} -o fused.st",
     "eval": f"eval hydra.st --data {DIGITS} --near images --far noise::limit=8,size=8 --compare both=m-0.st,m-1.st --temperature "
     f"{DIGITS} --no-latency --bootstrap 0 --fail-if nll>99 -o report.json --save-predictions said.st --store stored.st",
+    "eval of rivals": f"eval base.st --data {DIGITS} --compare laplace:base.st::val=images,data={DIGITS} --compare both=laplace:m-0.st"
+    f"::prior=1,data=images,laplace:base.st::val={DIGITS},data=images --no-latency --bootstrap 0 -o rivals.json",
     "predict": "predict hydra.st images digits::limit=3 images/0/0.png -o said.csv --if-changed",
     "predict a table": "predict hydra.st images --top-k 2 -o said.parquet --if-changed",
     "export": f"export hydra.st --data {DIGITS} --ood noise::limit=8,size=8 --report effect.json -o hydra.pt2 --if-changed",
@@ -121,6 +123,7 @@ CHANGES = {
     "an option": ("prune at random", lambda _: None, ["--seed", "1"], "other options"),
     "an image": ("score", changed_image, [], "`images` is not"),
     "weights": ("prune at random", other_weights, [], "`base.st` is not"),
+    "what chooses a prior": ("eval of rivals", changed_image, [], "`images` is not"),
     "scores": ("prune", other_scores, [], "`scores.json` is not"),
     "one that is named twice": (
         "fuse",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from hydractl.data.reference import DataRef
 from hydractl.errors import UnsupportedModelError
 from hydractl.fusion.hydra import Hydra
 from hydractl.inputs import map_inputs
-from hydractl.rivals.laplace import Full, Kron, LastLayer, likeliest, with_bias
+from hydractl.rivals.laplace import GRID, Full, Kron, LastLayer, likeliest, with_bias
 from hydractl.rivals.reference import Laplace
 from support.builders import base
 from support.variants import TINY, Variant
@@ -94,6 +95,79 @@ def batches(sample, sizes=(3, 5)):
 def fitted():
     sample = base()
     return sample, LastLayer(sample.model(), laplace(hessian="full", prior=0.7), batches(sample), name="it")
+
+
+@pytest.fixture(scope="module")
+def unsure():
+    """A model that is much surer than it is right, of whom a middling prior makes the best; and held-out data, labelled."""
+    sample = base()
+    surer = replace(sample, state={n: t * 6 if n.startswith("head.") else t for n, t in sample.state.items()})
+    inputs = sample.inputs(batch=60, seed=8)
+    with torch.no_grad():
+        said = surer.model().member_logits(inputs)[0].argmax(-1)
+    return surer, inputs, torch.where(torch.arange(60) % 3 == 0, (said + 1) % 7, said)
+
+
+def held_out(inputs, labels, size=25):
+    return [
+        (map_inputs(lambda x, i=i: x[i : i + size], inputs), labels[i : i + size])
+        for i in range(0, len(labels), size)
+    ]
+
+
+def nll(logits, labels):
+    return -float(logits.double().softmax(-1).mean(0).log()[torch.arange(len(labels)), labels].mean())
+
+
+@pytest.mark.parametrize("hessian", ["full", "kron"])
+def test_held_out_data_choose_the_prior_of_the_lowest_nll(unsure, hessian):
+    """As `GRID` of all precisions does whose covariances are inverted one by one."""
+    sample, inputs, labels = unsure
+    made = LastLayer(
+        sample.model(), laplace(hessian=hessian), batches(sample), held=held_out(inputs, labels), name="it"
+    )
+    with torch.no_grad():
+        seen, features, _ = made._asked(sample.inputs(batch=8))
+        logits, asked, _ = made._asked(inputs)
+        answers = made.member_logits(inputs)
+    probs, x, asked = seen.double().softmax(-1), features.double(), asked.double()
+    curve = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None]
+    if hessian == "full":
+        parts = [(with_bias(x), with_bias(asked))]
+    else:
+        parts = [(x, asked), (torch.ones(8, 1).double(), torch.ones(60, 1).double())]
+    costs = []
+    for prior in np.logspace(-4, 4, 100):
+        variances = torch.zeros(60, 7).double()
+        for known, new in parts:
+            if hessian == "full":
+                matrix = sum(torch.kron(c, torch.outer(v, v)) for c, v in zip(curve, known, strict=True))
+            else:
+                matrix = torch.kron(curve.sum(0), known.T @ known) / 8
+            covariance = torch.linalg.inv(matrix + prior * torch.eye(len(matrix)))
+            jacobian = torch.einsum("ck,bd->bckd", torch.eye(7).double(), new).flatten(2)
+            variances += torch.einsum("bcp,pq,bcq->bc", jacobian, covariance, jacobian)
+        costs.append(nll((logits.double() / (1 + math.pi * variances / 8).sqrt())[None], labels))
+
+    assert made.prior == pytest.approx(np.logspace(-4, 4, 100)[int(np.argmin(costs))], rel=1e-9)
+    assert 1e-3 < made.prior < 1e3
+    assert nll(answers, labels) == pytest.approx(min(costs), rel=1e-5)
+
+
+def test_a_chosen_prior_is_the_best_of_those_that_could_be_given(unsure):
+    """Of draws, those of the same seed."""
+    sample, inputs, labels = unsure
+    how = laplace(predictive="samples", samples=5, seed=3)
+    made = LastLayer(sample.model(), how, batches(sample), held=held_out(inputs, labels), name="it")
+    given = [
+        LastLayer(sample.model(), replace(how, prior=prior), batches(sample), name="it") for prior in GRID
+    ]
+    with torch.no_grad():
+        costs = [nll(each.member_logits(inputs), labels) for each in given]
+
+    best = int(np.argmin(costs))
+    assert made.prior == GRID[best] != GRID[0]
+    assert torch.equal(made.drawn, given[best].drawn)
 
 
 def test_full_is_the_hessian_of_the_loss(fitted):

@@ -17,7 +17,7 @@ from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL, choose_metrics, needing
 from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
-from hydractl.rivals.reference import BayesVlm, Laplace, Vilu
+from hydractl.rivals.reference import BayesVlm, Laplace, Rival, Vilu
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
@@ -64,7 +64,7 @@ class EvalConfig:
         replace(
             ROWS,
             help="One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, "
-            "`laplace:MODEL::data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around "
+            "`laplace:MODEL::val=DATA,data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around "
             "checkpoints.",
         ),
     )
@@ -340,16 +340,28 @@ class EvalConfig:
         return (NamedModels(name=name, models=(self.model,)), *self.compare)
 
     @property
-    def fitted_on(self) -> tuple[DataRef, ...]:
-        """The data that rows are made with."""
-        rivals = [rival for row in self.rows for _, rival in row.each()]
-        return tuple(rival.reads for rival in rivals if isinstance(rival, Laplace | BayesVlm | Vilu))
+    def made(self) -> tuple[Rival, ...]:
+        """What is made of models before they answer."""
+        return tuple(rival for row in self.rows for _, rival in row.each() if rival is not None)
 
     @property
-    def judged_on(self) -> tuple[DataRef, ...]:
-        """Those of them whose labels are read."""
-        rivals = [rival for row in self.rows for _, rival in row.each()]
-        return tuple(rival.reads for rival in rivals if isinstance(rival, Vilu))
+    def fitted_on(self) -> tuple[DataRef, ...]:
+        """The data that rows are made with."""
+        fitted = tuple(rival.reads for rival in self.made if isinstance(rival, Laplace | BayesVlm | Vilu))
+        return (*fitted, *(val for _, val in self.chosen_by))
+
+    @property
+    def chosen_by(self) -> tuple[tuple[DataRef, DataRef], ...]:
+        """For each prior that held-out data choose the data that its layer is fitted on, and these."""
+        priors = [rival for rival in self.made if isinstance(rival, Laplace)]
+        return tuple((rival.reads, rival.val) for rival in priors if rival.val is not None)
+
+    @property
+    def judged_on(self) -> dict[str, str]:
+        """Those of `fitted_on` whose labels are read, as texts, and what messages call them."""
+        judged = [rival.reads for rival in self.made if isinstance(rival, Vilu)]
+        called = {str(ref): f"{Vilu.KIND}: data={ref}" for ref in judged}
+        return called | {str(val): f"{Laplace.KIND}: val={val}" for _, val in self.chosen_by}
 
     @property
     def reads(self) -> tuple[Reference, ...]:

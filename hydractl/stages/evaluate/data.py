@@ -14,7 +14,6 @@ from hydractl.data.batches import CACHE_BYTES, Deal
 from hydractl.data.inputs import open_items
 from hydractl.data.items import LABELS_HINT, Items
 from hydractl.data.labels import are_numerals, match_classes, required_labels
-from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Fingerprint
@@ -22,7 +21,6 @@ from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress
-from hydractl.rivals.reference import Vilu
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.doubts import DIGEST, of_data, of_training
 from hydractl.stages.shared.classes import Classes
@@ -88,7 +86,7 @@ class EvalData:
         models = [m for row in opened for m in row]
         classes = config.naming.classes_of_all(models, data=sets[ID_NAME].class_names)
         labelled = {name: sets[name] for name in (TEMPERATURE, FIT) if name in sets}
-        judged = {str(ref): _called(ref) for ref in config.judged_on}
+        judged = config.judged_on
         labelled |= {called: rivals[ref] for ref, called in judged.items()}
         labels, known = _labels(sets[ID_NAME], labelled, models, classes, progress)
         limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
@@ -109,7 +107,7 @@ class EvalData:
         seen = {ref: _read(found, team) for ref, found in rivals.items()}
         doubts = (
             *of_data(config, fingerprints, {name: content for name, (_, content) in read.items()}),
-            *of_training(read[ID_NAME][1], {ref: content for ref, (_, content) in seen.items()}),
+            *of_training(config, read[ID_NAME][1], {ref: content for ref, (_, content) in seen.items()}),
         )
         for doubt in doubts:
             progress.warn(doubt)
@@ -140,11 +138,6 @@ def _read(items: Items, team: Team) -> tuple[Fingerprint, np.ndarray]:
     sha256 = items.fingerprint(noted())
     found = Fingerprint(reference=items.name, sha256=sha256, count=len(items))
     return found, np.frombuffer(content, DIGEST)
-
-
-def _called(ref: DataRef) -> str:
-    """Return what messages call labelled data that a row is made with."""
-    return f"{Vilu.KIND}: data={ref}"
 
 
 _WITHOUT_LABELS = {

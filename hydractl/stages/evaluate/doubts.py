@@ -62,11 +62,24 @@ def of_data(
             )
 
 
-def of_training(tested: np.ndarray, fitted_on: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield what rows are made with that they are tested on, in a line each; items are told as in `of_data`."""
+def of_training(config: EvalConfig, tested: np.ndarray, fitted_on: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield what rows are made with that they are tested on, or that their priors are chosen on, in a line each.
+
+    Args:
+        config: What is measured.
+        tested: The digests of the ID set's items, as `DIGEST`.
+        fitted_on: Likewise of what rows are made with, by its reference.
+    """
     for name, content in fitted_on.items():
         if twice := int(np.isin(tested, content).sum()):
             yield f"{twice} of {len(tested)} samples of `--data` are in `{name}`, which a row is made with"
+    for data, val in dict.fromkeys(config.chosen_by):
+        held = fitted_on[str(val)]
+        if twice := int(np.isin(held, fitted_on[str(data)]).sum()):
+            yield (
+                f"{twice} of {len(held)} samples of `val={val}` are in `data={data}`: the prior is chosen where the model "
+                "may be surer than elsewhere"
+            )
 
 
 def of_row(

@@ -22,8 +22,8 @@ from hydractl.manifest.scopes import ID_NAME
 from hydractl.progress import Progress, counted
 from hydractl.rivals.bayesvlm import Compared, Pairs
 from hydractl.rivals.dropout import Thinned
-from hydractl.rivals.laplace import LastLayer
-from hydractl.rivals.reference import FEWEST, BayesVlm, Laplace, McDropout, Rival, Swag, Vilu
+from hydractl.rivals.laplace import GRID, LastLayer
+from hydractl.rivals.reference import DATA, FEWEST, VAL, BayesVlm, Laplace, McDropout, Rival, Swag, Vilu
 from hydractl.rivals.swag import Drawn
 from hydractl.rivals.vilu import Judged, Lessons, contrast_of
 from hydractl.stages.evaluate.cost import Loaded
@@ -115,12 +115,14 @@ def _derive(
         judged = fitted = _judged(rival, model, opened, (items, labels), progress)
         found = {"accuracy": judged.accuracy}
     else:
-        progress.step(f"Fitting the last layer of {opened.reference} on {counted(len(items), 'sample')}")
-        each = (inputs for inputs, _ in batches.of(items, opened.header.preprocess))
-        last = fitted = LastLayer(model, rival, each, name=opened.reference)
+        last = fitted = _doubting(rival, model, opened, data, batches)
         found = {"prior": last.prior}
     told = _told(rival)
-    return fitted, told.model_copy(update={"options": told.options | found, "data": fingerprint})
+    chosen_by = (
+        data.fitted_on[str(rival.val)].fingerprint if isinstance(rival, Laplace) and rival.val else None
+    )
+    update = {"options": told.options | found, "data": fingerprint, "val": chosen_by}
+    return fitted, told.model_copy(update=update)
 
 
 class _Batches(NamedTuple):
@@ -138,6 +140,32 @@ class _Batches(NamedTuple):
         label, total = f"{self.name} on {items.name}", -(-len(items) // self.size)
         for batch in self.progress.track(every, label=label, total=total):
             yield inputs_like(batch.inputs, like), batch.indices
+
+
+def _doubting(
+    rival: Laplace, model: Towers, opened: OpenModel, data: EvalData, batches: _Batches
+) -> LastLayer:
+    name, reads, progress = opened.reference, opened.header.preprocess, batches.progress
+    items = data.fitted_on[str(rival.reads)].items
+    progress.step(f"Fitting the last layer of {name} on {counted(len(items), 'sample')}")
+    each = (inputs for inputs, _ in batches.of(items, reads))
+    if rival.val is None:
+        return LastLayer(model, rival, each, name=name)
+    held, _, labels = data.fitted_on[str(rival.val)]
+    if labels is None:
+        raise ValueError("the labels are read where the data are opened")
+    labelled = ((inputs, labels[places]) for inputs, places in batches.of(held, reads))
+    made = LastLayer(model, rival, each, held=labelled, name=name)
+    count = counted(len(held), "sample")
+    progress.step(f"{name}: prior precision {made.prior:.4g}, of the lowest NLL on {count}")
+    lowest, *_, highest = GRID
+    if made.prior in {lowest, highest}:
+        doubt = "little" if made.prior == highest else "much"
+        progress.warn(
+            f"{name}: the prior precision ended at {made.prior:g}, a bound of the search ({lowest:g} to {highest:g}): {count} "
+            f"want the last layer doubted as {doubt} as can be"
+        )
+    return made
 
 
 def _compared(
@@ -204,5 +232,7 @@ def _judged(
 
 
 def _told(rival: Rival) -> Derived:
-    options = {name: value for name, value in asdict(rival).items() if name != "data" and value is not None}
+    options = {
+        name: value for name, value in asdict(rival).items() if name not in {DATA, VAL} and value is not None
+    }
     return Derived(kind=rival.KIND, options=options)

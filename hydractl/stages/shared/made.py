@@ -191,6 +191,7 @@ def _of_document(found: Document, path: Path) -> Made:
         data = [found.data[name].sha256 for name in (ID_NAME, *found.near, *found.far)]
         derived = [one for row in found.rows for one in row.derived if one is not None]
         fitted = [one.data.sha256 for one in derived if one.data is not None]
+        fitted += [one.val.sha256 for one in derived if one.val is not None]
         others = [
             found.data[name].sha256 for name in (TEMPERATURE, FIT, *found.ood_val, VAL) if name in found.data
         ]

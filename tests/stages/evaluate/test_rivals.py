@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hydractl.data.reference import DataRef
-from hydractl.errors import UsageError
+from hydractl.errors import DataError, UsageError
 from hydractl.manifest.report import Report
 from hydractl.rivals.reference import Laplace, McDropout, Swag, parse_rival
 from hydractl.stages.evaluate.config import EvalConfig
@@ -121,6 +121,46 @@ def test_being_tested_on_what_a_row_is_made_with_is_told(model):
     assert said in ear.warnings
 
 
+def test_held_out_data_choose_a_prior(model, found):
+    """A report says which, and on what; given as an option it makes the same row."""
+    held = "digits::split=val,classes=0-6,limit=60"
+    chosen = run_eval(config(model, f"laplace:{{}}::val={held},data={TRAIN}"), ear := Heard()).document.rows[
+        1
+    ]
+    (made,) = chosen.derived
+
+    assert (made.val.reference, made.val.count, made.data.count) == (str(DataRef.parse(held)), 60, 90)
+    assert f"prior precision {made.options['prior']:.4g}, of the lowest NLL on 60 samples" in "".join(
+        ear.steps
+    )
+    given = f"laplace:{{}}::prior={made.options['prior']!r},data={TRAIN}"
+    assert run_eval(config(model, given)).document.rows[1].values == chosen.values
+    assert "val" not in found[0].rows[2].derived[0].model_dump()
+
+
+def test_a_prior_that_is_chosen_where_the_layer_was_fitted_is_told(model):
+    text = f"laplace:{{}}::val={TRAIN},data={TRAIN}"
+    ear = Heard()
+    document = run_eval(config(model, text), ear).document
+
+    own = DataRef.parse(TRAIN)
+    assert f"90 of 90 samples of `val={own}` are in `data={own}`" in document.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("val", "said"),
+    [
+        ("noise::size=8,limit=4", "`laplace: val=noise::limit=4,size=8`"),
+        ("digits::classes=7+8,split=val", "`laplace: val=digits::classes=7+8,split=val`"),
+    ],
+)
+def test_a_prior_is_chosen_by_labels_of_the_models_classes(model, val, said):
+    with pytest.raises(DataError) as caught:
+        run_eval(config(model, f"laplace:{{}}::val={val},data={TRAIN}"))
+
+    assert said in f"{caught.value} `{caught.value.hint}`"
+
+
 def test_what_is_asked_hangs_on_the_rival(model):
     texts = (
         "mc:{}::rate=0.2",
@@ -129,6 +169,7 @@ def test_what_is_asked_hangs_on_the_rival(model):
         "{}",
         LAST,
         "laplace:{}::data=digits",
+        "laplace:{}::val=digits,data=digits",
         "swag:{},{}",
         "swag:{},{}::seed=1",
         "swag:{},{},{}",
@@ -139,6 +180,8 @@ def test_what_is_asked_hangs_on_the_rival(model):
     assert len({*asked}) == len(texts)
     assert asked_of(config(model, "y={}")) != asked_of(config(model, "x={}"))
     assert [str(one.ref) for one in config(model, LAST).reads] == [str(DataRef.parse(TRAIN))]
+    both = config(model, "laplace:{}::val=noise,data=digits").reads
+    assert [str(one.ref) for one in both] == ["digits", "noise"]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +202,21 @@ def test_what_is_asked_hangs_on_the_rival(model):
             Laplace(
                 data=DataRef.parse("digits::split=train,classes=0-6"), hessian="full", predictive="samples"
             ),
+        ),
+        *(
+            (
+                f"laplace:a.st::hessian=full,{both}",
+                "a.st",
+                Laplace(
+                    data=DataRef.parse("digits::split=train,limit=9"),
+                    val=DataRef.parse("b/::classes=0,limit=3"),
+                    hessian="full",
+                ),
+            )
+            for both in (
+                "val=b/::classes=0,limit=3,data=digits::split=train,limit=9",
+                "data=digits::split=train,limit=9,val=b/::classes=0,limit=3",
+            )
         ),
     ],
 )
@@ -222,6 +280,11 @@ def test_commas_part_checkpoints_until_there_are_options():
         ("laplace:a.st::hessian=diag,data=val/", "`hessian diag`: unknown"),
         ("laplace:a.st::samples=3,data=val/", "no effect without `predictive=samples`"),
         ("laplace:a.st::prior=0,data=val/", "must be above 0"),
+        ("laplace:a.st::prior=1,val=val/,data=train/", "given or chosen, not both"),
+        ("laplace:a.st::val=,data=train/", "expected option=value"),
+        ("laplace:a.st::val=a/,val=b/,data=train/", "`val` is given twice"),
+        ("laplace:a.st::val=val/", "needs `data=`"),
+        ("vilu:a.st::data=train/,val=val/", "has no option `val`"),
         ("laplace:a.st::data=digits::colour=red", "unknown key `colour`"),
     ],
 )

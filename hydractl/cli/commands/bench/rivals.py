@@ -186,7 +186,9 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
             stages=_temperature,
         ),
         "mc": Rival(rows=lambda terms: {"MC dropout": f"mc:{terms.model}::passes=10,rate=0.1"}),
-        "laplace": Rival(rows=lambda terms: {"Laplace": f"laplace:{terms.model}::data={terms.data}"}),
+        "laplace": Rival(
+            rows=lambda terms: {"Laplace": f"laplace:{terms.model}::val={terms.val},data={terms.data}"}
+        ),
         # embedded once: the authors embed crops anew in each of 300 epochs
         "vilu": Rival(rows=lambda terms: {"ViLU": f"vilu:{terms.model}::augment=none,data={terms.data}"}),
         "longer": Rival(
