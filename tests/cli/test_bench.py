@@ -131,6 +131,8 @@ def test_your_own_hydra_is_the_first_row(folder, call):
         "hydra.st",
         "--compare",
         "Apart=m-0.st,m-1.st",
+        "--compare",
+        "Drawn=swag:m-0.st,m-1.st::samples=3,mc:base.st::rate=0.2",
         "--rivals",
         "mc",
     )
@@ -139,7 +141,8 @@ def test_your_own_hydra_is_the_first_row(folder, call):
 
     table = next(text for text in seen.out.splitlines() if text.startswith("hydractl eval"))
     assert table.startswith("hydractl eval hydra.st ")
-    assert "--compare Apart=m-0.st,m-1.st --compare base=base.st --compare 'MC dropout=mc:base.st" in table
+    mine = "--compare Apart=m-0.st,m-1.st --compare Drawn=swag:m-0.st,m-1.st::samples=3,mc:base.st::rate=0.2"
+    assert f"{mine} --compare base=base.st --compare 'MC dropout=mc:base.st" in table
     assert not (folder / "other").exists()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -73,11 +73,13 @@ class NamedModels:
         models: References of models.
         rivals: What is made of each before it answers, of several that one thing is made of the same; empty where each answers as
             it is.
+        typed: All of that as it was written; empty where it was not.
     """
 
     name: str
     models: tuple[str, ...]
     rivals: tuple[Rival | None, ...] = ()
+    typed: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -106,7 +108,7 @@ class NamedModels:
         models, rivals = tuple(zip(*each, strict=True))
         if name is None:
             name = model_name(models[0]) + ("" if rivals[0] is None else f" {rivals[0].KIND}")
-        return cls(name=name, models=models, rivals=rivals if any(rivals) else ())
+        return cls(name=name, models=models, rivals=rivals if any(rivals) else (), typed=rest)
 
     def each(self) -> Iterator[tuple[str, Rival | None]]:
         """Yield every model with what is made of it."""

@@ -59,7 +59,7 @@ def in_order(names: Iterable[str], work: Work, *, members: int) -> tuple[str, ..
 def stages(config: BenchConfig, names: Sequence[str], work: Work) -> Iterator[Stage]:
     """Yield what makes these rivals, in their order, then the table and its page."""
     terms = config.terms(blocks=work.blocks, heads=work.heads)
-    compared = [f"{row.name}={','.join(row.models)}" for row in config.compare]
+    compared = [f"{row.name}={row.typed}" for row in config.compare]
     if config.hydra is not None:
         compared.append(f"{model_name(config.model)}={config.model}")
     for name in names:
