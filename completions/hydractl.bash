@@ -242,11 +242,11 @@ _hydractl() {
         ;;
     bench)
         case $prev in
-        --data | --val | --test)
+        --data | --val | --test | --pairs)
             _hydractl_words 'digits shapes photos noise reviews intents manual letters'
             _hydractl_files ''
             ;;
-        --near | --far | --rivals | --compare | --members | --start-epochs | --start-lr | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | -o | --output | --out)
+        --near | --far | --rivals | --compare | --members | --start-epochs | --start-lr | --classes | --template | --lr | --layer-decay | --weight-decay | --momentum | --min-lr-rate | --warmup | --clip | --ema | --swa | --label-smoothing | --mixup | --cutmix | --dropout | --drop-path | --augment | --steps | --epochs | --batch-size | --accumulate | --train | --last-blocks | --freeze-blocks | --eval-every | --early-stop | --patience-delta | -o | --output | --out)
             : # any text
             ;;
         --hydra | --start)
@@ -266,7 +266,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val --test --near --far --rivals --hydra --compare --members --start --start-epochs --start-lr --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last -o --output --out --dry-run --force --json -q --quiet -h --help'
+                _hydractl_words '--data --val --test --near --far --rivals --hydra --compare --members --start --start-epochs --start-lr --pairs --classes --template --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --eval-every --early-stop --patience-delta --keep-best --keep-last -o --output --out --dry-run --force --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

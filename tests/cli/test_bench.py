@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from hydractl.cli.app import command_tree
 from hydractl.cli.commands.bench.plan import Pace, Work
@@ -17,6 +20,7 @@ from hydractl.data.inputs import of_kind
 from hydractl.data.items import ImageSet
 from hydractl.families.opening import open_model
 from hydractl.manifest.report import Report
+from hydractl.stages.shared.classes import Classes, with_classes
 from hydractl.training.contrastive import PairConfig, train_pair
 from hydractl.training.methods.reference import METHODS
 from support.builders import Sample
@@ -44,7 +48,8 @@ TOWER = {
     "intermediate_size": 48,
 }
 TERMS = Terms(
-    out=Path("left"), model="m.st", blocks=2, heads=8, data="d", val="v", test="t", members=2, training={}, start=None, from_start={}
+    out=Path("left"), model="m.st", blocks=2, heads=8, data="d", val="v", test="t", members=2, training={}, start=None, from_start={},
+    pairs=None, naming={},
 )  # fmt: skip
 STARTED = (*SMALL, "--start", ARCH, "--start-epochs", "1", "--start-lr", "1e-3")
 
@@ -198,6 +203,7 @@ CANNOT = {
     "tower": {
         ("mc",): "tower.st: has no dropout layer, so every pass of `mc:` would say the same",
         ("vilu",): "judges the answers of one model that compares images with texts, and this is none",
+        ("bayesvlm",): "is of models that compare images with texts, which it is not",
     },
     "one": {("pruned-hydra",): "2 different masks are wanted, but removing 1 of the 1 pool heads"},
     "twofold": {("laplace",): "doubts one linear last layer, and here the logits are made of more"},
@@ -206,6 +212,7 @@ CANNOT = {
         ("mc",): "has no dropout layer",
         ("laplace",): "here is no linear layer that gives the logits",
         ("temperature",): "clip.st stores other classes, or none",
+        ("bayesvlm",): "without `--pairs` there is nothing to fit it on",
         ("longer", "hydra", "lora-ensemble", "mimo"): "clip.st: compares images with texts and has no classes to train on",
     },
 }  # fmt: skip
@@ -290,6 +297,62 @@ def test_a_model_of_images_and_texts_has_what_judges_its_answers(others, folder,
     assert vilu.difference.values["accuracy"].value == 0
 
 
+@pytest.fixture(scope="module")
+def pairs(others):
+    """Eight images with captions, in the folder of the others."""
+    rows = []
+    for i in range(8):
+        values = np.random.Generator(np.random.PCG64(i)).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(values).save(others / f"{i}.png")
+        rows.append(json.dumps({"image": f"{i}.png", "caption": f"a {i}"}))
+    (others / "pairs.jsonl").write_text("\n".join(rows))
+    (others / "names.txt").write_text("\n".join("0123456"))
+    return "pairs.jsonl::text=caption"
+
+
+CLASSES = ("--classes", "names.txt", "--template", "the big {label} .")
+
+
+def test_a_model_of_images_and_texts_is_asked_about_the_classes_that_are_named(pairs, folder, call):
+    """Each row is, and its projections are doubted: the table is that of `eval` with the same options."""
+    line = ("clip.st", *SMALL[:-2], "-o", "asked", *CLASSES, "--rivals", "bayesvlm,vilu", "--pairs", pairs)
+
+    seen = call("bench", *line, "-q")
+
+    assert seen.code == 0, seen.err
+    found = Report.read(folder / "asked/report.json")
+    assert {row.name for row in found.rows} == {"clip", "BayesVLM", "ViLU"}
+    assert found.options["classes"] == tuple("0123456")
+    assert found.options["templates"] == ("the big {label} .",)
+    by_name = {row.name: row for row in found.rows}
+    assert by_name["BayesVLM"].derived[0].data.count == 8
+    seen = call(
+        "eval", "clip.st", "--data", *SMALL[5:8], *CLASSES, "--no-latency", "--compare", f"B=bayesvlm:clip.st::data={pairs}",
+        "-o", "own.json", "-q", "--force",
+    )  # fmt: skip
+    assert seen.code == 0, seen.err
+    own, bayes = Report.read(folder / "own.json").rows
+    for name in ("accuracy", "nll", "ece"):
+        assert by_name["clip"].values[name] == own.values[name]
+        assert by_name["BayesVLM"].values[name] == bayes.values[name]
+    assert by_name["BayesVLM"].ood == bayes.ood
+
+
+def test_a_temperature_is_of_the_classes_that_a_checkpoint_stores(pairs, folder, call):
+    named = Classes(names=tuple("0123456"), templates=("the big {label} .",))
+    stored = with_classes(open_model("clip.st"), named)
+    Sample(stored.header, stored.checkpoint.tensors()).save(folder / "named.st")
+    line = ("bench", "named.st", *SMALL[:-2], "--rivals", "temperature", "-q")
+
+    same = call(*line, "-o", "same", *CLASSES)
+    other = call(*line, "-o", "left", *CLASSES[:3], "a {label}")
+
+    assert same.code == 0, same.err
+    report = Report.read(folder / "same/report.json")
+    assert [row.name for row in report.rows] == ["named", "Temperature scaling"]
+    assert (other.code, "named.st stores other classes, or none" in other.err) == (2, True)
+
+
 def test_what_trains_from_the_beginning_must_read_what_the_data_are(others, folder, call):
     seen = call("bench", "base.st", *SMALL[:-1], "left", "--start", "bert.st", "--rivals", "deep-ensemble")
 
@@ -322,10 +385,22 @@ def test_time_is_told_of_a_model_that_does_not_train(others, folder, call):
         (("base.st", *SMALL[:-1], "a,b"), 2, "which a comma or a brace would break"),
         (("base.st", *SMALL, "--compare", "noise=m-0.st"), 2, "`noise` names two"),
         (("none.st", *SMALL), 3, "none.st"),
+        (("base.st", *SMALL, "--classes", "a,b"), 2, "base.st: has classes of its own; `--classes` and `--template` are for"),
+        (("clip.st", *SMALL, "--rivals", "bayesvlm"), 2, "`--rivals bayesvlm`: without `--pairs` there is nothing to fit it on"),
+        (("base.st", *SMALL, "--rivals", "bayesvlm"), 2, "base.st: `bayesvlm:` is of models that compare images with texts"),
+        (("clip.st", *SMALL, "--rivals", "bayesvlm", "--pairs", "p.jsonl"), 2, "which column has the captions?"),
+        (("clip.st", *SMALL, "--rivals", "bayesvlm", "--pairs", "p.jsonl::text=t"), 3, "p.jsonl"),
+        (("clip.st", *SMALL, "--rivals", "bayesvlm", "--pairs", "pairs.jsonl::text=t"), 2, "no column `t`"),
+        (("clip.st", *SMALL, "--rivals", "bayesvlm", "--pairs", "pairs.jsonl::text=caption,limit=1"), 2, "one pair cannot be told"),
+        (("clip.st", *SMALL, "--rivals", "vilu", "--pairs", "p.jsonl::text=t"), 2, "has no effect: none of `--rivals` is fitted on them"),
+        (
+            ("clip.st", *SMALL, "--rivals", "bayesvlm", "--pairs", "pairs.jsonl::text=caption", "--template", "a {label}", "--template", "{label}"),
+            2, "`bayesvlm:` asks for a class in one way, and here are 2 templates",
+        ),
         (("base.st", *SMALL, "--layer-decay", "0.5", "--rivals", "nothing"), 2, "there is no rival"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_planned_is_refused(folder, call, words, code, said):
+def test_what_cannot_be_planned_is_refused(pairs, folder, call, words, code, said):
     seen = call("bench", *words)
 
     assert (seen.code, said in seen.err.replace("\n", " ")) == (code, True), seen.err

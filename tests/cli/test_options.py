@@ -61,6 +61,7 @@ TEXTS = {
     "objective": "acc",
     "classes": "a,b",
     "template": "a {label}",
+    "pairs": "a.jsonl::text=b",
     "keep": "3",
     "plot": "a.svg",
     "near": "birds=noise",

@@ -12,15 +12,16 @@ from hydractl.data.inputs import Reading, encoded, open_items
 from hydractl.data.items import Items
 from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.families.opening import OpenModel
-from hydractl.families.probe import probe_inputs
+from hydractl.families.probe import blank_inputs, probe_inputs
 from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
-from hydractl.fusion.classes import prompts_of
+from hydractl.fusion.classes import Classes, prompts_of
 from hydractl.inputs import Inputs, inputs_like
+from hydractl.manifest.header import Tokenization
 from hydractl.manifest.report import Derived
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.progress import Progress, counted
-from hydractl.rivals.bayesvlm import Compared, Pairs
+from hydractl.rivals.bayesvlm import TEXT, VISION, Compared, Pairs, Watched
 from hydractl.rivals.dropout import Thinned
 from hydractl.rivals.laplace import GRID, LastLayer
 from hydractl.rivals.reference import DATA, FEWEST, VAL, BayesVlm, Laplace, McDropout, Rival, Swag, Vilu
@@ -73,8 +74,8 @@ def derive(
     )
 
 
-def check_made_of(rival: Rival, opened: OpenModel) -> None:
-    """Refuse what cannot be made of a model, as far as it can be told without data.
+def check_made_of(rival: Rival, opened: OpenModel, classes: Classes | None) -> None:
+    """Refuse what cannot be made of a model that is asked about classes, as far as it can be told without data.
 
     Raises:
         UnsupportedModelError: As `derive`.
@@ -86,6 +87,43 @@ def check_made_of(rival: Rival, opened: OpenModel) -> None:
         LastLayer(model, rival, [probe_inputs(opened.header)], name=name)
     elif isinstance(rival, Vilu):
         contrast_of(model, name=name)
+    elif isinstance(rival, BayesVlm):
+        tokenization, _ = comparing(opened, classes)
+        watched = Watched(model, name=name)
+        for tower, reads in ((VISION, opened.header.preprocess), (TEXT, tokenization)):
+            watched.checked(tower, blank_inputs(reads, 1, device=model.device))
+
+
+def comparing(opened: OpenModel, classes: Classes | None) -> tuple[Tokenization, Classes]:
+    """Return how a model that compares images with texts reads these, and which classes it is asked about, for `bayesvlm:`.
+
+    Raises:
+        UnsupportedModelError: If it is none, or is asked in several ways.
+    """
+    prompting = opened.header.prompting
+    if prompting is None or classes is None:
+        raise UnsupportedModelError(
+            f"{opened.reference}: `bayesvlm:` is of models that compare images with texts, which it is not",
+            hint="`laplace:` doubts the last layer of a classifier",
+        )
+    if len(classes.templates) > 1:
+        raise UnsupportedModelError(
+            f"{opened.reference}: `bayesvlm:` asks for a class in one way, and here are {len(classes.templates)} templates",
+            hint="give one `--template`",
+        )
+    return prompting.tokenization, classes
+
+
+def check_pairs(rival: BayesVlm, images: Items) -> None:
+    """Refuse pairs of which none can be told from others.
+
+    Raises:
+        DataError: If there is but one.
+    """
+    if len(images) < FEWEST:
+        raise DataError(
+            f"{rival.data}: one pair cannot be told from others", hint="name data with thousands of pairs"
+        )
 
 
 def _derive(
@@ -171,24 +209,11 @@ def _doubting(
 def _compared(
     rival: BayesVlm, model: Towers, opened: OpenModel, data: EvalData, batches: _Batches
 ) -> Compared:
-    prompting, classes = opened.header.prompting, data.classes
-    if prompting is None or classes is None:
-        raise UnsupportedModelError(
-            f"{opened.reference}: `bayesvlm:` is of models that compare images with texts, which it is not",
-            hint="`laplace:` doubts the last layer of a classifier",
-        )
-    if len(classes.templates) > 1:
-        raise UnsupportedModelError(
-            f"{opened.reference}: `bayesvlm:` asks for a class in one way, and here are {len(classes.templates)} templates",
-            hint="give one `--template`",
-        )
+    tokenization, classes = comparing(opened, data.classes)
     images = data.fitted_on[str(rival.reads)].items
-    captions = open_items(rival.captions, prompting.tokenization, labelled=False, progress=batches.progress)
+    captions = open_items(rival.captions, tokenization, labelled=False, progress=batches.progress)
+    check_pairs(rival, images)
     left = len(images) % min(rival.contrast, len(images))
-    if len(images) < FEWEST:
-        raise DataError(
-            f"{rival.data}: one pair cannot be told from others", hint="name data with thousands of pairs"
-        )
     if left:
         batches.progress.warn(
             f"{rival.data}: the last {counted(left, 'pair')} left out, as {rival.contrast} are told apart at once"
@@ -196,7 +221,7 @@ def _compared(
     batches.progress.step(f"Fitting the projections of {opened.reference} on {counted(len(images), 'pair')}")
     pairs = Pairs(
         batches.of(images, opened.header.preprocess),
-        batches.of(captions, prompting.tokenization),
+        batches.of(captions, tokenization),
         len(images),
     )
     return Compared(model, rival, pairs, prompts_of(opened, classes), name=opened.reference)

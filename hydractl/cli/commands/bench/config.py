@@ -10,8 +10,9 @@ from hydractl.cli.commands.bench.rivals import PLANS, SAME, Terms
 from hydractl.cli.commands.run.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean
+from hydractl.progress import did_you_mean, listed
 from hydractl.publish import Folder
+from hydractl.rivals.reference import BayesVlm
 from hydractl.settings import (
     Composed,
     Declared,
@@ -27,6 +28,7 @@ from hydractl.settings import (
 from hydractl.stages.evaluate.refs import OOD_SETS, ROWS, NamedData, NamedModels
 from hydractl.stages.finetune.config import RECIPE
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 from hydractl.training.recipes.named import recipe_of
 from hydractl.training.recipes.recipe import Recipe
 
@@ -54,6 +56,23 @@ def parse_rivals(text: str) -> tuple[str, ...] | None:
     if len({*names}) < len(names):
         raise UsageError(f"`--rivals {text}`: names one twice")
     return names
+
+
+def parse_pairs(text: str) -> DataRef:
+    """Read `--pairs`.
+
+    Raises:
+        UsageError: If the reference is malformed, or says not which column has the captions.
+    """
+    ref = DataRef.parse(text)
+    try:
+        BayesVlm(data=ref)
+    except UsageError as error:
+        raise UsageError(
+            f"`--pairs {text}`: which column has the captions?",
+            hint="add `text=COLUMN`, for example `--pairs pairs.jsonl::text=caption`",
+        ) from error
+    return ref
 
 
 def _data(what: str) -> Setting:
@@ -108,6 +127,17 @@ class BenchConfig:
     start_lr: float | None = setting(
         None, f"Peak learning rate from there (default: {SAME}).", above=0.0, panel=TABLE
     )
+    pairs: DataRef | None = by_default(
+        None,
+        replace(
+            _data(
+                f"Images with a caption each, of a column `text=`, which {listed([n for n, p in PLANS.items() if p.compares])} is "
+                "fitted on. Without them it is left out."
+            ),
+            parse=parse_pairs,
+        ),
+    )
+    naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     recipe: Recipe = by_default(
         Recipe(),
         Composed(lambda given: recipe_of(given.pop("recipe", None), given), TRAINING),
@@ -136,6 +166,11 @@ class BenchConfig:
                     f"`{option} {value:g}` has no effect without `--start`",
                     hint="name what to train from, or leave it out",
                 )
+        if self.pairs is not None and not any(PLANS[name].compares for name in self.wanted):
+            raise UsageError(
+                f"`--pairs {self.pairs}` has no effect: none of `--rivals` is fitted on them",
+                hint="leave it out, or name `bayesvlm` too",
+            )
         names = [*(row.name for row in self.compare), *(data.name for data in (*self.near, *self.far))]
         for name in names:
             if names.count(name) > 1:
@@ -161,7 +196,19 @@ class BenchConfig:
             training=self._training(),
             start=self.start,
             from_start={name: f"{value:g}" for name, value in own.items() if value is not None},
+            pairs=None if self.pairs is None else str(self.pairs),
+            naming=self._naming(),
         )
+
+    def _naming(self) -> dict[str, str | list[str]]:
+        """Return the options that name classes, as they are typed."""
+        names, templates, file = self.naming.names, self.naming.templates, self.naming.file
+        found: dict[str, str | list[str]] = {}
+        if names:
+            found["classes"] = ",".join(names) if file is None else str(file)
+        if templates:
+            found["template"] = list(templates)
+        return found
 
     def _training(self) -> dict[str, str]:
         """Return options of `finetune` as they were typed, by name."""

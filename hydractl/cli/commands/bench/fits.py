@@ -9,17 +9,21 @@ from pathlib import Path
 from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.cli.commands.bench.measure import Sets
 from hydractl.cli.commands.bench.rivals import PLANS, Rival, Stage, Terms
+from hydractl.data.dataset import open_data
+from hydractl.data.items import Content
 from hydractl.errors import HydraError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.heads.members import check_enough
 from hydractl.progress import Progress, listed
+from hydractl.rivals.reference import BayesVlm
+from hydractl.rivals.reference import Rival as Made
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.evaluate.rivals import check_made_of
+from hydractl.stages.evaluate.rivals import check_made_of, check_pairs, comparing
 from hydractl.stages.evaluate.selection import check_stores
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.work import check_classes, check_trains, open_trained
 from hydractl.stages.prune.config import PruneConfig
-from hydractl.stages.shared.classes import NOTHING_NAMED
+from hydractl.stages.shared.classes import Classes
 
 
 def fitting(
@@ -62,10 +66,7 @@ class _Look:
         Raises:
             HydraError: As the command that would make it.
         """
-        if plan.starts and self.config.start is None:
-            raise UsageError(
-                "without `--start` there is nothing to train it from", hint="add `--start MODEL`"
-            )
+        self._is_given(plan)
         for stage in plan.stages(self.terms):
             if stage["command"] == FinetuneConfig.COMMAND:
                 self._trains(stage, starts=plan.starts)
@@ -73,14 +74,24 @@ class _Look:
                 self._prunes(stage)
             elif "store" in stage:
                 self._stores()
-        for made in self._rows(plan):
-            for _, rival in made.each():
-                if rival is not None:
-                    check_made_of(rival, self.base)
+        for made in self._made(plan):
+            check_made_of(made, self.base, self._classes())
+            if isinstance(made, BayesVlm):
+                check_pairs(made, self.sets.open(made.reads, self.base, labelled=False))
+                open_data(made.captions, wants=Content.TEXTS, labelled=False)
 
-    def _rows(self, plan: Rival) -> Iterator[NamedModels]:
+    def _is_given(self, plan: Rival) -> None:
+        if plan.starts and self.config.start is None:
+            raise _lacking("--start", "train it from", "MODEL")
+        if plan.compares:
+            comparing(self.base, self._classes())
+            if self.config.pairs is None:
+                raise _lacking("--pairs", "fit it on", "DATA::text=COLUMN")
+
+    def _made(self, plan: Rival) -> Iterator[Made]:
+        """Yield what its rows make of the model."""
         for name, models in plan.rows(self.terms).items():
-            yield NamedModels.parse(f"{name}={models}")
+            yield from (made for _, made in NamedModels.parse(f"{name}={models}").each() if made is not None)
 
     def _trains(self, stage: Stage, *, starts: bool) -> None:
         if not starts:
@@ -105,5 +116,12 @@ class _Look:
             raise UsageError(str(error), hint="give fewer `--members`, or leave it out") from error
 
     def _stores(self) -> None:
+        check_stores(self.base, self._classes())
+
+    def _classes(self) -> Classes | None:
         tested = self.sets.open(self.config.test, self.base)
-        check_stores(self.base, NOTHING_NAMED.classes(self.base, data=tested.class_names))
+        return self.config.naming.classes(self.base, data=tested.class_names)
+
+
+def _lacking(option: str, what: str, value: str) -> UsageError:
+    return UsageError(f"without `{option}` there is nothing to {what}", hint=f"add `{option} {value}`")

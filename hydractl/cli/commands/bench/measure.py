@@ -33,7 +33,7 @@ def base_of(config: BenchConfig) -> OpenModel:
 
     Raises:
         InputError: If it cannot be read.
-        UsageError: If it is pruned or fused.
+        UsageError: If it is pruned or fused, or classes are named for one that has its own.
     """
     opened = open_model(config.model)
     if opened.header.kind is not Kind.BASE:
@@ -41,6 +41,7 @@ def base_of(config: BenchConfig) -> OpenModel:
             f"{config.model}: is a {opened.header.kind.value}, and rivals are made of an unpruned model",
             hint="name its base, and this one by `--hydra` or `--compare`",
         )
+    config.naming.classes(opened)
     return opened
 
 
@@ -121,6 +122,7 @@ def _answered(config: BenchConfig, batches: int) -> float:
             data=replace(config.test, limit=batches * size),
             metrics=("accuracy",),
             batch_size=size,
+            naming=config.naming,
         )
     )
     return time.monotonic() - begun

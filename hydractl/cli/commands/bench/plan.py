@@ -73,6 +73,7 @@ def stages(config: BenchConfig, names: Sequence[str], work: Work) -> Iterator[St
         "near": [f"{one.name}={one.ref}" for one in config.near],
         "far": [f"{one.name}={one.ref}" for one in config.far],
         "compare": compared,
+        **terms.naming,
         "curves": True,
         "latency": False,
         "out": terms.path("report.json"),

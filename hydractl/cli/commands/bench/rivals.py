@@ -31,6 +31,8 @@ class Terms:
         training: Options of `finetune`, by name.
         start: What is trained from the beginning, if anything.
         from_start: Options that hold for that in place of others.
+        pairs: Images with captions, if there are any.
+        naming: Options of `eval` that name the classes of a zero-shot model.
     """
 
     out: Path
@@ -44,6 +46,8 @@ class Terms:
     training: Mapping[str, str]
     start: str | None
     from_start: Mapping[str, str]
+    pairs: str | None
+    naming: Mapping[str, str | list[str]]
 
     def path(self, name: str) -> str:
         """Return where a file of the folder lies."""
@@ -59,6 +63,7 @@ class Rival:
         stages: What makes them; none where the row itself does.
         trainings: Of M members: how many models are trained, each as long as `finetune` is told.
         starts: Whether these train from the beginning.
+        compares: Whether it is fitted on images with captions.
         named: Whether `all` leaves it out: not every architecture will do.
     """
 
@@ -66,6 +71,7 @@ class Rival:
     stages: Callable[[Terms], Sequence[Stage]] = lambda _: ()
     trainings: Callable[[int], int] = lambda _: 0
     starts: bool = False
+    compares: bool = False
     named: bool = False
 
 
@@ -96,6 +102,7 @@ def _temperature(terms: Terms) -> Sequence[Stage]:
             "model": terms.model,
             "data": terms.test,
             "temperature": terms.val,
+            **terms.naming,
             "latency": False,
             "bootstrap": 0,
             "store": terms.path("temperature.st"),
@@ -188,6 +195,9 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
         "mc": Rival(rows=lambda terms: {"MC dropout": f"mc:{terms.model}::passes=10,rate=0.1"}),
         "laplace": Rival(
             rows=lambda terms: {"Laplace": f"laplace:{terms.model}::val={terms.val},data={terms.data}"}
+        ),
+        "bayesvlm": Rival(
+            rows=lambda terms: {"BayesVLM": f"bayesvlm:{terms.model}::data={terms.pairs}"}, compares=True
         ),
         # embedded once: the authors embed crops anew in each of 300 epochs
         "vilu": Rival(rows=lambda terms: {"ViLU": f"vilu:{terms.model}::augment=none,data={terms.data}"}),
