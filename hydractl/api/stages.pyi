@@ -458,7 +458,7 @@ def evaluate(
         val: Held-out ID data, which `--ood-val` is told from.
         name: What the first row is called.
         metrics: Measure these only.
-        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, msp+mi, energy, max-logit, mahalanobis, relative-mahalanobis, knn, vim (default msp). Those of features (mahalanobis, relative-mahalanobis, knn, vim) need `--fit`.
+        ood_score: What tells OOD samples, one or several side by side: msp, entropy, mi, msp+mi, energy, max-logit, mahalanobis, relative-mahalanobis, knn, vim (default msp). Those of features (mahalanobis, relative-mahalanobis, knn, vim) need `--fit`, or checkpoints that hold them.
         knn_k: Which nearest sample `knn` looks at (default 50).
         latency: Measure time too.
         bootstrap: Resamples for 95 % intervals; 0 makes none.

@@ -21,6 +21,7 @@ from hydractl.inputs import Inputs
 from hydractl.manifest.header import Header
 from hydractl.metrics.fitted import FITS, KEPT, Fitted, Training
 from hydractl.metrics.samples import Responses, Scored
+from hydractl.metrics.scores import KNN
 from hydractl.parallel import Team
 
 
@@ -54,6 +55,11 @@ class Scores:
             for score in scores
         }
         return cls(fitted=fitted, temperature=header.fitted.temperature if header.fitted else 1.0)
+
+    @property
+    def neighbours(self) -> int | None:
+        """Which nearest sample of training data `knn` looks at; None where it is not among them."""
+        return int(self.fitted[KNN][0].kept["neighbours"]) if KNN in self.fitted else None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint holds of them, by the names that they have there."""

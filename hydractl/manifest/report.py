@@ -50,6 +50,13 @@ class Derived(Strict):
     val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
+class StoredScores(Strict):
+    """What the OOD scores of features were fitted on that a checkpoint holds; `knn_k` is the neighbour that `knn` looks at."""
+
+    data: Fingerprint
+    knn_k: int | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
 ALL_SEVERITIES = "all"
 Severity = Annotated[str, Field(pattern="^([1-5]|all)$")]
 
@@ -97,6 +104,7 @@ class Row(Strict):
         models: What it is of.
         derived: What was made of each model, where something was.
         stored_temperatures: The models' own, if any has one.
+        stored_scores: What each model's OOD scores of features were fitted on, where they are those that it holds.
         threshold: Which inputs it answers, where that was asked for.
         members: M of all models together.
         values: Metrics of the ID set, and costs.
@@ -117,6 +125,7 @@ class Row(Strict):
     models: tuple[Fingerprint, ...]
     derived: tuple[Derived | None, ...] = Field(default=(), exclude_if=lambda value: not value)
     stored_temperatures: tuple[float, ...] = Field(default=(), exclude_if=lambda value: not value)
+    stored_scores: tuple[StoredScores, ...] = Field(default=(), exclude_if=lambda value: not value)
     threshold: Threshold | None = Field(default=None, exclude_if=lambda value: value is None)
     members: int = Field(ge=1)
     values: dict[str, Value]

@@ -161,9 +161,13 @@ def facts(compared: Compared) -> Iterator[tuple[str, str]]:
 
 def _models(row: Row) -> Iterator[str]:
     """Yield what answers in a row."""
-    for model, derived in zip(row.models, row.derived or [None] * len(row.models), strict=True):
+    none = [None] * len(row.models)
+    for model, derived, stored in zip(
+        row.models, row.derived or none, row.stored_scores or none, strict=True
+    ):
         made = "" if derived is None else f", {derived.kind} {pairs(derived.options)}".rstrip()
-        yield f"{model.reference} {short(model.sha256)}{made}"
+        held = "" if stored is None else f", OOD scores stored, of {stored.data.reference}"
+        yield f"{model.reference} {short(model.sha256)}{made}{held}"
 
 
 def lineages(compared: Compared) -> Sequence[Node]:

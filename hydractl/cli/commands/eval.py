@@ -182,6 +182,9 @@ def _remarks(document: Report, main: Sequence[Column], others: Sequence[Sequence
         yield f"{_samples(tested, ': ')}{_notes(main, others)}"
     if len(others) > 1 and len(document.ood_scores) == 1 and document.ood_scores != (MSP,):
         yield f"OOD samples are told by {document.ood_scores[0]}"
+    if stored := [own for row in document.rows for own in row.stored_scores]:
+        fitted_on = dict.fromkeys(_samples(own.data, ", ") for own in stored)
+        yield f"OOD scores of features are as the checkpoint stores them, fitted on {listed([*fitted_on])}"
     if tuned := [row.name for row in document.rows if _is_marked(row)]:
         yield f"*: heads of {listed(tuned)} were chosen by how well they tell OOD data, an advantage over other rows"
     for row in document.rows if document.ood_val else ():

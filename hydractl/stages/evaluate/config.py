@@ -117,7 +117,7 @@ class EvalConfig:
     ood_score: tuple[str, ...] | None = setting(
         None,
         f"What tells OOD samples, one or several side by side: {', '.join(EVERY)} (default {MSP}). Those of features "
-        f"({', '.join(FITTED)}) need `--fit`.",
+        f"({', '.join(FITTED)}) need `--fit`, or checkpoints that hold them.",
         parse=lambda text: tuple(text.split(",")),
         choices=EVERY,
         metavar="SCORE,...",
@@ -254,7 +254,7 @@ class EvalConfig:
             raise UsageError(
                 f"`--delta {self.delta:g}`: no effect without `{OPTION}`", hint=f"add `{OPTION} 'risk<=0.01'`"
             )
-        given = self.threshold_for is not None or self.temperature is not None or bool(self.fitted)
+        given = not (self.threshold_for is None and self.temperature is None and self.fit is None)
         if self.store is not None and not given:
             raise UsageError(
                 "`--store`: there is nothing to store",
@@ -262,7 +262,7 @@ class EvalConfig:
             )
 
     def _check_scores(self, chosen: Sequence[str]) -> None:
-        stored = self.store is not None and bool(self.fitted)
+        stored = self.store is not None and self.fit is not None
         used = self.threshold_for is not None or stored or bool(needing(chosen, Needs.OOD))
         if self.ood_score is not None and not used:
             raise UsageError(
@@ -286,14 +286,8 @@ class EvalConfig:
             )
 
     def _check_fitted(self) -> None:
-        """Refuse scores of features without what they need, and what they need without them."""
-        fitted = self.fitted
-        if fitted and self.fit is None:
-            raise UsageError(
-                f"`--ood-score {fitted[0]}` looks at features, and must know those of training data",
-                hint="add `--fit DATA`, the labelled data that the model was trained on",
-            )
-        if not fitted and self.fit is not None:
+        """Refuse what scores of features need without them; whether models hold these, who opens them looks at."""
+        if not self.fitted and self.fit is not None:
             raise UsageError(
                 "`--fit` has no effect: no OOD score of features is measured",
                 hint=f"leave it out, or add `--ood-score {','.join((*self.scores, KNN))}`",
@@ -301,6 +295,11 @@ class EvalConfig:
         if self.knn_k is not None and KNN not in self.scores:
             raise UsageError(
                 f"`--knn-k {self.knn_k}`: no effect without `--ood-score {KNN}`", hint="leave it out"
+            )
+        if self.knn_k is not None and self.fit is None:
+            raise UsageError(
+                f"`--knn-k {self.knn_k}`: no effect without `--fit`, as what a checkpoint holds has its own",
+                hint="leave it out, or add `--fit DATA`",
             )
 
     @property

@@ -103,6 +103,9 @@ def of_row(
                 f"`{MSP}` are of the confidence that `{Vilu.KIND}:` has in them"
             )
     tested = {found[name].sha256: name for name in _tested(config)}
+    for sha256 in dict.fromkeys(own.data.sha256 for own in row.stored_scores):
+        if sha256 in tested:
+            yield f"{row.name}: its OOD scores were fitted on {_called(tested[sha256])}: {FLATTERED[FIT]}"
     steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
     seen = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
     for name, command in sorted(seen):

@@ -35,7 +35,7 @@ from hydractl.runtime import digest_file, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.detection import check_apart, detecting, validated
+from hydractl.stages.evaluate.detection import as_stored, check_apart, check_held, detecting, validated
 from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
 from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
 from hydractl.stages.evaluate.extras.curves import with_curves
@@ -90,6 +90,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
         check_written(config, opened, own)
     check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
     check_rows(config, opened)
+    check_held(config, opened)
     head_scores = read_scores(config, opened)
     texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
@@ -98,6 +99,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     check_apart(config, data.fingerprints)
     check_count(config, len(data.labels))
     check_storable(config, opened[0][0], data.classes)
+    check_held(config, opened, data.classes)
     analyst = Analyst(
         config=config,
         opened=opened,
@@ -167,7 +169,8 @@ def _measure_rows(
         row, asked, derived = derive(named, row, models, data, progress)
         ask = partial(_ask, row, asked, keeping=machine.keeping, progress=progress)
         beside = detecting(row, asked, data, config, machine.keeping.team, progress)
-        if models is opened[0] and config.store is not None:
+        stored = as_stored(config, models, beside)
+        if models is opened[0] and config.store is not None and not stored:
             scores = next((own.scores for own in beside if isinstance(own, Detecting)), None)
         said = ask(beside)
         held = None if data.heldout is None else said(data.heldout[0])
@@ -191,7 +194,7 @@ def _measure_rows(
             "difference": compared,
             "analyses": analyses,
         }
-        rows.append(measured.model_copy(update={"derived": derived, **told}))
+        rows.append(measured.model_copy(update={"derived": derived, "stored_scores": stored, **told}))
         for doubt in of_row(config, rows[-1], models, data.fingerprints):
             doubts.append(doubt)
             progress.warn(doubt)
@@ -342,7 +345,7 @@ def _options(config: EvalConfig, data: EvalData, device: torch.device) -> dict[s
         "temperature": config.given_temperature,
         "corrupt": tuple(map(str, config.corrupt)) or None,
         "analyse": config.analysing.analyse or None,
-        "knn_k": config.neighbours if KNN in config.scores else None,
+        "knn_k": config.neighbours if KNN in config.scores and config.fit is not None else None,
     }
     return {name: value for name, value in given.items() if value is not None or name == "dtype"}
 

@@ -156,8 +156,8 @@ def _stored_header(
             "threshold_for": None if config.threshold_for is None else told(config.threshold_for),
             "delta": None if config.threshold_for is None else config.chance,
             "ood_score": None if config.threshold_for is None else config.scores[0],
-            "fitted": config.fitted or None,
-            "knn_k": config.neighbours if KNN in config.scores else None,
+            "fitted": config.fitted if config.fit is not None else None,
+            "knn_k": config.neighbours if KNN in config.scores and config.fit is not None else None,
             "max_length": config.max_length,
         },
         inputs=[

@@ -83,6 +83,11 @@ class Fit:
         Raises:
             InputError: If it is.
         """
+        if FIT not in report.data:
+            raise InputError(
+                f"{where}: its threshold is for a score that its model holds as it was fitted",
+                hint="leave `--fit` out, and name that model",
+            )
         if report.data[FIT].sha256 != self.sha256:
             raise InputError(
                 f"{where}: its threshold is for a score that was fitted on `{report.data[FIT].reference}`, and `--fit "

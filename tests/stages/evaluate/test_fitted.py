@@ -159,7 +159,6 @@ def test_a_covariance_of_too_few_samples_is_told(here, capsys):
 
 
 REFUSED = {
-    "no data to fit on": ({"fit": None}, "looks at features", "add `--fit DATA`"),
     "nothing to fit": ({"ood_score": ("msp",)}, "`--fit` has no effect", "knn"),
     "no neighbour": ({"ood_score": ("vim",), "knn_k": 3}, "--knn-k 3", "leave it out"),
     "no held-out data": ({"ood_val": (NamedData.parse(OOD_VAL),)}, "held-out ID data", "--val"),

@@ -1,0 +1,231 @@
+"""eval by scores of features that checkpoints hold: as if they were fitted again, to the bit, at no pass over training data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.cli.app import main
+from hydractl.data.reference import DataRef
+from hydractl.errors import InputError, UsageError
+from hydractl.families.opening import open_model
+from hydractl.families.tower import Tower
+from hydractl.manifest.report import Report
+from hydractl.metrics.scores import FITTED
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedData, NamedModels
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
+from hydractl.stages.shared.classes import Classes, Naming, with_classes
+from support.builders import Sample, base
+from support.heard import Heard
+from support.pairs import pair
+
+FIT, DATA = "digits::split=train,classes=0-6,limit=90", "digits::split=val,classes=0-6,limit=60"
+OTHER = "digits::split=train,classes=0-6,limit=80"
+NEAR = "digits::classes=7-8,limit=30"
+K = 5
+FITTING = {"fit": DataRef.parse(FIT), "knn_k": K}
+
+
+def config(model, *compare, **changes):
+    given = {
+        "near": (NamedData.parse(f"others={NEAR}"),), "ood_score": (*FITTED, "msp"), "latency": False, "bootstrap": 3,
+        "device": "cpu", "metrics": ("accuracy", "auroc", "fpr95"), "compare": tuple(map(NamedModels.parse, compare)),
+    }  # fmt: skip
+    return EvalConfig(model=str(model), data=DataRef.parse(DATA), **(given | changes))
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A hydra of two members, the first of them, and a copy of each that stores all scores."""
+    made = tmp_path_factory.mktemp("models")
+    for i in range(2):
+        base().pruned((0, 1), (2,), (0, 3) if i else (1,)).tuned(i).save(made / f"m{i}.st")
+    run_fuse(FuseConfig(models=tuple(str(made / f"m{i}.st") for i in range(2)), out=made / "hydra.st"))
+    for name in ("hydra", "m0"):
+        run_eval(config(made / f"{name}.st", store=made / f"{name}-stored.st", **FITTING))
+    return made
+
+
+@pytest.fixture(scope="module")
+def both(here):
+    """Reports, and what is said of each sample, with the scores that are held and with those fitted again."""
+    found = []
+    for name, fitting in (("held", {}), ("fitted", FITTING)):
+        paths = {"out": here / f"{name}.json", "save_predictions": here / f"{name}.safetensors"}
+        row = f"pair={here}/m0-stored.st,{here}/hydra-stored.st"
+        document = run_eval(config(here / "hydra-stored.st", row, **paths, **fitting)).document
+        found.append((document, SavedPredictions.load(paths["save_predictions"]).said))
+    return found
+
+
+def test_numbers_are_those_of_fitting_again_to_the_bit(both):
+    (held, said), (fitted, again) = both
+
+    for ours, theirs in zip(held.rows, fitted.rows, strict=True):
+        assert (ours.values, ours.ood, ours.means) == (theirs.values, theirs.ood, theirs.means)
+        assert ours.difference == theirs.difference
+        for data in ("id", "others"):
+            for score in FITTED:
+                own = said[ours.name][data].scores[score]
+                assert len(own.unique()) > 20
+                assert torch.equal(own, again[ours.name][data].scores[score])
+
+
+def test_a_report_says_that_they_are_stored_and_what_they_were_fitted_on(both, here, capsys):
+    (held, _), (fitted, _) = both
+
+    assert [len(row.stored_scores) for row in held.rows] == [1, 2]
+    for own in (own for row in held.rows for own in row.stored_scores):
+        assert (own.data, own.knn_k) == (fitted.data["fit"], K)
+    assert "fit" not in held.data
+    assert "knn_k" not in held.options
+    assert all(row.stored_scores == () for row in fitted.rows)
+    assert Report.read(here / "held.json") == held
+    assert main(["inspect", str(here / "held.json")]) == 0
+    told = f"as the checkpoint stores them, fitted on {fitted.data['fit'].reference}, 90 samples"
+    assert told in capsys.readouterr().out
+
+
+def test_nothing_but_what_is_tested_goes_through_the_model(here, monkeypatch):
+    rows, run = [], Tower.forward
+    monkeypatch.setattr(Tower, "forward", lambda self, x: rows.append(len(x)) or run(self, x))
+
+    run_eval(config(here / "m0-stored.st"))
+
+    assert sum(rows) == 60 + 30
+
+
+def test_data_that_are_given_win(here, both):
+    other = run_eval(config(here / "hydra-stored.st", fit=DataRef.parse(OTHER), knn_k=K)).document
+
+    assert other.data["fit"].count == 80
+    assert other.rows[0].stored_scores == ()
+    held = both[0][0].rows[0].ood["others"]
+    assert other.rows[0].ood["others"]["auroc@vim"] != held["auroc@vim"]
+
+
+def test_a_threshold_is_stored_beside_the_scores_that_are_there(here, tmp_path):
+    kept = tmp_path / "kept.st"
+    row = run_eval(
+        config(here / "m0-stored.st", ood_score=("knn",), threshold_for=0.95, delta=0.2, store=kept)
+    ).document.rows[0]
+    before, after = Checkpoint.open(here / "m0-stored.st"), Checkpoint.open(kept)
+
+    assert before.header.fitted == after.header.fitted
+    assert {name.split("/")[1] for name in after.beside} == {*FITTED}
+    assert all(torch.equal(before.tensor(name), after.tensor(name)) for name in before.beside)
+    step = after.header.made_by
+    assert ("fitted" in step.options, "knn_k" in step.options) == (False, False)
+    told = tmp_path / "told.jsonl"
+    run_predict(PredictConfig(model=str(kept), data=(DATA,), out=told, device="cpu"))
+    assert told.read_text().count('"accept":true') == row.threshold.accepted
+
+
+def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(here, tmp_path):
+    out = tmp_path / "r.json"
+    given = {"ood_score": ("knn",), "threshold_for": 0.95, "delta": 0.2, "out": out}
+    row = run_eval(config(here / "m0-stored.st", **given)).document.rows[0]
+    told = tmp_path / "told.jsonl"
+
+    run_predict(
+        PredictConfig(model=str(here / "m0-stored.st"), data=(DATA,), out=told, device="cpu", threshold=out)
+    )
+
+    assert told.read_text().count('"accept":true') == row.threshold.accepted
+
+
+@pytest.mark.parametrize(
+    ("models", "lacking", "score"),
+    [
+        (("m0.st",), "m0.st", "mahalanobis"),
+        (("m0-stored.st", "x={}/m0.st"), "m0.st", "mahalanobis"),
+        (("m0-stored.st", "x={}/m0-stored.st,{}/hydra.st"), "hydra.st", "mahalanobis"),
+        (("some.st",), "some.st", "vim"),
+    ],
+)
+def test_a_model_without_a_score_is_named_before_anything_is_read(here, models, lacking, score):
+    if lacking == "some.st":
+        some = {"ood_score": ("knn", "mahalanobis"), "store": here / "some.st", "force": True}
+        run_eval(config(here / "m0.st", **some, **FITTING))
+    first, *others = (model.replace("{}", str(here)) for model in models)
+    scores = ("mahalanobis", "knn", "vim")
+
+    with pytest.raises(UsageError, match=f"{lacking}: `{score}` looks at features") as caught:
+        run_eval(config(here / first, *others, ood_score=scores), ear := Heard())
+
+    assert "--fit DATA" in caught.value.hint
+    assert ear.steps == []
+
+
+def test_scores_are_for_the_classes_that_are_stored(tmp_path):
+    pair("clip", tmp_path).save(tmp_path / "clip.st")
+    opened = with_classes(open_model(str(tmp_path / "clip.st")), Classes(names=tuple("0123456")))
+    Sample(opened.header, opened.checkpoint.tensors()).save(tmp_path / "named.st")
+    given = {"ood_score": ("knn",)}
+    run_eval(config(tmp_path / "named.st", store=tmp_path / "kept.st", **given, **FITTING))
+
+    kept = {"threshold_for": 0.99, "delta": 0.5, "out": tmp_path / "r.json"}
+    assert run_eval(config(tmp_path / "kept.st", **kept, **given)).document.rows[0].stored_scores
+    with pytest.raises(UsageError, match="are for the classes that it stores") as caught:
+        run_eval(config(tmp_path / "kept.st", naming=(other := Naming(templates=("a {label}",))), **given))
+    assert "--fit DATA" in caught.value.hint
+    again = PredictConfig(
+        model=str(tmp_path / "kept.st"), data=(DATA,), out=tmp_path / "p.jsonl", device="cpu", naming=other,
+        threshold=tmp_path / "r.json", fit=DataRef.parse(FIT),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="is for a score that its model holds as it was fitted"):
+        run_predict(again)
+
+
+def test_being_tested_on_what_they_were_fitted_on_is_told(here):
+    near = (NamedData.parse(f"same={FIT}"),)
+
+    document = run_eval(config(here / "m0-stored.st", near=near)).document
+
+    said = (
+        "m0-stored: its OOD scores were fitted on `same`: scores of features will look better than they are"
+    )
+    assert said in document.warnings
+
+
+def test_a_report_is_up_to_date_as_long_as_the_checkpoint_holds_the_same(here, tmp_path, capsys):
+    model, out = tmp_path / "m.st", tmp_path / "r.json"
+    model.write_bytes((here / "m0-stored.st").read_bytes())
+    line = (
+        "eval", str(model), "--data", DATA, "--near", f"others={NEAR}", "--ood-score", "knn", "--no-latency",
+        "--device", "cpu", "-o", str(out), "--if-changed",
+    )  # fmt: skip
+
+    def said(*more):
+        assert main([*line, *more]) == 0
+        return "".join(capsys.readouterr())
+
+    said()
+    assert "up to date" in said()
+    assert "it was made with other options" in said("--fit", FIT)
+    assert "it was made with other options" in said()
+    run_eval(config(here / "m0.st", store=model, force=True, fit=DataRef.parse(OTHER)))
+    assert "`m.st` is not what it was made of" in said()
+    assert Report.read(out).rows[0].stored_scores[0].data.count == 80
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        ({"knn_k": 3}, "`--knn-k 3`: no effect without `--fit`", "--fit DATA"),
+        ({"store": "again.st"}, "`--store`: there is nothing to store", "--fit DATA"),
+    ],
+)
+def test_what_has_no_effect_without_data_is_refused(tmp_path, changes, message, hint):
+    if "store" in changes:
+        changes = {"store": tmp_path / changes["store"]}
+    with pytest.raises(UsageError, match=message) as caught:
+        config("m.st", **changes)
+    assert hint in caught.value.hint
