@@ -34,8 +34,8 @@ class PipedConsole(Console):
 class Grid:
     """A table of texts, right-aligned but for the first `left` columns.
 
-    Where it is wider than the terminal, headings are stacked word by word, then the first column is folded, then the
-    columns are shown in several tables that repeat the first. No cell is ever shortened.
+    Where it is wider than the terminal, headings that are wider than their column are stacked word by word, then the first
+    column is folded, then the columns are shown in several tables that repeat the first. No cell is ever shortened.
     """
 
     columns: tuple[str, ...]
@@ -48,7 +48,10 @@ class Grid:
         width = options.max_width
         if self.title:
             yield Text(f"\n{self.title}", style="bold", overflow="fold")
-        stacked = tuple(name.replace(" ", "\n") for name in self.columns)
+        stacked = tuple(
+            name if cell_len(name) <= self._widest(i) else name.replace(" ", "\n")
+            for i, name in enumerate(self.columns)
+        )
         for headings in (self.columns, stacked):
             if self._width(console, options, headings) <= width:
                 yield self._table(headings, range(len(headings)))
@@ -59,8 +62,10 @@ class Grid:
             yield self._table(stacked, part, first=min(first, max(left, NARROWEST_FIRST_COLUMN)))
 
     def _natural(self, headings: Sequence[str], column: int) -> int:
-        heading = (cell_len(word) for word in headings[column].split("\n"))
-        return max(*heading, *(cell_len(row[column]) for row in self.rows), 0)
+        return max(*(cell_len(word) for word in headings[column].split("\n")), self._widest(column))
+
+    def _widest(self, column: int) -> int:
+        return max((cell_len(row[column]) for row in self.rows), default=0)
 
     def _parts(
         self, console: Console, options: ConsoleOptions, headings: Sequence[str]

@@ -48,7 +48,7 @@ def _lines(compared: Compared, pictures: Mapping[str, tuple[str, str]]) -> Itera
 
 def _table(table: Table) -> Iterator[str]:
     yield from ("", f"**{literal(table.title)}**", "")
-    yield f"| | {' | '.join(map(literal, table.heads))} |"
+    yield f"| {table.of} | {' | '.join(map(literal, table.heads))} |"
     yield f"|---|{'---:|' * len(table.heads)}"
     for name, cells in table.rows:
         shown = (literal(" ".join(filter(None, cell))) for cell in cells)

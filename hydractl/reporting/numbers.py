@@ -97,10 +97,11 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Numbers, a line for each row of the report; those of one of several OOD sets are `folded` where that can be."""
+    """Numbers, a line for each row of the report or `of` something else; those of one of several OOD sets are `folded` where that can be."""
 
     title: str
     folded: bool
+    of: str = "model"
     heads: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
 

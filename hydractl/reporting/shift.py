@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydractl.data.corruptions.names import KNOWN
 from hydractl.manifest.scopes import SHIFT
+from hydractl.metrics.metric import Metric
 from hydractl.progress import counted
 from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, look
-from hydractl.reporting.numbers import Number, Quantity, Table, cell_of, number_of, signed, told
+from hydractl.reporting.numbers import Cell, Number, Quantity, Table, cell_of, number_of, signed, told
 
 if TYPE_CHECKING:
     from hydractl.reporting.compared import Compared
@@ -30,6 +31,8 @@ def severities(quantities: Sequence[Quantity]) -> tuple[str, ...]:
 def shift_tables(quantities: Sequence[Quantity], rows: Numbers, differences: Numbers) -> Iterator[Table]:
     """Yield each of the first metrics by severity, means over corruptions, and the first of them by corruption.
 
+    Rows of the report stand side by side, as there are fewer of them than of severities.
+
     Args:
         quantities: Those of a report.
         rows: The numbers of each row.
@@ -41,38 +44,44 @@ def shift_tables(quantities: Sequence[Quantity], rows: Numbers, differences: Num
     found = [name for name in TABLED if under.get(name)]
     measured = {q.scope for q in under[found[0]]} if found else {}
     names = [name for name in KNOWN if name in measured]
-    across = severities(quantities)
+    scopes = {"clean": None} | {each: f"{SHIFT}:{each}" for each in severities(quantities)} | {"all": SHIFT}
     for name in found:
-        wanted = [
-            Quantity(name),
-            *(Quantity(name, f"{SHIFT}:{each}") for each in across),
-            Quantity(name, SHIFT),
-        ]
-        first = next(iter(rows))
-        yield Table(
-            title=f"{Quantity(name).heading} under {counted(len(names), 'corruption')} of the ID set, means by severity",
-            folded=False,
-            heads=("clean", *across, "all"),
-            rows=tuple(
-                (row, tuple(cell_of(q.metric, own.get(q)) for q in wanted)) for row, own in rows.items()
+        lines = {line: Quantity(name, scope) for line, scope in scopes.items()}
+        title = f"{Quantity(name).heading} under {counted(len(names), 'corruption')} of the ID set"
+        yield _side_by_side(f"{title}, means by severity", "severity", lines, rows, cell_of)
+        wanted = {*lines.values()}
+        less = {row: own for row, own in differences.items() if wanted & own.keys()}
+        if less:
+            yield _side_by_side(
+                f"{title}: {next(iter(rows))} less each other row", "severity", lines, less, _less
             )
-            + tuple(
-                (f"{first} less {row}", tuple(signed(own.get(q)) for q in wanted))
-                for row, own in differences.items()
-                if any(q in own for q in wanted)
-            ),
-        )
     if len(names) > 1:
-        metric = Quantity(found[0]).metric
-        yield Table(
-            title=f"{Quantity(found[0]).heading} by corruption, means over severities",
-            folded=False,
-            heads=tuple(rows),
-            rows=tuple(
-                (name, tuple(cell_of(metric, own.get(Quantity(found[0], name))) for own in rows.values()))
-                for name in names
-            ),
-        )
+        lines = {name: Quantity(found[0], name) for name in names}
+        title = f"{Quantity(found[0]).heading} by corruption, means over severities"
+        yield _side_by_side(title, "corruption", lines, rows, cell_of)
+
+
+def _side_by_side(
+    title: str,
+    of: str,
+    lines: Mapping[str, Quantity],
+    columns: Numbers,
+    written: Callable[[Metric, Number | None], Cell],
+) -> Table:
+    return Table(
+        title=title,
+        folded=False,
+        of=of,
+        heads=tuple(columns),
+        rows=tuple(
+            (line, tuple(written(q.metric, own.get(q)) for own in columns.values()))
+            for line, q in lines.items()
+        ),
+    )
+
+
+def _less(_: Metric, number: Number | None) -> Cell:
+    return signed(number)
 
 
 def severity_chart(compared: Compared, quantity: Quantity) -> Chart:

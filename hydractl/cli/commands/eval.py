@@ -208,7 +208,7 @@ def _render_shift(document: Report, out: Console) -> None:
 def _show_tables(tables: Iterable[Table], out: Console) -> None:
     for found in tables:
         cells = [[name, *(" ".join(filter(None, cell)) for cell in own)] for name, own in found.rows]
-        out.print(table(["", *found.heads], cells, title=found.title))
+        out.print(table([found.of, *found.heads], cells, title=found.title))
 
 
 def _headline(document: Report) -> tuple[list[Column], list[str]]:

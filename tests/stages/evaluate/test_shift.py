@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from io import StringIO
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from hydractl.cli.app import main
+from hydractl.cli.commands import eval as eval_command
 from hydractl.data.corruptions.names import IMAGES, Corruption, Corruptions
 from hydractl.data.dataset import open_data
 from hydractl.data.inputs import encoded, with_corruption
@@ -141,20 +144,48 @@ def test_the_tables(here, report, capsys):
 
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     text = " ".join(" ".join(lines).split())
-    assert "Acc under 2 corruptions of the ID set, means by severity clean 4 5 all" in text
-    row, other = report.rows
-    clean = row.values["accuracy"]
-    cells = [f"{clean.value:.3f} [{clean.low:.3f}, {clean.high:.3f}]"]
-    for each in ("shift:4", "shift:5", "shift"):
-        low, high = row.shift.intervals[each]["accuracy"]
-        cells.append(f"{row.shift.at(each)['accuracy']:.3f} [{low:.3f}, {high:.3f}]")
-    assert f"m0 {' '.join(cells)} pair " in text
-    gap = other.difference.shift["shift"]["nll"]
-    assert f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]" in text
+    title = "Acc under 2 corruptions of the ID set"
+    by_severity = lines[lines.index(f"{title}, means by severity") :]
+    assert by_severity[1].split() == ["severity", "m0", "pair"]
+    assert [line.split()[0] for line in by_severity[3:7]] == ["clean", "4", "5", "all"]
+    for line, scope in zip(by_severity[4:7], ("shift:4", "shift:5", "shift"), strict=True):
+        ends = [row.shift.intervals[scope]["accuracy"] for row in report.rows]
+        told = [
+            f"{row.shift.at(scope)['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
+            for row, (low, high) in zip(report.rows, ends, strict=True)
+        ]
+        assert " ".join(line.split()[1:]) == " ".join(told)
+    clean = [row.values["accuracy"] for row in report.rows]
+    told = [f"{own.value:.3f} [{own.low:.3f}, {own.high:.3f}]" for own in clean]
+    assert " ".join(by_severity[3].split()[1:]) == " ".join(told)
+    assert f"{title}: m0 less each other row severity pair" in text
+    gap = report.rows[1].difference.shift["shift"]["nll"]
+    less = lines[lines.index("NLL under 2 corruptions of the ID set: m0 less each other row") :]
+    assert " ".join(less[6].split()) == f"all {gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
     by_name = lines[lines.index("Acc by corruption, means over severities") :]
-    assert by_name[1].split() == ["m0", "pair"]
+    assert by_name[1].split() == ["corruption", "m0", "pair"]
     assert [line.split()[0] for line in by_name[3:5]] == ["gaussian-noise", "fog"]
     assert report.options["corrupt"] == ("fog:5", "gaussian-noise:4-5")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_tables_fit_a_terminal(report, width):
+    """Four rows of the usual names, with intervals: no table is wider, and none of three rows is in two parts."""
+    names = ("Hydra of 3", "Single model", "Deep ensemble of 2", "MC dropout")
+    first, other = report.rows
+    rows = [(first, other)[i > 0].model_copy(update={"name": name}) for i, name in enumerate(names)]
+    text = StringIO()
+    for kept in (rows, rows[:3]):
+        document = report.model_copy(update={"rows": tuple(kept)})
+        text.truncate(text.seek(0))
+        eval_command.render(document, Console(file=text, width=width, legacy_windows=False))
+        shown = text.getvalue().splitlines()
+        begin = shown.index("Acc under 2 corruptions of the ID set, means by severity")
+        under = shown[begin : shown.index("Acc by corruption, means over severities")]
+        assert max(map(len, shown)) <= width
+    heads = [line for line in under if line.startswith("severity")]
+    assert len(heads) == 4  # of two metrics, numbers and differences
+    assert all("Deep ensemble of 2" in line for line in heads)
 
 
 def test_a_condition_on_a_corruption_decides(here, report, capsys):
