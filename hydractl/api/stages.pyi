@@ -452,7 +452,7 @@ def evaluate(
         far: OOD data far from it; also photos, noise, manual, letters.
         compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::val=DATA,data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around checkpoints.
         temperature: Labelled held-out data: each row's logits are divided by the number that lowers its NLL there most. Or the number. On top of what a checkpoint stores.
-        corrupt: Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `all`, or of images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg; of texts typos, drop, swap, case.
+        corrupt: Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `all`, or of images gaussian-noise, shot-noise, impulse-noise, defocus-blur, glass-blur, motion-blur, zoom-blur, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg; of texts typos, drop, swap, case. `frost=DIR` adds these photographs.
         fit: Labelled training data, which OOD scores of features are fitted on, for each model.
         ood_val: Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs `--val`.
         val: Held-out ID data, which `--ood-val` is told from.

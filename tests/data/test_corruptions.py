@@ -99,6 +99,93 @@ def test_drawn_frost_is_as_bright_as_theirs_and_as_uneven():
     assert frosted == pytest.approx(90 * kept + 255 * added * ICE_MEAN.mean(), abs=3)
 
 
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Six files as theirs are called, of which five are drawn from; two have transparency, which does not count."""
+    folder = tmp_path_factory.mktemp("frost")
+    for i, suffix in enumerate(("png", "png", "png", "jpg", "jpg", "jpg")):
+        values = np.random.default_rng(i).integers(0, 256, (60, 90, 4 if i < 2 else 3), dtype=np.uint8)
+        Image.fromarray(values).resize((560 - 31 * i, 315 + 7 * i)).save(folder / f"frost{i + 1}.{suffix}")
+    (folder / "README.txt").write_text("no picture")
+    return folder
+
+
+def scaled(whole, scale):
+    """As `cv2.resize(whole, (0, 0), fx=scale, fy=scale)`, by its formula: the middle of a new pixel in old ones."""
+    height, width = (round(side * scale) for side in whole.shape[:2])
+    found = np.empty((height, width, 3))
+    for i in range(height):
+        for j in range(width):
+            y, x = (
+                min(max((k + 0.5) / scale - 0.5, 0), n - 1)
+                for k, n in zip((i, j), whole.shape[:2], strict=True)
+            )
+            top, left = int(y), int(x)
+            below, right = min(top + 1, whole.shape[0] - 1), min(left + 1, whole.shape[1] - 1)
+            down, across = y - top, x - left
+            found[i, j] = (1 - down) * (
+                (1 - across) * whole[top, left] + across * whole[top, right]
+            ) + down * ((1 - across) * whole[below, left] + across * whole[below, right])
+    return np.rint(found)
+
+
+@pytest.mark.parametrize(("side", "scale"), [(32, 0.2), (64, 0.3), (224, None)])
+@pytest.mark.parametrize("severity", [1, 5])
+def test_frost_of_photographs_is_theirs(photographs, side, scale, severity):
+    """`make_cifar_c.py`, `make_tinyimagenet_c.py` and `make_imagenet_c.py`, line by line, by the same draws."""
+    c = {32: CIFAR, 64: TINY, 224: IMAGENET}[side]["frost"][severity - 1]
+    (corruption,) = chosen([Corruptions.parse(f"frost:{severity}={photographs}")], texts=False)
+    image = Image.fromarray(picture(side))
+    for seed in range(3):
+        theirs = np.random.default_rng(seed)
+        index = theirs.integers(5)
+        frost = np.asarray(Image.open(sorted(photographs.glob("frost*"))[index]))[..., :3].astype(float)
+        frost = frost if scale is None else scaled(frost, scale)
+        x_start, y_start = (
+            theirs.integers(0, frost.shape[0] - side),
+            theirs.integers(0, frost.shape[1] - side),
+        )
+        frost = frost[x_start : x_start + side, y_start : y_start + side]
+        expected = np.clip(c[0] * np.asarray(image) + c[1] * frost, 0, 255).astype(np.uint8)
+
+        found = np.asarray(corrupted(image, corruption, np.random.default_rng(seed)))
+
+        assert np.abs(found.astype(int) - expected).max() <= 1
+        assert np.abs(found.astype(int) - expected).mean() < 0.05
+
+
+def test_photographs_are_for_all_frost_and_for_nothing_else(photographs):
+    one = Corruptions.parse(f"frost:3={photographs}")
+    found = chosen([Corruptions.parse(ALL), one], texts=False)
+
+    assert len(found) == 75
+    assert {each.name for each in found if each.photographs} == {"frost"}
+    assert len([each for each in found if each.photographs]) == 5
+    assert [path.name for path in one.photographs.files] == [
+        f"frost{i}.{'png' if i < 4 else 'jpg'}" for i in range(1, 6)
+    ]
+    assert str(one) == f"frost:3={photographs.name}"
+    assert not any(each.photographs for each in chosen([Corruptions.parse("frost")], texts=False))
+    grey = corrupted(Image.fromarray(picture(8)[..., 0]), chosen([one], texts=False)[0], random())
+    assert (grey.mode, grey.size) == ("L", (8, 8))
+
+
+def test_photographs_that_cannot_be_are_refused(photographs, tmp_path):
+    (tmp_path / "other").mkdir()
+    for text, said in (
+        (f"fog={photographs}", "only `frost` adds pictures"),
+        (f"frost={tmp_path}/none", "is no folder"),
+        (f"frost={tmp_path}/other", "holds no image"),
+        (f"frost:6={photographs}", "severities are 1 to 5"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Corruptions.parse(text)
+    Image.new("RGB", (300, 300)).save(tmp_path / "other" / "a.png")
+    two = [Corruptions.parse(f"frost={folder}") for folder in (photographs, tmp_path / "other")]
+    with pytest.raises(UsageError, match="names 2 folders"):
+        chosen(two, texts=False)
+
+
 def inputs(items, **how):
     found = {}
     for batch in encoded(items, base().header.preprocess, limit_bytes=0, **how):

@@ -6,7 +6,7 @@ that with their draws come their pixels. What differs from their code:
 
 - OpenCV's affine maps round positions to 1/32 pixel; ours do not.
 - Their motion blur is ImageMagick's, whose kernel and rounding are here; it has 16 bits inside and they 8.
-- Their frost is a photograph of six, ours is drawn: see `_ice`.
+- Their frost is a photograph of five, ours is drawn, see `_ice`, but where there are photographs: `_crop`.
 - The files of ImageNet-C are JPEGs of quality 85 besides; here a model sees the corrupted pixels themselves.
 - Grey images have one channel throughout: their own code is for three.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from math import ceil, cos, hypot, radians, sin
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -25,8 +26,9 @@ from PIL import Image
 from scipy import ndimage
 from scipy.signal import fftconvolve
 
-from hydractl.data.corruptions.names import Corruption
-from hydractl.data.corruptions.strengths import strengths
+from hydractl.data.corruptions.names import PHOTOGRAPHS, Corruption, Photographs
+from hydractl.data.corruptions.strengths import frost_scale, strengths
+from hydractl.errors import DataError
 
 Pixels: TypeAlias = NDArray[np.float64]
 Random: TypeAlias = np.random.Generator
@@ -44,7 +46,11 @@ def corrupted(image: Image.Image, corruption: Corruption, random: Random) -> Ima
     if corruption.name in _ON_FILES:
         return _ON_FILES[corruption.name](image, strength)
     pixels = np.atleast_3d(np.asarray(image)) / 255.0
-    found = np.clip(_ON_PIXELS[corruption.name](pixels, strength, random), 0, 1) * 255
+    if corruption.photographs is None:
+        found = _ON_PIXELS[corruption.name](pixels, strength, random)
+    else:
+        found = _frost(pixels, strength, random, corruption.photographs)
+    found = np.clip(found, 0, 1) * 255
     levels = (found + ROUNDING).astype(np.uint8)
     return Image.fromarray(levels.squeeze(2) if image.mode == "L" else levels)
 
@@ -110,9 +116,12 @@ def _snow(x: Pixels, snow: tuple[float, ...], random: Random) -> Pixels:
     return kept * x + (1 - kept) * pale + flakes + np.rot90(flakes, k=2)
 
 
-def _frost(x: Pixels, frost: tuple[float, float], random: Random) -> Pixels:
+def _frost(
+    x: Pixels, frost: tuple[float, float], random: Random, photographs: Photographs | None = None
+) -> Pixels:
     kept, added = frost
-    ice = _ice(x.shape[0], x.shape[1], random)
+    draw = _ice if photographs is None else partial(_crop, photographs)
+    ice = draw(x.shape[0], x.shape[1], random)
     return kept * x + added * (ice if x.shape[2] > 1 else _grey(ice))
 
 
@@ -272,6 +281,37 @@ def _plasma(size: int, decay: float, random: Random) -> Pixels:
         step, noise = half, noise / decay
     heights -= heights.min()
     return heights / max(float(heights.max()), np.finfo(float).tiny)
+
+
+def _crop(photographs: Photographs, height: int, width: int, random: Random) -> Pixels:
+    """Return a part (H, W, 3) in [0, 1] of one of the photographs, both by chance."""
+    index = int(random.integers(len(photographs.files)))
+    whole = photograph(photographs, index, frost_scale(min(height, width)))
+    top, left = random.integers(0, whole.shape[0] - height), random.integers(0, whole.shape[1] - width)
+    return np.asarray(whole[top : top + height, left : left + width] / 255.0)
+
+
+@lru_cache(maxsize=PHOTOGRAPHS)
+def photograph(photographs: Photographs, index: int, scale: float) -> NDArray[np.uint8]:
+    """Return one of the photographs (H, W, 3) without its transparency, scaled as OpenCV's `resize` does: between the four nearest points.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    file = photographs.files[index]
+    try:
+        with Image.open(file) as image:
+            whole = np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file}: cannot be read as an image") from error
+    sides = [round(side * scale) for side in whole.shape[:2]]
+    places = [
+        np.clip((np.arange(new) + 0.5) / scale - 0.5, 0, old - 1)
+        for new, old in zip(sides, whole.shape[:2], strict=True)
+    ]
+    grid = np.meshgrid(*places, indexing="ij")
+    levels = [ndimage.map_coordinates(whole[..., c].astype(float), grid, order=1) for c in range(3)]
+    return np.floor(np.stack(levels, -1) + 0.5).astype(np.uint8)
 
 
 def _ice(height: int, width: int, random: Random) -> Pixels:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from hydractl.data.reference import IMAGE_SUFFIXES
 from hydractl.errors import UsageError
 from hydractl.progress import did_you_mean
+from hydractl.runtime import digest_files
 
 IMAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -44,13 +47,56 @@ ALL = "all"
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
+FROST = "frost"
+PHOTOGRAPHS = 5
+"""As many of their six as ImageNet-C's own code draws from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Photographs:
+    """What `frost` adds crops of.
+
+    Attributes:
+        files: The first `PHOTOGRAPHS` of a folder, by name.
+        sha256: Of their contents, in this order.
+    """
+
+    files: tuple[Path, ...]
+    sha256: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """Look for them.
+
+        Raises:
+            UsageError: If there is no such folder, or no image in it.
+        """
+        found = (
+            sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+            if folder.is_dir()
+            else []
+        )
+        if not found:
+            what = "holds no image" if folder.is_dir() else "is no folder"
+            raise UsageError(
+                f"`--corrupt {FROST}={folder}`: {what}",
+                hint="name the folder of ImageNet-C's frost1.png to frost6.jpg, or leave it out, for drawn ice",
+            )
+        files = tuple(found[:PHOTOGRAPHS])
+        return cls(files=files, sha256=digest_files(files))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Corruption:
-    """One of `KNOWN`, at one of `SEVERITIES`; what is random hangs on it, on the seed and on an item's place in its data set."""
+    """One of `KNOWN`, at one of `SEVERITIES`; what is random hangs on it, on the seed and on an item's place in its data set.
+
+    Of frost `photographs` are what it adds; None for drawn ice.
+    """
 
     name: str
     severity: int
     seed: int = 0
+    photographs: Photographs | None = field(default=None, compare=False)
 
     def seeded(self, place: int) -> tuple[int, ...]:
         """Return what an item's draws hang on."""
@@ -64,49 +110,60 @@ class Corruptions:
     Attributes:
         name: One of `KNOWN`, or `all` of those that are for what the model reads.
         severities: Which, ascending.
+        photographs: Of `frost`, what it adds; None for drawn ice.
     """
 
     name: str
     severities: tuple[int, ...] = SEVERITIES
+    photographs: Photographs | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `NAME`, `NAME:SEVERITY` or `NAME:FROM-TO`.
+        """Read `NAME`, `NAME:SEVERITY` or `NAME:FROM-TO`, of frost with `=FOLDER` of photographs.
 
         Raises:
-            UsageError: If it is anything else.
+            UsageError: If it is anything else, or there are none.
         """
-        if "," in text:
+        asked, equals, folder = text.partition("=")
+        if "," in asked:
             raise UsageError(
                 f"`--corrupt {text}`: is about one corruption",
                 hint=f"give each an option: `--corrupt {' --corrupt '.join(text.split(','))}`",
             )
-        name, colon, rest = text.partition(":")
+        name, colon, rest = asked.partition(":")
         if name not in {*KNOWN, ALL}:
             raise UsageError(
                 f"`--corrupt {text}`: unknown corruption `{name}`",
                 hint=did_you_mean(name, KNOWN) or f"choose `{ALL}`, or from {', '.join(KNOWN)}",
             )
+        if equals and name != FROST:
+            raise UsageError(
+                f"`--corrupt {text}`: only `{FROST}` adds pictures",
+                hint=f"for example `--corrupt {ALL} --corrupt {FROST}={folder or 'photographs/'}`",
+            )
+        photographs = Photographs.of(Path(folder)) if equals else None
         first, dash, last = rest.partition("-")
         ends = [first, last] if dash else [first, first]
         if not colon:
-            return cls(name=name)
+            return cls(name=name, photographs=photographs)
         if not all(end in map(str, SEVERITIES) for end in ends) or ends[0] > ends[1]:
             raise UsageError(
                 f"`--corrupt {text}`: severities are {SEVERITIES[0]} to {SEVERITIES[-1]}",
                 hint=f"for example `{name}:3` or `{name}:1-5`",
             )
-        return cls(name=name, severities=tuple(range(int(ends[0]), int(ends[1]) + 1)))
+        severities = tuple(range(int(ends[0]), int(ends[1]) + 1))
+        return cls(name=name, severities=severities, photographs=photographs)
 
     def __str__(self) -> str:
+        with_ = f"={self.photographs.files[0].resolve().parent.name}" if self.photographs else ""
         if self.severities == SEVERITIES:
-            return self.name
+            return self.name + with_
         first, last = self.severities[0], self.severities[-1]
-        return f"{self.name}:{first}" if first == last else f"{self.name}:{first}-{last}"
+        return (f"{self.name}:{first}" if first == last else f"{self.name}:{first}-{last}") + with_
 
 
 def chosen(asked: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tuple[Corruption, ...]:
-    """Return what is asked for, each once, in the order of `KNOWN` and then of severity.
+    """Return what is asked for, each once, in the order of `KNOWN` and then of severity; all frost with the photographs that one has.
 
     Args:
         asked: As the options say.
@@ -114,9 +171,16 @@ def chosen(asked: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tuple
         seed: Of what is random.
 
     Raises:
-        UsageError: If one is not for what the model reads.
+        UsageError: If one is not for what the model reads, or photographs are of several folders.
     """
     own = TEXTS if texts else IMAGES
+    asked = tuple(asked)
+    photographs = tuple(dict.fromkeys(each.photographs for each in asked if each.photographs is not None))
+    if len(photographs) > 1:
+        raise UsageError(
+            f"`--corrupt {FROST}` names {len(photographs)} folders", hint="one folder is for all severities"
+        )
+    adds = {FROST: next(iter(photographs), None)}
     found: set[Corruption] = set()
     for each in asked:
         if each.name not in {*own, ALL}:
@@ -125,5 +189,7 @@ def chosen(asked: Iterable[Corruptions], *, texts: bool, seed: int = 0) -> tuple
                 hint=f"choose `{ALL}`, or from {', '.join(own)}",
             )
         names = own if each.name == ALL else (each.name,)
-        found |= {Corruption(name, severity, seed) for name in names for severity in each.severities}
+        found |= {
+            Corruption(name, severity, seed, adds.get(name)) for name in names for severity in each.severities
+        }
     return tuple(sorted(found, key=lambda c: (KNOWN.index(c.name), c.severity)))

@@ -20,6 +20,11 @@ def strengths(side: int) -> Strengths:
     return next((found for end, found in ((46, CIFAR), (120, TINY)) if side < end), IMAGENET)
 
 
+def frost_scale(side: int) -> float:
+    """Return what photographs of frost are scaled by, likewise."""
+    return next((scale for end, scale in ((46, 0.2), (120, 0.3)) if side < end), 1.0)
+
+
 def _elastic(size: int, *shares: tuple[float, float, float]) -> tuple[tuple[float, ...], ...]:
     """Return strength, smoothness and the corners' moves, given as shares of a side."""
     return tuple(tuple(size * share for share in each) for each in shares)

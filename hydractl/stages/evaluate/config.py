@@ -81,7 +81,7 @@ class EvalConfig:
     corrupt: tuple[Corruptions, ...] = setting(
         (),
         f"Measure `--data` under this corruption too, at these severities of 1 to 5 (default all): `{ALL}`, or of images "
-        f"{', '.join(IMAGES)}; of texts {', '.join(TEXTS)}.",
+        f"{', '.join(IMAGES)}; of texts {', '.join(TEXTS)}. `frost=DIR` adds these photographs.",
         parse=Corruptions.parse,
         repeated=True,
         metavar="NAME[:1-5]",

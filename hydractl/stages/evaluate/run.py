@@ -39,7 +39,7 @@ from hydractl.stages.evaluate.detection import as_stored, check_apart, check_hel
 from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
 from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
 from hydractl.stages.evaluate.extras.curves import with_curves
-from hydractl.stages.evaluate.extras.shift import under_corruptions
+from hydractl.stages.evaluate.extras.shift import check_photographs, under_corruptions
 from hydractl.stages.evaluate.opened import check_alike, check_written, open_rows
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.report import EvalReport
@@ -94,6 +94,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     head_scores = read_scores(config, opened)
     texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
+    check_photographs(corruptions, opened[0][0].header.preprocess)
     config.check_conditions((each.name, str(each.severity)) for each in corruptions)
     data = EvalData.open(config, opened, team, progress)
     check_apart(config, data.fingerprints)
@@ -344,6 +345,7 @@ def _options(config: EvalConfig, data: EvalData, device: torch.device) -> dict[s
         "delta": None if kept is None else config.chance,
         "temperature": config.given_temperature,
         "corrupt": tuple(map(str, config.corrupt)) or None,
+        "frost": next((each.photographs.sha256 for each in config.corrupt if each.photographs), None),
         "analyse": config.analysing.analyse or None,
         "knn_k": config.neighbours if KNN in config.scores and config.fit is not None else None,
     }

@@ -9,11 +9,12 @@ from io import StringIO
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 
 from hydractl.cli.app import main
 from hydractl.cli.commands import eval as eval_command
-from hydractl.data.corruptions.names import IMAGES, Corruption, Corruptions
+from hydractl.data.corruptions.names import IMAGES, Corruption, Corruptions, Photographs
 from hydractl.data.dataset import open_data
 from hydractl.data.inputs import encoded, with_corruption
 from hydractl.data.reference import DataRef
@@ -308,3 +309,38 @@ def test_what_cannot_be_is_refused(here, capsys):
             model="m", data=DataRef.parse(DATA), metrics=("macs",), corrupt=(Corruptions.parse("fog"),)
         )
     assert METRICS["accuracy"].column == "Acc"
+
+
+def test_frost_adds_the_photographs_of_a_folder(here, tmp_path, capsys):
+    """The report says of which, other contents make it again, and what is too small for the model is refused at once."""
+    folder = tmp_path / "frost"
+    folder.mkdir()
+    for i in range(2):
+        values = np.random.default_rng(i).integers(0, 256, (80, 90, 3), dtype=np.uint8)
+        Image.fromarray(values).save(folder / f"frost{i}.png")
+    out = tmp_path / "r.json"
+    line = [
+        "eval", f"{here}/m0.st", "--data", DATA, "--no-latency", "--bootstrap", "0", "--device", "cpu", "-o", str(out),
+        "--if-changed",
+    ]  # fmt: skip
+
+    def said(*more):
+        code = main([*line, *more])
+        return code, "".join(capsys.readouterr())
+
+    frosts = [said("--corrupt", f"frost:5{given}") and Report.read(out) for given in ("", f"={folder}")]
+    drawn, added = (report.rows[0].shift.values["frost"]["5"]["nll"] for report in frosts)
+
+    assert drawn != pytest.approx(added, abs=1e-4)
+    assert frosts[1].options["corrupt"] == ("frost:5=frost",)
+    assert frosts[1].options["frost"] == Photographs.of(folder).sha256
+    assert "frost" not in frosts[0].options
+    assert "up to date" in said("--corrupt", f"frost:5={folder}")[1]
+    Image.fromarray(values[::-1].copy()).save(folder / "frost0.png")
+    assert "it was made with other options" in said("--corrupt", f"frost:5={folder}")[1]
+    Image.new("RGB", (40, 200)).save(folder / "frost1.png")
+    code, told = said("--corrupt", f"frost={folder}")
+    assert (code, "8 x 40 pixels, scaled by 0.2, are too few for crops of 8 x 8" in told) == (3, True)
+    (folder / "frost1.png").write_bytes(b"no picture")
+    code, told = said("--corrupt", f"frost={folder}")
+    assert (code, "frost1.png: cannot be read as an image" in told) == (3, True)
