@@ -155,10 +155,10 @@ class Between(Silent):
         naive.without(self.library, *self.places[number % len(self.places)], "avg", self.data)
         self.seconds.append(time.process_time() - begin)
 
-    def track(self, items: Iterable[T], *, label: str, total: int) -> Iterator[T]:
+    def track(self, items: Iterable[T], *, label: str, total: int | None) -> Iterator[T]:
         """See `Progress.track`."""
         del label
-        stops = {round((i + 0.5) * total / STEPS) for i in range(STEPS)}
+        stops = {round((i + 0.5) * (total or 0) / STEPS) for i in range(STEPS)}
         for i, item in enumerate(items):
             if i in stops:
                 for candidate in range(CANDIDATES):

@@ -84,8 +84,8 @@ class Progress(Protocol):
         """Say what the user should know about although work goes on."""
         ...
 
-    def track(self, items: Iterable[T], *, label: str, total: int) -> Iterable[T]:
-        """Yield `items` unchanged while showing how many of `total` are done."""
+    def track(self, items: Iterable[T], *, label: str, total: int | None) -> Iterable[T]:
+        """Yield `items` unchanged while showing how many of `total` are done; None where nobody knows how many there are."""
         ...
 
 
@@ -98,7 +98,7 @@ class Silent:
     def warn(self, message: str) -> None:
         """Drop the warning."""
 
-    def track(self, items: Iterable[T], *, label: str, total: int) -> Iterable[T]:  # noqa: ARG002 - the protocol's signature
+    def track(self, items: Iterable[T], *, label: str, total: int | None) -> Iterable[T]:  # noqa: ARG002 - the protocol's signature
         """Return `items` as they are."""
         return items
 

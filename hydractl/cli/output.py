@@ -162,14 +162,14 @@ class TerminalProgress:
         elif self._warnings:
             say(f"warning: {in_one_line(message)}", style="yellow")
 
-    def track(self, items: Iterable[T], *, label: str, total: int) -> Iterable[T]:
+    def track(self, items: Iterable[T], *, label: str, total: int | None) -> Iterable[T]:
         """Show a bar with rate and time left while `items` are consumed."""
         if not (self._steps and sys.stderr.isatty()) or on_github():
             return items
         return _tracked(items, label, total)
 
 
-def _tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
+def _tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

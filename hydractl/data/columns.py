@@ -74,7 +74,8 @@ def images_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool 
     label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label") if labelled else None
     store = CellStore(table.images(image), table.where)
     labels = _labels(table, label, progress)
-    return ImageSet(store=store, places=range(len(table)), name=table.name, **labels._asdict())
+    places = range(table.first, table.first + len(table))
+    return ImageSet(store=store, places=places, name=table.name, **labels._asdict())
 
 
 def texts_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool = True) -> TextSet:
@@ -85,12 +86,16 @@ def texts_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool =
     """
     columns = _text_columns(table, wanted=ref.text_columns)
     cells = [
-        [_checked(cell, f"{table.place(c)}: row {row}") for row, cell in enumerate(table.cells(c))]
+        [
+            _checked(cell, f"{table.place(c)}: row {row}")
+            for row, cell in enumerate(table.cells(c), table.first)
+        ]
         for c in columns
     ]
     label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label") if labelled else None
     texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
-    return TextSet(texts=texts, name=table.name, **_labels(table, label, progress)._asdict())
+    keys = tuple(range(table.first, table.first + len(table))) if table.first else ()
+    return TextSet(texts=texts, keys=keys, name=table.name, **_labels(table, label, progress)._asdict())
 
 
 def _found(table: Table, *, wanted: str | None, usual: Sequence[str], role: str) -> str | None:

@@ -10,6 +10,7 @@ from hydractl.data import columns, folder, shards, tabular
 from hydractl.data.items import Content, ImageSet, Items
 from hydractl.data.labels import select_classes
 from hydractl.data.reference import BUILT_IN_TEXTS, SHARD_SUFFIX, DataRef, SourceKind
+from hydractl.data.stream import Stream
 from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
@@ -54,12 +55,13 @@ def open_data(
         progress: Hears what is skipped or assumed.
 
     Raises:
-        UsageError: If the reference is malformed, or names a column of the other kind.
+        UsageError: If the reference is malformed, names a column of the other kind, or a stream without an end.
         DataError: If the data are missing, malformed, of the other kind, or none is left.
         HubError: If the Hub cannot be reached.
     """
     if isinstance(ref, str):
         ref = DataRef.parse(ref)
+    ref.check_ends()
     _check_columns(ref, wants)
     asked = labelled or ref.classes is not None
     items = _opened(ref, wants, progress) if asked else _unlabelled(ref, wants, progress)
@@ -70,6 +72,33 @@ def open_data(
         items = items.taken(builtin.spread(len(items), ref.limit))
     if len(items) == 0:
         raise DataError(f"{ref}: no {wants.one} is left")
+    return _named(ref, items)
+
+
+def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) -> Stream:
+    """Return a stream of images or texts without labels, of which the first is looked at.
+
+    Args:
+        ref: Of a Hub data set, with `streaming`. `limit` ends it; `classes` are not chosen among.
+        wants: What the items are to be.
+        progress: Hears what is read.
+
+    Raises:
+        UsageError: If it names a column of the other kind.
+        DataError: If it is of the other kind, or holds no row.
+        HubError: If the Hub cannot be reached.
+    """
+    _check_columns(ref, wants)
+    rows = tabular.fetch_rows(ref, progress)
+
+    def made(table: tabular.Table, *, labelled: bool = False) -> Items:
+        return _named(ref, _made(table, ref, wants, progress, labelled=labelled))
+
+    made(rows.begun(1), labelled=ref.label is not None)
+    return Stream(content=wants, name=ref.name, most=ref.limit, rows=rows, made=made)
+
+
+def _named(ref: DataRef, items: Items) -> Items:
     if ref.decode is not None:
         items = _fast(ref, items)
     return items.taken(range(len(items)), name=ref.name)
@@ -125,7 +154,10 @@ def _table(ref: DataRef, wants: Content, progress: Progress) -> tabular.Table:
 
 
 def _of_table(ref: DataRef, wants: Content, progress: Progress, *, labelled: bool) -> Items:
-    table = _table(ref, wants, progress)
+    return _made(_table(ref, wants, progress), ref, wants, progress, labelled=labelled)
+
+
+def _made(table: tabular.Table, ref: DataRef, wants: Content, progress: Progress, *, labelled: bool) -> Items:
     if len(table) == 0:
         raise DataError(f"{table.where}: holds no row")
     made = columns.texts_of if wants is Content.TEXTS else columns.images_of

@@ -20,11 +20,12 @@ from hydractl.data.batches import (
 )
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.corruptions.texts import corrupted_text
-from hydractl.data.crew import Crew
-from hydractl.data.dataset import open_data
+from hydractl.data.crew import MANY, Crew
+from hydractl.data.dataset import open_data, stream_data
 from hydractl.data.items import Content, ImageSet, Items, Text, TextSet
 from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
 from hydractl.data.reference import DataRef
+from hydractl.data.stream import Stream
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
 from hydractl.inputs import Inputs
@@ -73,6 +74,17 @@ def open_items(
         progress: As there.
     """
     return crewed(open_data(ref, wants=content_of(how), labelled=labelled, progress=progress), workers)
+
+
+def open_stream(
+    ref: DataRef, how: Reading, *, workers: int | None = 0, progress: Progress = SILENT
+) -> Stream:
+    """Return the stream that a reference selects, as the model reads it; as `stream_data`, and `workers` as in `open_items`."""
+    stream = stream_data(ref, wants=content_of(how), progress=progress)
+    if stream.content is Content.TEXTS:
+        return stream
+    crew = Crew.of(workers, images=MANY if stream.most is None else stream.most)
+    return stream.mended(lambda part: replace(of_kind(part, ImageSet), crew=crew))
 
 
 def crewed(items: T, workers: int | None) -> T:

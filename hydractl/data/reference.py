@@ -91,7 +91,7 @@ class DataRef:
         domain: What `reviews` are of; `known` or `novel` ones of `shapes`; which foreign `intents`.
         decode: `fast` lets JPEG files be decoded at a half, a quarter or an eighth of their size where that is still twice
             what they are resized to: nearly the same pixels.
-        streaming: `true` reads the first `limit` rows of a Hub data set from where they lie, and fetches no more.
+        streaming: `true` reads the rows of a Hub data set from where they lie as they come, the first `limit`, and fetches no more.
 
     Raises:
         UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
@@ -131,20 +131,34 @@ class DataRef:
         for key, only in ONLY.items():
             if getattr(self, key) not in {None, only}:
                 raise UsageError(f"`{key}={getattr(self, key)}`: must be `{only}`", hint="or leave it out")
-        if self.streaming and self.limit is None:
+        if self.endless and self.classes is not None:
+            self.check_ends()  # which classes there are is known at its end
+
+    @property
+    def endless(self) -> bool:
+        """Whether it is a stream that does not say how long it is, and which can be gone over but once."""
+        return self.streaming is not None and self.limit is None
+
+    def check_ends(self) -> None:
+        """Refuse a stream that does not say how long it is, where that is to be known.
+
+        Raises:
+            UsageError: If it is one.
+        """
+        if self.endless:
             raise UsageError(
-                f"`{self.source}::streaming=true`: a stream does not say how long it is",
-                hint="add `limit=N`: the first N rows are read, and no more fetched; or leave `streaming` out",
+                f"`{self}`: a stream does not say how long it is",
+                hint="add `limit=N`: the first N rows are read, and no more fetched; or leave `streaming` out. `predict` takes all of it",
             )
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return what `text` refers to.
+    def parse(cls, text: str, *, endless: bool = False) -> Self:
+        """Return what `text` refers to; a stream that does not say how long it is only if `endless` ones will do.
 
         Raises:
             UsageError: If `text` does not follow the grammar, or names several data sets; the message says where.
         """
-        found = cls.parse_all(text)
+        found = cls.parse_all(text, endless=endless)
         if len(found) > 1:
             one = f"{text.partition('/')[0]}/{found[0][0]}"
             raise UsageError(
@@ -154,16 +168,22 @@ class DataRef:
         return found[0][1]
 
     @classmethod
-    def parse_all(cls, text: str) -> tuple[tuple[str | None, Self], ...]:
-        """Return what `text` refers to: one data set without a name, or those of a preset with theirs.
+    def parse_all(cls, text: str, *, endless: bool = False) -> tuple[tuple[str | None, Self], ...]:
+        """Return what `text` refers to: one data set without a name, or those of a preset with theirs; `endless` as in `parse`.
 
         Raises:
             UsageError: If `text` does not follow the grammar; the message says where.
         """
         source, options = _parts(text)
+        found: tuple[tuple[str | None, Self], ...]
         if source.startswith(PREFIX):
-            return tuple((one.name, cls._of(one.source, one.options)) for one in find(source, options))
-        return ((None, cls._of(source, options)),)
+            found = tuple((one.name, cls._of(one.source, one.options)) for one in find(source, options))
+        else:
+            found = ((None, cls._of(source, options)),)
+        if not endless:
+            for _, ref in found:
+                ref.check_ends()
+        return found
 
     @classmethod
     def _of(cls, source: str, options: Mapping[str, str]) -> Self:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +58,14 @@ class Table(ABC):
         columns: Their names.
         where: What messages call the table.
         name: What reports call it.
+        first: The number of its first row: more than 0 where others came before it.
     """
 
-    def __init__(self, columns: Sequence[str], *, where: str, name: str) -> None:
+    def __init__(self, columns: Sequence[str], *, where: str, name: str, first: int = 0) -> None:
         self.columns = columns
         self.where = where
         self.name = name
+        self.first = first
 
     @abstractmethod
     def __len__(self) -> int:
@@ -74,7 +77,7 @@ class Table(ABC):
 
     @abstractmethod
     def images(self, column: str) -> Read:
-        """Return what reads a row's encoded image, or says where it lies; safe to call from several threads.
+        """Return what reads a row's encoded image by its number, or says where it lies; safe to call from several threads.
 
         Raises:
             DataError: If the column holds no images, or names one that is missing.
@@ -113,12 +116,11 @@ class RowTable(Table):
 class ArrowTable(Table):
     """A `datasets.Dataset`; an image column is an Image feature, encoded bytes, or (local files) paths."""
 
-    def __init__(self, dataset: Any, ref: DataRef, *, where: str) -> None:  # noqa: ANN401 - the library is untyped
+    def __init__(self, dataset: Any, ref: DataRef, *, where: str, first: int = 0) -> None:  # noqa: ANN401 - the library is untyped
         if any("." in name and name not in dataset.column_names for name in ref.text_columns):
             dataset = dataset.flatten()  # a column within a column is named `OUTER.INNER`
-        super().__init__(
-            dataset.column_names, where=where, name=where if ref.repo_id else Path(ref.source).name
-        )
+        name = where if ref.repo_id else Path(ref.source).name
+        super().__init__(dataset.column_names, where=where, name=name, first=first)
         self._dataset = dataset
         self._folder = _folder(ref) if ref.kind is SourceKind.FILE else None
 
@@ -155,7 +157,7 @@ class ArrowTable(Table):
             )
 
         def read(index: int) -> bytes | Path:
-            cell = rows[index][column]
+            cell = rows[index - self.first][column]
             if isinstance(cell, dict):
                 path = cell.get("path")
                 cell = Path(path) if cell["bytes"] is None and path else cell["bytes"]
@@ -227,13 +229,79 @@ def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:
         HubError: If the data set cannot be reached: no network, offline, unknown, private.
         DataError: If the configuration or split is unknown or has to be chosen.
     """
+    if ref.streaming:
+        return fetch_rows(ref, progress).begun(ref.limit or 0)
     progress.step(f"Reading {ref.source}")
-    with _translated(ref), _discreet(), asking(ref.source):
+    with _reached(ref):
         dataset = _load(ref, progress)
     return ArrowTable(dataset, ref, where=ref.source)
 
 
-def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
+def fetch_rows(ref: DataRef, progress: Progress) -> RowStream:
+    """Return one split of a Hub data set as a stream; raises as `fetch_table`."""
+    progress.step(f"Reading {ref.source}")
+    with _reached(ref):
+        return RowStream(_load(ref, progress), ref)
+
+
+class RowStream:
+    """The rows of a Hub data set as they come, in the order of the stream, images as they are encoded.
+
+    Rows that were passed are not held. Reading goes on where it was, and begins anew for what lies elsewhere.
+    """
+
+    def __init__(self, stream: Any, ref: DataRef) -> None:  # noqa: ANN401 - a `datasets.IterableDataset`, untyped
+        import datasets  # noqa: PLC0415 - as above
+
+        for name, kind in (stream.features or {}).items():
+            if isinstance(kind, datasets.Image):
+                stream = stream.cast_column(name, datasets.Image(decode=False))
+        self._stream = stream if ref.limit is None else stream.take(ref.limit)
+        self._ref = ref
+        self._rows = iter(self._stream)
+        self._at = 0
+
+    def begun(self, count: int) -> ArrowTable:
+        """Return the first rows, which come again; fewer where there are no more. Raises as `tables`."""
+        if self._at:
+            self._begin(0)
+        rows = self._read(count)
+        self._rows = chain(rows, self._rows)
+        return self._table(rows, 0)
+
+    def tables(self, sizes: Iterable[int], *, start: int = 0) -> Iterator[ArrowTable]:
+        """Yield so many rows after so many from row `start` on, fewer where the stream ends, and none after that.
+
+        Raises:
+            HubError: If the data set cannot be reached.
+            DataError: If it cannot be read.
+        """
+        if start != self._at:
+            self._begin(start)
+        for size in sizes:
+            rows = self._read(size)
+            if not rows:
+                return
+            first, self._at = self._at, self._at + len(rows)
+            yield self._table(rows, first)
+
+    def _begin(self, start: int) -> None:
+        self._rows, self._at = iter(self._stream.skip(start)), start
+
+    def _read(self, count: int) -> list[Any]:
+        with _reached(self._ref):
+            return list(islice(self._rows, count))
+
+    def _table(self, rows: list[Any], first: int) -> ArrowTable:
+        import datasets  # noqa: PLC0415 - as above
+
+        features = self._stream.features if rows else None
+        with _translated(self._ref):  # rows may differ in their types
+            found = datasets.Dataset.from_list(rows, features=features)
+        return ArrowTable(found, self._ref, where=self._ref.source, first=first)
+
+
+def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `datasets.Dataset` or `IterableDataset`, untyped
     import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
     if ref.revision is not None and datasets.config.HF_HUB_OFFLINE:
@@ -245,28 +313,16 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
         if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
             splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
             split = _choose(ref, "split", split, splits)
-        if ref.streaming:
-            stream = datasets.load_dataset(
-                address, ref.config, split=split, revision=ref.revision, streaming=True
-            )
-            return _begun(stream, ref.limit or 0)
-        return datasets.load_dataset(address, ref.config, split=split, revision=ref.revision)
+        streaming = ref.streaming is not None
+        return datasets.load_dataset(
+            address, ref.config, split=split, revision=ref.revision, streaming=streaming
+        )
     except ValueError:
         if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
             _choose(
                 ref, "config", ref.config, datasets.get_dataset_config_names(address, revision=ref.revision)
             )
         raise
-
-
-def _begun(stream: Any, count: int) -> Any:  # noqa: ANN401 - a `datasets.IterableDataset` and a `datasets.Dataset`, untyped
-    """Return the first rows of a stream, in memory, images as they are encoded."""
-    import datasets  # noqa: PLC0415 - as above
-
-    for name, kind in (stream.features or {}).items():
-        if isinstance(kind, datasets.Image):
-            stream = stream.cast_column(name, datasets.Image(decode=False))
-    return datasets.Dataset.from_list(list(stream.take(count)), features=stream.features)
 
 
 def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) -> str:
@@ -281,6 +337,13 @@ def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) 
             f"{ref.source}: has no {key} `{wanted}`; it has {shown}", hint=did_you_mean(wanted, present)
         )
     return wanted
+
+
+@contextlib.contextmanager
+def _reached(ref: DataRef) -> Iterator[None]:
+    """Ask the Hub for a data set, or for more of it."""
+    with _translated(ref), _discreet(), asking(ref.source):
+        yield
 
 
 @contextlib.contextmanager

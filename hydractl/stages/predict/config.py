@@ -158,7 +158,7 @@ class PredictConfig:
         return tuple(
             Reference(Role.FILE, Path(given))
             if given == LINES or is_file(given)
-            else Reference(Role.DATA, DataRef.parse(given), labelled=False)
+            else Reference(Role.DATA, parsed(given), labelled=False)
             for given in self.data
         )
 
@@ -184,4 +184,13 @@ def _check_reference(given: str) -> None:
             f"`{given}`: texts come from a folder of .txt files, a table, or standard input",
             hint=f"one a line: `hydractl predict MODEL - < {given}`",
         )
-    DataRef.parse(given)
+    parsed(given)
+
+
+def parsed(given: str) -> DataRef:
+    """Return the data that are read; their end need not be known.
+
+    Raises:
+        UsageError: As `DataRef.parse`.
+    """
+    return DataRef.parse(given, endless=True)

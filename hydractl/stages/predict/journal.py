@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hydractl.data.items import ImageSet, Items
+from hydractl.data.stream import Stream, parts_of
 from hydractl.errors import ManifestError
 from hydractl.jsonfile import compact, parse
 from hydractl.progress import Progress
@@ -37,7 +39,7 @@ class Journal:
     Attributes:
         path: Where.
         fingerprint: Of everything that shapes a line but the inputs.
-        blocks: How many lines each whole block has, and the digest of what was read for them.
+        blocks: Of an earlier run, how many lines each whole block has, and the digest of what was read for them.
         size: Bytes of the whole blocks and the first line; 0 where nothing is written yet.
         chain: The last block's digest.
     """
@@ -47,11 +49,6 @@ class Journal:
     blocks: list[tuple[int, str]]
     size: int = 0
     chain: str = ""
-
-    @property
-    def count(self) -> int:
-        """How many lines are done."""
-        return sum(count for count, _ in self.blocks)
 
     def read(self) -> None:
         """Take note of the whole blocks that are there.
@@ -76,26 +73,26 @@ class Journal:
             self.size = len(head.encode())
         os.truncate(self.path, self.size)
 
-    def check(self, sets: Iterable[Items]) -> None:
-        """Refuse lines that were made of other inputs.
+    def check(self, sets: Iterable[Items | Stream]) -> list[int]:
+        """Return how many items of each set are done; refuse lines that were made of other inputs.
 
         Args:
-            sets: What the run reads.
+            sets: What the run reads. Of a stream those that are done are read again.
 
         Raises:
             ManifestError: If some were.
         """
-        waiting = iter(self.blocks)
-        block = next(waiting, None)
+        waiting, done = deque(self.blocks), list[int]()
         for items in sets:
-            begin = 0
-            while block is not None and begin < len(items):
-                places = range(begin, begin + block[0])
-                if places.stop > len(items) or identity(items, places) != block[1]:
+            done.append(0)
+            for part in parts_of(items, [count for count, _ in waiting]):
+                count, inputs = waiting.popleft()
+                if len(part) != count or identity(part, range(count)) != inputs:
                     raise _other_run(self.path)
-                begin, block = places.stop, next(waiting, None)
-        if block is not None:
+                done[-1] += count
+        if waiting:
             raise _other_run(self.path)
+        return done
 
     def record(self, lines: Sequence[Line], items: Items, places: Sequence[int]) -> None:
         """Add a block.
@@ -110,7 +107,6 @@ class Journal:
         self.chain = _link(self.chain, inputs, block.encode())
         end = compact({"lines": len(lines), "inputs": inputs, "chain": self.chain})
         append(self.path, f"{block}{end}\n".encode())
-        self.blocks.append((len(lines), inputs))
 
     def replay(self) -> Iterator[list[Line]]:
         """Yield all lines, some at a time."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,20 +16,19 @@ import torch
 from hydractl.claims import Claim
 from hydractl.data.crew import Crew
 from hydractl.data.items import Items
-from hydractl.data.reference import DataRef
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
 from hydractl.fusion.detecting import Detecting
 from hydractl.fusion.features import Watched
-from hydractl.jsonfile import compact
+from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Step
 from hydractl.parallel import Team, answering_device, start_team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
-from hydractl.stages.predict.config import LINES, PredictConfig, is_image
+from hydractl.stages.predict.config import LINES, PredictConfig, is_image, parsed
 from hydractl.stages.predict.fitting import Fit, beside, held
 from hydractl.stages.predict.journal import Journal, OtherRunError, open_journal
 from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
@@ -126,7 +127,7 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, own: Claim) -> None
         [config.out],
         force=own.may_replace,
         models=[opened],
-        data=[DataRef.parse(given) for given in named if not is_image(given)],
+        data=[parsed(given) for given in named if not is_image(given)],
         files=[
             config.naming.file,
             config.threshold if isinstance(config.threshold, Path) else None,
@@ -159,11 +160,14 @@ class _Run:
         if self.team.leads:  # of what lies there now
             told = {"ood_score": self.teller.score, "threshold": self.teller.below, "top_k": config.top_k}
             made_by = recorded(config, config.out, opened=self.opened, options=told)
-        journal = self._journal() if self.team.leads and not is_stream(config.out) else None
-        begun = int(self.team.told(str(journal.count if journal else 0)))
+        journal, done = None, [0 for _ in self.sources]
+        if self.team.leads and not is_stream(config.out):
+            journal, done = self._journal(done)
+        done = parse(self.team.told(compact(done)))
+        begun = sum(done)
         if begun:
             self.progress.step(f"Going on after {counted(begun, 'line')} of an interrupted run")
-        blocks = self._blocks(device, begun)
+        blocks = self._blocks(device, done)
         if journal is not None:
             self._write(journal, blocks, own, made_by)
         elif self.team.leads:
@@ -204,7 +208,8 @@ class _Run:
             writer.close()
         journal.discard()
 
-    def _journal(self) -> Journal:
+    def _journal(self, none: list[int]) -> tuple[Journal, list[int]]:
+        """Return the journal, and how many items of each source are done."""
         shaped = {
             "told": self.teller.options() | (self.fit.options() if self.fit else {}),
             "data": [s.name for s in self.sources],
@@ -213,25 +218,34 @@ class _Run:
         opened = partial(open_journal, self.config.out, digest_text(compact(shaped)), progress=self.progress)
         try:
             journal = opened(anew=FORCED if self.config.force or not self.sources else None)
-            journal.check([source.items for source in self.sources])
+            return journal, journal.check([source.items for source in self.sources])
         except OtherRunError:
             if not self.config.if_changed:
                 raise
-            return opened(anew=OTHERS)
-        return journal
+            return opened(anew=OTHERS), none
 
-    def _blocks(self, device: torch.device, begun: int) -> Iterator[_Block]:
-        """Yield the lines from line `begun` on."""
-        size = self.config.batch_size
-        total = sum(-(-len(s.items) // size) for s in self.sources)
-        todo = -(-(total - begun // size) // self.team.world)
-        ticks = iter(self.progress.track(range(todo), label=f"{self.opened.reference}", total=todo))
-        asked = self._asked(device, ticks)
-        for source in self.sources or self._lines():
-            start, begun = min(begun, len(source.items)), max(0, begun - len(source.items))
-            for answered in asked.answers(source.items, start=start):
-                told = self.teller.lines(source, answered) if self.team.leads else []
-                yield _Block(told, source.items, answered.places)
+    def _blocks(self, device: torch.device, done: list[int]) -> Iterator[_Block]:
+        """Yield the lines of each source but those of the items that are done."""
+        with self._ticking(sum(done)) as ticks:
+            asked = self._asked(device, ticks)
+            begun = zip(self.sources, done, strict=True) if self.sources else ((s, 0) for s in self._lines())
+            for source, start in begun:
+                for answered in asked.answers(source.items, start=start):
+                    told = self.teller.lines(source, answered) if self.team.leads else []
+                    yield _Block(told, answered.items, answered.places)
+
+    @contextmanager
+    def _ticking(self, begun: int) -> Iterator[Iterator[object]]:
+        """Give what moves a bar on with each of this process's batches, of those that are left after `begun` items."""
+        size, world = self.config.batch_size, self.team.world
+        most = [s.most for s in self.sources]
+        known = [-(-items // size) for items in most if items is not None]
+        total = -(-(sum(known) - begun // size) // world) if len(known) == len(most) else None
+        over: list[bool] = []
+        steps = range(total) if total is not None else takewhile(lambda _: not over, count())
+        ticks = iter(self.progress.track(steps, label=f"{self.opened.reference}", total=total))
+        yield ticks
+        over.append(True)
         for _ in ticks:
             pass
 
@@ -247,7 +261,7 @@ class _Run:
     def _lenient(self, source: Source) -> Source:
         return Source(source.name, forgiving(source.items)) if self.config.skip_bad else source
 
-    def _asked(self, device: torch.device, ticks: Iterator[int]) -> Asked:
+    def _asked(self, device: torch.device, ticks: Iterator[object]) -> Asked:
         config, opened = self.config, self.opened
         with fits(opened.reference, device):
             model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)

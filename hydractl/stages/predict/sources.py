@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from hydractl.data.crew import Crew
 from hydractl.data.given import GivenStore
-from hydractl.data.inputs import Reading, content_of, crewed, open_items
+from hydractl.data.inputs import Reading, content_of, crewed, of_kind, open_items, open_stream
 from hydractl.data.items import Content, ImageSet, Items, TextSet
-from hydractl.data.reference import SOURCES_HINT
+from hydractl.data.reference import SOURCES_HINT, DataRef
+from hydractl.data.stream import Stream
 from hydractl.errors import DataError, UsageError
 from hydractl.jsonfile import opened
 from hydractl.progress import Progress
-from hydractl.stages.predict.config import LINES, PredictConfig, is_file
+from hydractl.stages.predict.config import LINES, PredictConfig, is_file, parsed
 
 LONGEST = 1 << 20
 """Of a line, in bytes."""
@@ -28,7 +29,12 @@ class Source(NamedTuple):
     """A set, and what lines call it where the number of a row does not tell which row it is."""
 
     name: str | None
-    items: Items
+    items: Items | Stream
+
+    @property
+    def most(self) -> int | None:
+        """How many items there are at most; None where nobody knows."""
+        return self.items.most if isinstance(self.items, Stream) else len(self.items)
 
 
 def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> list[Source]:
@@ -38,18 +44,22 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
         DataError: If one cannot be opened.
         UsageError: If image files are named for a model of texts.
     """
-    made: list[tuple[str, Items]] = []
+    made: list[tuple[str, Items | Stream]] = []
     for files, group in groupby(config.data, is_file):
         named = list(group)
         if files:
             made.append((named[0], crewed(_files(named, how), config.num_workers)))
         else:
-            opened = partial(
-                open_items, how=how, labelled=False, workers=config.num_workers, progress=progress
-            )
-            made += [(given, opened(given)) for given in named]
+            made += [(given, _opened(parsed(given), config, how, progress)) for given in named]
     counted = [items for _, items in made if isinstance(items.key(0), int)]
     return [Source(name if items in counted and len(counted) > 1 else None, items) for name, items in made]
+
+
+def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progress) -> Items | Stream:
+    """Return what a reference selects: of a stream no more than is read at a time, unless some of its classes are chosen."""
+    if ref.streaming is not None and ref.classes is None:
+        return open_stream(ref, how, workers=config.num_workers, progress=progress)
+    return open_items(ref, how, labelled=False, workers=config.num_workers, progress=progress)
 
 
 def _files(paths: Sequence[str], how: Reading) -> ImageSet:
@@ -99,12 +109,16 @@ def _lines() -> Iterator[str]:
         raise DataError(f"{where}: cannot be read: {error.strerror}") from error
 
 
-def forgiving(items: Items) -> Items:
+def forgiving(items: Items | Stream) -> Items | Stream:
     """Return images that may be unreadable.
 
     Raises:
         UsageError: If they are texts.
     """
-    if not isinstance(items, ImageSet):
+    if items.content is not Content.IMAGES:
         raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
-    return replace(items, lenient=True)
+    return items.mended(_lenient) if isinstance(items, Stream) else _lenient(items)
+
+
+def _lenient(items: Items) -> Items:
+    return replace(of_kind(items, ImageSet), lenient=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
 import torch
 
@@ -16,6 +16,7 @@ from hydractl.data.batches import Batch, Deal
 from hydractl.data.crew import cores
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items, TextSet
+from hydractl.data.stream import Stream
 from hydractl.families.tower import Towers
 from hydractl.fusion.detecting import Detecting
 from hydractl.fusion.responding import responses
@@ -34,8 +35,9 @@ def window(batch_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What is said of the items at some places; `bad` says of an image by its place why it cannot be read."""
+    """What is said of some items, at these places; `bad` says of an image by its place why it cannot be read."""
 
+    items: Items
     places: range
     said: Responses | Scored
     bad: dict[int, str]
@@ -63,15 +65,20 @@ class Asked:
     ticks: Iterator[object]
     beside: Detecting | None = None
 
-    def answers(self, items: Items, *, start: int = 0) -> Iterator[Answered]:
+    def answers(self, items: Items | Stream, *, start: int = 0) -> Iterator[Answered]:
         """Yield what the model says of a set from item `start` on, a multiple of `window`; every process is told of every item.
 
-        What a batch holds hangs neither on the number of processes nor on `start`.
+        What a batch holds hangs neither on the number of processes nor on `start`. Of a stream as many items are in memory as
+        `BATCHES` batches have, encoded, in every process.
 
         Raises:
             InputError: As `respond`.
             DataError: If an item cannot be read.
         """
+        if isinstance(items, Stream):
+            for part in items.parts(repeat(self.batch_size * BATCHES), start=start):
+                yield from self.answers(part)
+            return
         fills = self.model.device.type == "cpu" and torch.get_num_threads() >= cores()
         deal, size = Deal(self.team.rank, self.team.world, ahead=not fills), self.batch_size
         if isinstance(items, TextSet):
@@ -109,7 +116,7 @@ class Asked:
             for i, why in json.loads(bytes(part.tolist())).items()
         }
         told = said if self.beside is None else self.beside.scored(said, self._joined(tensors, 2, order))
-        return Answered(places=range(begin, begin + len(order)), said=told, bad=why_not)
+        return Answered(items=items, places=range(begin, begin + len(order)), said=told, bad=why_not)
 
     def _responses(self, batches: Iterable[Batch[Inputs]], data: str) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield what this process's batches give, in one pass of the model each."""

@@ -88,16 +88,11 @@ class Teller:
         bound = None if self.below is None else Bound(self.score, self.below)
         found = Predictions.of(answered.said, self.names, bound)
         told = lines_of(found, self.names, top_k=self.config.top_k, score=self.score)
-        called = [self._called(source, i) for i in answered.places]
+        called = [_called(source.name, answered.items.key(i)) for i in answered.places]
         return [
             key | (line if i not in answered.bad else {ERROR: answered.bad[i]})
             for i, key, line in zip(answered.places, called, told, strict=True)
         ]
-
-    def _called(self, source: Source, index: int) -> Line:
-        key = source.items.key(index)
-        name = {} if source.name is None else {DATA: source.name}
-        return name | {PATH if isinstance(key, str) else ROW: key}
 
     def columns(self, sources: Sequence[Source]) -> dict[str, type]:
         """Return the columns of a table of all lines."""
@@ -126,6 +121,11 @@ class Teller:
                 for name in ("top_k", "skip_bad", "max_length", "batch_size", "dtype")
             },
         }
+
+
+def _called(source: str | None, key: str | int) -> Line:
+    name = {} if source is None else {DATA: source}
+    return name | {PATH if isinstance(key, str) else ROW: key}
 
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:

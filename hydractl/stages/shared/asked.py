@@ -68,7 +68,7 @@ class Reference:
     @property
     def is_stream(self) -> bool:
         """Whether it can be read but once."""
-        return not isinstance(self.ref, DataRef) and is_stream(Path(self.ref))
+        return self.ref.endless if isinstance(self.ref, DataRef) else is_stream(Path(self.ref))
 
     @property
     def is_made(self) -> bool:

@@ -54,6 +54,8 @@ def recorded(
 ) -> Step | None:
     """Return what is written beside an output that cannot say itself what makes it; None where nobody has asked for that.
 
+    What came through a stream is gone, and nothing is written of it.
+
     Args:
         config: What was asked.
         out: The output.
@@ -62,9 +64,10 @@ def recorded(
         seed: Likewise.
         needs: Further libraries that the output hangs on.
     """
-    if is_stream(out) or not (config.if_changed or is_recorded(out)):
-        return None
     _, *read = references(config)
+    streams = is_stream(out) or any(one.is_stream for one in read)
+    if streams or not (config.if_changed or is_recorded(out)):
+        return None
     inputs = [opened.as_input(), *(InputFile(name=one.name, sha256=one.digest()) for one in read)]
     step = make_step(config, family=opened.family, options=options, inputs=inputs, seed=seed)
     return step.model_copy(update={"versions": step.versions | versions(*needs)})

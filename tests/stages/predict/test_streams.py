@@ -1,0 +1,312 @@
+"""A stream of a Hub data set: as many rows as come, in their order, and memory for some of them; cut off, it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import threading
+import tracemalloc
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from hydractl.errors import DataError, HubError, ManifestError, UsageError
+from hydractl.families.opening import open_model
+from hydractl.fusion import responding
+from hydractl.stages.predict import run as stage
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
+from hydractl.stages.shared.unchanged import looked
+from support.builders import base
+from support.heard import Heard
+from support.text_folders import save_text_model
+from support.together import together
+from support.variants import VARIANTS
+
+BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+IMAGES = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["r", "b"]))
+TEXTS = datasets.Features(text=datasets.Value("string"), label=datasets.Value("int64"))
+WORDS = ("mat", "the cat sat", "a cat on the mat", "sat", "on a mat the cat sat on a mat")
+STREAM = "hf:org/name::streaming=true"
+
+
+def image(i, side=9):
+    file = io.BytesIO()
+    pixels = np.random.default_rng(i).integers(0, 256, (side, side + 2, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "BMP")
+    return {"image": {"bytes": file.getvalue(), "path": None}, "label": i % 2}
+
+
+def text(i):
+    return {"text": f"{WORDS[i % 5]} {i}", "label": i}
+
+
+class Lake:
+    """What the Hub streams: `count` rows, as `row` has them; `read` are the rows that were asked for."""
+
+    def __init__(self, count, row=image, features=IMAGES):
+        self.count, self.row, self.features = count, row, features
+        self.read = []
+        self.watch = lambda: None
+
+    def rows(self):
+        for i in range(self.count):
+            self.read.append(i)
+            self.watch()
+            yield self.row(i)
+
+    def stream(self, *_, streaming=False, **__):
+        assert streaming
+        return datasets.IterableDataset.from_generator(self.rows, features=self.features)
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base().save(tmp_path / "vit.st")
+    save_text_model(BERT, tmp_path / "bert")
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train"])
+    return tmp_path
+
+
+@pytest.fixture
+def streamed(work, monkeypatch):
+    def served(lake):
+        monkeypatch.setattr(datasets, "load_dataset", lake.stream)
+        return lake
+
+    return served
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Let what the models of one run are asked end with the `at`-th batch; returns what was asked."""
+
+    def cut(at):
+        asked, respond = [], responding.respond
+
+        def failing(*args, **named):
+            asked.append(1)
+            if len(asked) == at:
+                raise KeyboardInterrupt
+            return respond(*args, **named)
+
+        monkeypatch.setattr("hydractl.fusion.responding.respond", failing)
+        return asked
+
+    return cut
+
+
+def config(*data, out="out.jsonl", model="vit.st", batch_size=2, **settings):
+    return PredictConfig(
+        model=model, data=data, out=stage.Path(out), device="cpu", batch_size=batch_size, **settings
+    )
+
+
+def lines(name="out.jsonl"):
+    return [json.loads(line) for line in stage.Path(name).read_text().splitlines()]
+
+
+def stored(lake, name):
+    """The same rows in a file."""
+    rows = [lake.row(i) for i in range(lake.count)]
+    datasets.Dataset.from_list(rows, features=lake.features).to_parquet(name)
+    return name
+
+
+@pytest.mark.parametrize(("row", "features", "model"), [(image, IMAGES, "vit.st"), (text, TEXTS, "bert")])
+def test_all_rows_in_their_order_as_a_file_of_them_has_them(streamed, monkeypatch, row, features, model):
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
+    lake = streamed(Lake(11, row, features))
+    of_file = stored(lake, "rows.parquet")
+    run_predict(config(of_file, out="file.jsonl", model=model))
+    heard = Heard()
+    report = run_predict(config(STREAM, model=model), heard)
+
+    assert report.inputs == 11
+    assert [line["row"] for line in lines()] == [*range(11)]
+    assert stage.Path("out.jsonl").read_bytes() == stage.Path("file.jsonl").read_bytes()
+    assert lake.read == [*range(11)]  # once
+    assert "Reading hf:org/name" in heard.steps
+    run_predict(config(f"{STREAM},limit=4", out="four.jsonl", model=model))
+    assert lines("four.jsonl") == lines()[:4]
+    run_predict(config(of_file, STREAM, out="both.csv", model=model))
+    told = stage.Path("both.csv").read_text().splitlines()
+    assert told[0].startswith("data,row,label,")
+    assert [line.split(",")[:2] for line in told[1:]] == [
+        [name, str(i)] for name in (of_file, STREAM) for i in range(11)
+    ]
+
+
+def test_memory_holds_some_rows_however_many_there_are(streamed, monkeypatch):
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
+    seen, answered, respond = [], [], responding.respond
+
+    def counting(*args, **named):
+        answered.append(1)
+        return respond(*args, **named)
+
+    monkeypatch.setattr("hydractl.fusion.responding.respond", counting)
+
+    def most(count):
+        lake = streamed(Lake(count, lambda i: image(i, side=128)))
+        size = len(lake.row(0)["image"]["bytes"])
+        seen.clear()
+        answered.clear()
+        before = [0]
+        lake.watch = lambda: seen.append(
+            (
+                tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - before[0],
+                len(lake.read) - 2 * len(answered),
+            )
+        )
+        tracemalloc.start()
+        before[0] = pa.total_allocated_bytes()
+        try:
+            run_predict(config(STREAM, out=f"{count}.jsonl"))
+        finally:
+            tracemalloc.stop()
+        assert len(lines(f"{count}.jsonl")) == count
+        held, waiting = (max(column) for column in zip(*seen, strict=True))
+        return held / size, waiting
+
+    few, many = most(8), most(160)
+    assert many[0] < few[0] + 24
+    assert many[1] <= 4 * 2  # rows that were read and are not answered: a part or two
+
+
+@pytest.mark.parametrize(("row", "features", "model"), [(image, IMAGES, "vit.st"), (text, TEXTS, "bert")])
+def test_what_is_done_is_read_again_and_compared_but_not_answered(
+    streamed, monkeypatch, interrupted, row, features, model
+):
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
+    lake = streamed(Lake(23, row, features))
+    of_file = stored(Lake(3, row, features), "rows.parquet")
+    named = {"model": model, "batch_size": 3}
+    run_predict(config(of_file, STREAM, out="whole.jsonl", **named))
+    asked = interrupted(1 + 2 + 2 + 1)
+    with pytest.raises(KeyboardInterrupt):
+        run_predict(config(of_file, STREAM, **named))
+    kept = stage.Path("out.jsonl.journal").read_bytes()
+    lake.read.clear()
+    report = run_predict(config(of_file, STREAM, **named))
+
+    assert report.resumed_from == 3 + 12
+    assert len(asked) == 6 + 4
+    assert stage.Path("out.jsonl").read_bytes() == stage.Path("whole.jsonl").read_bytes()
+    assert lake.read == [*range(23)]  # once, and on from there
+    stage.Path("out.jsonl").unlink()
+    for change in (
+        {"row": lambda i: row(i + (i == 7))},
+        {"count": 11},
+    ):
+        stage.Path("out.jsonl.journal").write_bytes(kept)
+        streamed(Lake(**{"count": 23, "row": row, "features": features} | change))
+        with pytest.raises(ManifestError, match="belongs to a run with other inputs or options"):
+            run_predict(config(of_file, STREAM, **named))
+
+
+def test_a_stream_that_breaks_off_is_gone_on_with(streamed, monkeypatch):
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 1)
+    broken = []
+
+    def breaking(i):
+        if i == 5 and not broken:
+            broken.append(i)
+            raise ConnectionError("reset by peer")
+        return image(i)
+
+    streamed(Lake(9, breaking))
+    with pytest.raises(HubError, match=r"hf:org/name: cannot be reached: reset by peer"):
+        run_predict(config(STREAM))
+    assert not stage.Path("out.jsonl").exists()
+    report = run_predict(config(STREAM))
+    assert report.resumed_from == 4
+    assert [line["row"] for line in lines()] == [*range(9)]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_processes_make_the_bytes_of_one(streamed, work, monkeypatch, interrupted, world):
+    """Each reads all rows and decodes its share of the batches; what one process has begun they go on with."""
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
+    lake = streamed(
+        Lake(17, lambda i: image(i) if i != 6 else image(i) | {"image": {"bytes": b"?", "path": None}})
+    )
+    run_predict(config(STREAM, out="one.jsonl", skip_bad=True))
+    assert [line["row"] for line in lines("one.jsonl") if "error" in line] == [6]
+    with pytest.raises(DataError, match="hf:org/name: row 6: is not an image"):
+        run_predict(config(STREAM))
+    stage.Path("out.jsonl.journal").unlink()
+    interrupted(5)
+    with pytest.raises(KeyboardInterrupt):
+        run_predict(config(STREAM, out="resumed.jsonl", skip_bad=True))
+    own, gate = threading.local(), threading.Lock()  # torch builds models in one thread at a time
+    opened, load, decoded = open_model("vit.st"), stage.load_any, []
+
+    def one_by_one(*args, **named):
+        with gate:
+            return load(*args, **named)
+
+    transformed = responding.responses
+
+    def counted(model, batches, **named):
+        def passing():
+            for batch in batches:
+                decoded.append((own.team.rank, len(batch.indices)))
+                yield batch
+
+        return transformed(model, passing(), **named)
+
+    monkeypatch.setattr("hydractl.stages.predict.stream.responses", counted)
+    monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
+    monkeypatch.setattr(stage, "open_reader", lambda *_, **__: opened)
+    monkeypatch.setattr(stage, "load_any", one_by_one)
+    lake.read.clear()
+
+    def run(team):
+        own.team = team
+        return [run_predict(config(STREAM, out=f"{how}.jsonl", skip_bad=True)) for how in ("many", "resumed")]
+
+    leader, *_ = together(world, run)
+    assert [report.resumed_from for report in leader] == [0, 8]
+    for how in ("many", "resumed"):
+        assert stage.Path(f"{how}.jsonl").read_bytes() == stage.Path("one.jsonl").read_bytes()
+    shares = [sum(rows for rank, rows in decoded if rank == r) for r in range(world)]
+    assert sum(shares) == 17 + 9
+    assert max(shares) < 0.7 * sum(shares)
+
+
+def test_what_cannot_be_is_refused_before_a_model_is_built(streamed, monkeypatch):
+    monkeypatch.setattr(stage, "load_any", None)
+    streamed(Lake(0))
+    with pytest.raises(DataError, match="hf:org/name: holds no row"):
+        run_predict(config(STREAM))
+    streamed(Lake(5, text, TEXTS))
+    with pytest.raises(DataError, match=r"none of its columns .* is called"):
+        run_predict(config(STREAM))
+    with pytest.raises(DataError, match="has no column `lable` for `label=`"):
+        run_predict(config(f"{STREAM},label=lable", model="bert"))
+    with pytest.raises(UsageError, match="`--skip-bad` is for images"):
+        run_predict(config(STREAM, model="bert", skip_bad=True))
+    with pytest.raises(UsageError, match="a stream does not say how long it is") as caught:
+        config(f"{STREAM},classes=0-1")
+    assert "add `limit=N`" in caught.value.hint
+    with pytest.raises(UsageError, match="what came through a stream is gone"):
+        looked(config(STREAM, if_changed=True))
+
+
+def test_a_row_that_is_no_text_is_named_by_its_number(streamed, monkeypatch):
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 1)
+    streamed(Lake(9, lambda i: text(i) | ({"text": None} if i == 7 else {}), TEXTS))
+    with pytest.raises(DataError, match="hf:org/name: column `text`: row 7 is no text: None"):
+        run_predict(config(STREAM, model="bert"))
+
+
+def test_rows_of_chosen_classes_are_those_of_the_first(streamed):
+    streamed(Lake(9))
+    run_predict(config(f"{STREAM},limit=5,classes=b"))
+    assert [line["row"] for line in lines()] == [1, 3]
