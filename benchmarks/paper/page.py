@@ -21,6 +21,8 @@ import zero_shot
 from claims import CALLED, CLAIMS, UNTESTED, Claim, Found, Seeds, about, judge
 from plan import MIMO, WITHOUT
 
+from hydractl.progress import counted
+
 PAGE = HERE.parents[1] / "docs" / "paper.md"
 RESULTS = HERE.parent / "results"
 TASKS = {
@@ -154,7 +156,8 @@ def _claims(results: Mapping[str, Result]) -> Iterator[str]:
     yield ""
     for task, own in counts.items():
         held, unclear, failed = (own.get(word, 0) for word in ("holds", "open", "does not"))
-        yield f"- {task}: of {sum(own.values())} claims {held} hold, {unclear} are open, and {failed} fail."
+        seeds = counted(len(results[task].seeds), "seed")
+        yield f"- {task}, {seeds}: of {sum(own.values())} claims {held} hold, {unclear} are open, and {failed} fail."
 
 
 def _cell(found: Found) -> str:
