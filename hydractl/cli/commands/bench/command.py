@@ -34,7 +34,7 @@ def bench(config: BenchConfig, terminal: Terminal) -> None:
       hydractl bench base.st --data train/ --val val/ --test test/ --far noise --epochs 5 -o bench/
       hydractl bench base.st --data train/ --val val/ --test test/ --start org/backbone --hydra hydra.st -o bench/
       hydractl bench base.st --data train/ --val val/ --test test/ --rivals mc,laplace -o bench/ --dry-run
-      hydractl bench clip.st --data train/ --val val/ --test test/ --classes names.txt --pairs pairs.jsonl::text=caption -o bench/
+      hydractl bench clip.st --data train/ --val val/ --test test/ --classes birds.txt --pairs pairs.jsonl::text=caption -o bench/
     """
     from hydractl.cli.app import command_tree, main
     from hydractl.cli.commands.bench.measure import base_of, measure
