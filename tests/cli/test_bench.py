@@ -175,13 +175,18 @@ def test_a_packed_ensemble_is_made_if_it_is_named(folder, call):
     ]
 
 
-def test_time_is_of_trainings_and_of_rows():
+def test_time_is_of_trainings_and_of_answers():
+    answers = {"test": 5, "train": 40, "val": 2, "pairs": 70}
     work, pace = (
-        Work(training=100, from_start=300, row=5, blocks=2, heads=8),
+        Work(training=100, from_start=300, answers=answers, blocks=2, heads=8),
         Pace(step=0.1, begin=2),
     )
 
-    assert pace.of(work, PLANS["mc"], 3) == pytest.approx(0.5)
+    assert pace.of(work, PLANS["mc"], 3) == pytest.approx(10 * 0.5)
+    assert pace.of(work, PLANS["laplace"], 3) == pytest.approx(0.5 + 4 + 0.2)
+    assert pace.of(work, PLANS["temperature"], 3) == pytest.approx(0.5 + 0.5 + 0.2)
+    assert pace.of(work, PLANS["vilu"], 3) == pytest.approx(0.5 + 4)
+    assert pace.of(work, PLANS["bayesvlm"], 3) == pytest.approx(0.5 + 7)
     assert pace.of(work, PLANS["hydra"], 3) == pytest.approx(3 * (100 * 0.1 + 2) + 3 * 0.5)
     assert pace.of(work, PLANS["deep-ensemble"], 3) == pytest.approx(3 * (300 * 0.1 + 2) + 3 * 0.5)
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from hydractl.cli.commands.bench.config import BenchConfig
 from hydractl.cli.commands.bench.plan import FORWARD, Pace, Work
+from hydractl.cli.commands.bench.rivals import PAIRS, TEST, TRAIN, VAL
 from hydractl.data.dataset import open_data
 from hydractl.data.inputs import content_of
 from hydractl.data.items import Content, Items
@@ -85,11 +86,17 @@ def work_of(config: BenchConfig, base: OpenModel, sets: Sets) -> Work:
     whole = config.recipe
     if config.start_epochs is not None:
         whole = replace(whole, steps=None, epochs=config.start_epochs)
-    tested = count(config.test) + sum(count(o.ref, labelled=False) for o in (*config.near, *config.far))
+    counts = {
+        TEST: count(config.test) + sum(count(o.ref, labelled=False) for o in (*config.near, *config.far)),
+        TRAIN: count(config.data),
+        VAL: count(config.val),
+    }
+    if config.pairs is not None:
+        counts[PAIRS] = count(replace(config.pairs, text=None), labelled=False)
     return Work(
         training=training(config.recipe),
         from_start=training(whole),
-        row=tested / batch * FORWARD,
+        answers={data: samples / batch * FORWARD for data, samples in counts.items()},
         blocks=max(t.layers for t in towers),
         heads=sum(t.layers * t.num_heads for t in towers),
     )

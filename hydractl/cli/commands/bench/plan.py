@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydractl.cli.commands.bench.config import BenchConfig
-from hydractl.cli.commands.bench.rivals import PLANS, Rival, Stage
+from hydractl.cli.commands.bench.rivals import PLANS, TEST, Rival, Stage
 from hydractl.stages.evaluate.refs import model_name
 
 TABLE = "table"
@@ -22,21 +22,23 @@ class Work:
     Attributes:
         training: One training of a model, with its validation.
         from_start: One from the beginning.
-        row: One model's answers to all test data.
+        answers: One model's answers to all test data, to what is trained and validated on, and to pairs if there are any.
         blocks: How many the model has.
         heads: Likewise.
     """
 
     training: float
     from_start: float
-    row: float
+    answers: Mapping[str, float]
     blocks: int
     heads: int
 
     def of(self, rival: Rival, members: int) -> float:
         """Return what its stages and its rows take; a row computes as several models do, be they one or not."""
         times = rival.trainings(members)
-        return times * (self.from_start if rival.starts else self.training) + self.row * max(1, times)
+        trained = times * (self.from_start if rival.starts else self.training)
+        answered = sum(count * self.answers[data] for data, count in rival.answers.items())
+        return trained + answered + self.answers[TEST] * max(1, times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
@@ -11,6 +11,9 @@ from typing import TypeAlias
 from hydractl.training.methods.reference import Mimo
 
 SAME = "as for every rival"
+TEST, TRAIN, VAL, PAIRS = "test", "train", "val", "pairs"
+PASSES = 10
+"""Of Monte Carlo dropout."""
 Stage: TypeAlias = "dict[str, str | int | bool | list[str]]"
 """A stage of a pipeline: its name, its command, and the command's options."""
 
@@ -62,6 +65,7 @@ class Rival:
         rows: Its rows of the table: the models of each, as `--compare` has them, by its name; `@NAME` is what a stage writes.
         stages: What makes them; none where the row itself does.
         trainings: Of M members: how many models are trained, each as long as `finetune` is told.
+        answers: How often a model answers which data, besides what training and one row of the table take.
         starts: Whether these train from the beginning.
         compares: Whether it is fitted on images with captions.
         named: Whether `all` leaves it out: not every architecture will do.
@@ -70,6 +74,7 @@ class Rival:
     rows: Callable[[Terms], Mapping[str, str]]
     stages: Callable[[Terms], Sequence[Stage]] = lambda _: ()
     trainings: Callable[[int], int] = lambda _: 0
+    answers: Mapping[str, int] = field(default_factory=dict)
     starts: bool = False
     compares: bool = False
     named: bool = False
@@ -191,16 +196,26 @@ PLANS: Mapping[str, Rival] = MappingProxyType(
         "temperature": Rival(
             rows=lambda terms: {"Temperature scaling": terms.path("temperature.st")},
             stages=_temperature,
+            answers={VAL: 1, TEST: 1},
         ),
-        "mc": Rival(rows=lambda terms: {"MC dropout": f"mc:{terms.model}::passes=10,rate=0.1"}),
+        "mc": Rival(
+            rows=lambda terms: {"MC dropout": f"mc:{terms.model}::passes={PASSES},rate=0.1"},
+            answers={TEST: PASSES - 1},
+        ),
         "laplace": Rival(
-            rows=lambda terms: {"Laplace": f"laplace:{terms.model}::val={terms.val},data={terms.data}"}
+            rows=lambda terms: {"Laplace": f"laplace:{terms.model}::val={terms.val},data={terms.data}"},
+            answers={TRAIN: 1, VAL: 1},
         ),
         "bayesvlm": Rival(
-            rows=lambda terms: {"BayesVLM": f"bayesvlm:{terms.model}::data={terms.pairs}"}, compares=True
+            rows=lambda terms: {"BayesVLM": f"bayesvlm:{terms.model}::data={terms.pairs}"},
+            answers={PAIRS: 1},
+            compares=True,
         ),
         # embedded once: the authors embed crops anew in each of 300 epochs
-        "vilu": Rival(rows=lambda terms: {"ViLU": f"vilu:{terms.model}::augment=none,data={terms.data}"}),
+        "vilu": Rival(
+            rows=lambda terms: {"ViLU": f"vilu:{terms.model}::augment=none,data={terms.data}"},
+            answers={TRAIN: 1},
+        ),
         "longer": Rival(
             rows=lambda _: {"Trained on": "@longer"},
             stages=lambda terms: [tuned(terms, "longer", terms.model, seed=str(terms.members))],
