@@ -183,14 +183,15 @@ def _rows(task: str, result: Result) -> Iterator[str]:
     yield f"`{result.command}`; {'; and '.join(result.where)}. Means over seeds {', '.join(result.seeds)}; the single model trains {whole} epochs, {_tuning(task, tuned)}."
     columns = {c: head for c, head in COLUMNS.items() if all(c in seed["single"] for seed in rows)}
     yield from ("", f"| | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}")
-    for name in filter(_of_all(rows), rows[0]):
-        means = {c: statistics.fmean(seed[name][c] for seed in rows) for c in columns}
+    for name in dict.fromkeys(name for seed in rows for name in seed):
+        having = [seed for seed in rows if name in seed]
+        means = {c: statistics.fmean(seed[name][c] for seed in having) for c in columns}
         means |= {
-            c: statistics.fmean(seed[name][c] / seed["single"][c] for seed in rows)
+            c: statistics.fmean(seed[name][c] / seed["single"][c] for seed in having)
             for c in ("macs", "training_macs")
             if c in columns
         }
-        yield f"| {name} | {' | '.join(f'{value:.3f}' for value in means.values())} |"
+        yield f"| {name}{_part(name, result)} | {' | '.join(f'{value:.3f}' for value in means.values())} |"
     if task == zero_shot.NAME:
         sets = [*zero_shot.SETS]
         for metric in ("accuracy", "nll", "ece"):
@@ -203,8 +204,14 @@ def _rows(task: str, result: Result) -> Iterator[str]:
     yield from _parted(rows, "heads of the last layer (Table 5)", distances, "{}")
 
 
+def _part(name: str, result: Result) -> str:
+    """Return of which seeds a row's means are, if some have none: of a table that grows, not all have the new ones yet."""
+    having = [seed for seed, rows in zip(result.seeds, result.rows, strict=True) if name in rows]
+    return "" if len(having) == len(result.seeds) else f" ({', '.join(having)} alone)"
+
+
 def _of_all(rows: Seeds) -> Callable[[str], bool]:
-    """Return whether every seed has a row of a name: of a table that grows, some may not have the new ones yet."""
+    """Return whether every seed has a row of a name."""
     return lambda name: all(name in seed for seed in rows)
 
 

@@ -18,6 +18,7 @@ CIRCUIT, CIRCUIT_OOD, TAYLOR = "circuit", "circuit for OOD", "Taylor"
 HYDRA, HYDRA_T = "hydra (circuits)", "hydra (Taylor)"
 APART, FIVE = "hydra (circuits) not fused", "hydra (circuits) of 5"
 UNTUNED = "{} not tuned"
+LAPLACE = "last-layer Laplace"
 VARIED = {
     "heads": "only heads vary",
     "order": "only order varies",
@@ -74,7 +75,9 @@ class Making:
         plan = self.plan
         if MC_DROPOUT not in self.without:
             plan.row(MC_DROPOUT, f"mc:{plan.path(single)}::passes=10,rate={DROPOUT}")
-        plan.row("last-layer Laplace", f"laplace:{plan.path(single)}::data={plan.data.train}")
+        laplace, train = f"laplace:{plan.path(single)}::", f"data={plan.data.train}"
+        plan.row(LAPLACE, laplace + train)
+        plan.row(f"{LAPLACE}, prior by validation", f"{laplace}val={plan.data.val},{train}")
         for method in RIVALS:
             # few weights train, and at their papers' rate, ten times that of whole models
             members = [

@@ -180,16 +180,19 @@ def test_what_was_not_measured_is_said_and_what_was_has_a_row(claims, monkeypatc
     assert "| packed |" in after
 
 
-def test_rows_that_not_every_seed_has_wait(claims, monkeypatch):
+def test_rows_that_not_every_seed_has_say_of_which_they_are(claims, monkeypatch):
     import page
 
     (task, result), *_ = page.kept().items()
     first, *others = result.rows
+    alone = replace(result, rows=[first], seeds=result.seeds[:1])
+    monkeypatch.setattr(page, "kept", lambda: {task: alone})
+    (single,) = (line for line in page._lines() if line.startswith("| single | 0.") and line.count("|") > 10)
     monkeypatch.setattr(
         page, "kept", lambda: {task: replace(result, rows=[{**first, "new": first["single"]}, *others])}
     )
 
-    assert "| new |" not in "\n".join(page._lines())
+    assert single.replace("single", f"new ({result.seeds[0]} alone)") in page._lines()
     assert [line for line in page._lines() if line.startswith("| oba |")]
 
 
