@@ -57,7 +57,8 @@ class Crew:
         with _apart():
             forkserver.ensure_running()  # loads while this process does something else
             self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
-        weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        # waits: a program that ends meanwhile may write to a pipe that the thread of the pool is closing (EBADF)
+        weakref.finalize(self, self._pool.shutdown, wait=True, cancel_futures=True)
 
     @classmethod
     def of(cls, workers: int | None, *, images: int) -> Crew | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -129,6 +131,18 @@ def test_a_worker_that_dies_is_told_of_and_replaced(folder):
         list(batches(items, TRANSFORMS["evaluation"], batch_size=4))
 
     assert Crew.of(3, images=0) is not own
+
+
+def test_a_crew_that_nobody_refers_to_has_ended(folder):
+    before = {*threading.enumerate()}
+    own = Crew(2)
+    workers = {own.submit(os.getpid).result() for _ in range(8)}
+    assert {*threading.enumerate()} - before
+    del own
+    gc.collect()
+
+    assert not {*threading.enumerate()} - before
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.parametrize(
