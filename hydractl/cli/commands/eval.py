@@ -163,7 +163,9 @@ def render(document: Report, out: Console) -> None:
     labelled = _columns(document, None, Needs.LABELS)
     if compared := _differences(document, labelled):
         heads = ["", *(str(m.column) for _, m in labelled)]
-        out.print(table(heads, compared, title="Differences, on the same resamples"))
+        out.print(
+            table(heads, compared, title="Differences of the first row from others, on the same resamples")
+        )
     for name, columns in foreign.items():
         title = f"{name} ({kinds[name]} OOD: {_samples(document.data[name], ', ')})"
         heads = ["model", *(str(m.column) for _, m in columns)]
@@ -288,10 +290,9 @@ def _cells(document: Report, columns: Sequence[Column], heads: Sequence[str]) ->
 
 def _differences(document: Report, columns: Sequence[Column]) -> list[list[str]]:
     """Return by how much the first row is more than each other one that was measured on the same resamples, as texts."""
-    first, *others = document.rows
     return [
-        [f"{first.name} less {row.name}", *(_difference(row, scope, m) for scope, m in columns)]
-        for row in others
+        [f"first less {row.name}", *(_difference(row, scope, m) for scope, m in columns)]
+        for row in document.rows[1:]
         if row.difference is not None
     ]
 
