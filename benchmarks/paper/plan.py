@@ -77,7 +77,7 @@ class Making:
             plan.row(MC_DROPOUT, f"mc:{plan.path(single)}::passes=10,rate={DROPOUT}")
         laplace, train = f"laplace:{plan.path(single)}::", f"data={plan.data.train}"
         plan.row(LAPLACE, laplace + train)
-        plan.row(f"{LAPLACE}, prior by validation", f"{laplace}val={plan.data.val},{train}")
+        plan.row(f"{LAPLACE} (prior by validation)", f"{laplace}val={plan.data.val},{train}")
         for method in RIVALS:
             # few weights train, and at their papers' rate, ten times that of whole models
             members = [

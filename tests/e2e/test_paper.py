@@ -84,12 +84,13 @@ def test_claims_are_about_rows_that_are_made(claims, plan, zero_shot_plan):
         assert {claim.first, claim.other} <= (made if claim.tuned else zero_shot)
 
 
-def test_commands_of_zero_shot_models_are_ones_that_a_user_could_type(zero_shot_plan):
-    tree, plan = command_tree(), zero_shot_plan
+@pytest.mark.parametrize("options", [(), ("--template", "a {label}")], ids=["tuned", "zero-shot"])
+def test_commands_are_ones_that_a_user_could_type(plan, zero_shot_plan, options):
+    tree, plan = command_tree(), zero_shot_plan if options else plan
 
     for words in (
         *(made.command for made in plan.files.values()),
-        plan.report("report.json", "--template", "a {label}", ood=False),
+        plan.report("report.json", *options, ood=not options),
     ):
         tree.commands[words[0]].make_context(words[0], list(words[1:]))
     for row in plan.rows:
