@@ -6,7 +6,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil, sqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from hydractl.data.resizing import Steps, resizing, rounded
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import did_you_mean
 
@@ -61,8 +61,8 @@ class EvalTransform:
 
     channels: int
     least: int
-    steps: tuple[Callable[[Any], Any], ...]
-    quick: tuple[Callable[[Any], Any], ...]
+    steps: Steps
+    quick: Steps
     finish: Callable[[Image.Image], Tensor]
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -80,12 +80,12 @@ def eval_transform(preprocessing: Preprocess) -> EvalTransform:
     With `crop_offset` "before" it is to the bit what the image processors of transformers do on Pillow's images, which
     such a library's folder is read with.
     """
-    steps = _timm_steps(preprocessing)
+    steps = resizing(preprocessing)
     return EvalTransform(
         channels=preprocessing.input_size[0],
         least=_least(preprocessing),
         steps=steps,
-        quick=_quickened(steps, preprocessing),
+        quick=rounded(steps),
         finish=Normalised.of(preprocessing),
     )
 
@@ -169,8 +169,8 @@ class TrainTransform(PerItem):
 
     channels: int
     least: int
-    resize: tuple[Callable[[Any], Any], ...]
-    random: tuple[Callable[[Any], Any], ...]
+    resize: Steps
+    random: Steps
     finish: Callable[[Image.Image], Tensor]
     seed: int = 0
     epoch: int = 0
@@ -204,8 +204,7 @@ def train_transform(preprocessing: Preprocess, augment: tuple[str, ...]) -> Trai
             )
         if augment.count(name) > 1:
             raise UsageError(f"augmentation `{name}` is given twice")
-    steps = _timm_steps(preprocessing)
-    resize = () if "rrc" in augment else steps
+    resize = () if "rrc" in augment else resizing(preprocessing)
     random = tuple(_augmentation(name, preprocessing) for name in AUGMENTATIONS if name in augment)
     return TrainTransform(
         channels=preprocessing.input_size[0],
@@ -237,33 +236,10 @@ class _Drawing(TorchFunctionMode):
         return func(*args, **(kwargs or {}), **own)
 
 
-def _run(steps: tuple[Callable[[Any], Any], ...], value: Any) -> Any:  # noqa: ANN401 - images, as libraries take them
+def _run(steps: Steps, value: Any) -> Any:  # noqa: ANN401 - images, as libraries take them
     for step in steps:
         value = step(value)
     return value
-
-
-def _timm_steps(preprocessing: Preprocess) -> tuple[Callable[[Any], Any], ...]:
-    """Return timm's resizes and crops."""
-    from timm.data import create_transform  # noqa: PLC0415 - describing data must not cost the import of timm
-    from torchvision.transforms import CenterCrop  # noqa: PLC0415 - as above
-
-    steps = tuple(
-        create_transform(
-            preprocessing.input_size,
-            is_training=False,
-            interpolation=preprocessing.interpolation,
-            mean=preprocessing.mean,
-            std=preprocessing.std,
-            crop_pct=preprocessing.crop_pct,
-            crop_mode=preprocessing.crop_mode,
-        ).transforms
-    )
-    steps = steps[:-2]  # what follows is normalised, to the bit as `Normalised` does in half the time
-    if preprocessing.crop_offset == "nearest":
-        return steps
-    crop = partial(_crop_before, size=preprocessing.input_size[1:])
-    return tuple(crop if isinstance(step, CenterCrop) else step for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,48 +275,6 @@ class Normalised:
 def pixels(image: Image.Image) -> Tensor:
     """Return an image of mode `L` or `RGB` as a tensor (C, H, W), uint8: in place of a `finish`, with a quarter of its bytes."""
     return torch.from_numpy(np.stack([np.asarray(band) for band in image.split()]))
-
-
-def _quickened(
-    steps: tuple[Callable[[Any], Any], ...], preprocessing: Preprocess
-) -> tuple[Callable[[Any], Any], ...]:
-    """Return the steps, with one in place of a resize to more than is cut out of the middle."""
-    from timm.data.transforms import str_to_pil_interp  # noqa: PLC0415 - as above
-    from torchvision.transforms import Resize  # noqa: PLC0415 - as above
-
-    resize = steps[0]
-    if len(steps) != 2 or not isinstance(resize, Resize) or not isinstance(resize.size, int):
-        return steps
-    if resize.size < max(preprocessing.input_size[1:]):
-        return steps
-    offset = preprocessing.crop_offset
-    resample = str_to_pil_interp(preprocessing.interpolation)
-    middle = partial(
-        _middle, side=resize.size, size=preprocessing.input_size[1:], offset=offset, resample=resample
-    )
-    return (middle,)
-
-
-def _middle(
-    image: Image.Image, *, side: int, size: tuple[int, int], offset: str, resample: Image.Resampling
-) -> Image.Image:
-    """Return what a resize of the shorter side to `side`, and a crop, leave of an image; nothing else of it is computed."""
-    short = min(image.size)
-    whole = [side if of == short else int(side * of / short) for of in image.size]
-    spare = [of - own for of, own in zip(whole, reversed(size), strict=True)]
-    begin = [of // 2 if offset == "before" else round(of / 2) for of in spare]
-    scale = [of / own for of, own in zip(image.size, whole, strict=True)]
-    left, above = (b * s for b, s in zip(begin, scale, strict=True))
-    height, width = size
-    box = (left, above, left + width * scale[0], above + height * scale[1])
-    return image.resize((width, height), resample, box=box)
-
-
-def _crop_before(image: Image.Image, *, size: tuple[int, int]) -> Image.Image:
-    """Cut the middle out of an image of at least this height and width; of an odd margin less is cut on the left and above."""
-    height, width = size
-    left, above = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, above, left + width, above + height))
 
 
 def _augmentation(name: str, preprocessing: Preprocess) -> Callable[[Any], Any]:

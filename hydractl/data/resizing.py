@@ -1,0 +1,182 @@
+"""The resizes and crops that a model's images go through, of which no more is computed than is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil, floor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+from PIL import Image
+
+if TYPE_CHECKING:
+    from hydractl.manifest.header import Preprocess
+
+T = TypeVar("T", int, float)
+Steps: TypeAlias = tuple[Callable[[Any], Any], ...]
+"""From image to image."""
+RADIUS = 3
+"""How many pixels of the coarser side the widest of Pillow's filters, Lanczos's, reaches."""
+LARGEST = 1 << 16
+"""Sides below this leave single precision, in which Pillow is told what to resize, room for any of the parts that are cut out."""
+
+
+def resizing(preprocessing: Preprocess) -> Steps:
+    """Return the steps from an image of any size to one of input size, to the bit as timm evaluates.
+
+    With `crop_offset` "before" less is cut on the left and above of an odd margin.
+    """
+    from timm.data import create_transform  # noqa: PLC0415 - describing data must not cost the import of timm
+    from timm.data.transforms import str_to_pil_interp  # noqa: PLC0415 - as above
+    from torchvision.transforms import CenterCrop, Resize  # noqa: PLC0415 - as above
+
+    steps = tuple(
+        create_transform(
+            preprocessing.input_size,
+            is_training=False,
+            interpolation=preprocessing.interpolation,
+            mean=preprocessing.mean,
+            std=preprocessing.std,
+            crop_pct=preprocessing.crop_pct,
+            crop_mode=preprocessing.crop_mode,
+        ).transforms
+    )
+    steps = steps[:-2]  # what follows is normalised, to the bit as `Normalised` does in half the time
+    size = preprocessing.input_size[1:]
+    before = preprocessing.crop_offset == "before"
+    first = steps[0]
+    if (
+        len(steps) == 2
+        and isinstance(first, Resize)
+        and isinstance(first.size, int)
+        and first.size >= max(size)
+    ):
+        resample = str_to_pil_interp(preprocessing.interpolation)
+        return (Middle(side=first.size, size=size, before=before, resample=resample),)
+    return tuple(CropBefore(size) if before and isinstance(step, CenterCrop) else step for step in steps)
+
+
+def rounded(steps: Steps) -> Steps:
+    """Return steps that do the same but for rounding, in less time; these themselves where there are none."""
+    return tuple(replace(step, exact=False) if isinstance(step, Middle) else step for step in steps)
+
+
+class _Part(NamedTuple):
+    """What is kept of one side of a resized image.
+
+    Attributes:
+        own: How long the side is.
+        whole: How long it would be.
+        begin: Where the part begins in that.
+        kept: How long it is.
+    """
+
+    own: int
+    whole: int
+    begin: int
+    kept: int
+
+    @property
+    def kept_pixels(self) -> tuple[int, int]:
+        """Where the part begins and ends in the whole."""
+        return self.begin, self.begin + self.kept
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Where the part begins and ends in the image."""
+        first, last = self.kept_pixels
+        return first * self.own / self.whole, last * self.own / self.whole
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether Pillow gives this part alone as it gives it of the whole: if no place in it has to be rounded."""
+        parts = Fraction(self.own, self.whole).denominator
+        return parts & (parts - 1) == 0 and self.own * parts < LARGEST << 8
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """Which pixels of the side the part is made of, and perhaps some more."""
+        (begin, end), reach = self.ends, RADIUS * max(1.0, self.own / self.whole)
+        return max(0, floor(begin - reach)), min(self.own, ceil(end + reach))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Middle:
+    """What a resize of the shorter side to `side` leaves of an image after a crop to its middle.
+
+    Pillow resizes rows, then columns, and rounds between. What becomes of a row hangs on no other row, and of a column on no
+    other column, so that those which are cut off may be left out: before a side is resized where that needs no rounding (to 256
+    pixels, as most models do, of the shorter side always), else after it.
+
+    Attributes:
+        side: At least as long as what is kept.
+        size: That, (height, width).
+        before: Of an odd margin, whether less is cut on the left and above, or what torchvision's crop does.
+        resample: Pillow's filter.
+        exact: Whether the result is to the bit that of the whole image's resize, or but for rounding in less time.
+    """
+
+    side: int
+    size: tuple[int, int]
+    before: bool
+    resample: Image.Resampling
+    exact: bool = True
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Return the part."""
+        across, down = self._parts(image)
+        if not self.exact:
+            (left, right), (above, below) = across.ends, down.ends
+            return image.resize((across.kept, down.kept), self.resample, box=(left, above, right, below))
+        if _columns_first(across, down):
+            whole = image.resize((across.whole, down.whole), self.resample)
+            return whole.crop(_box(across.kept_pixels, down.kept_pixels))
+        begin, end = down.read if down.is_exact else (0, down.own)
+        strip = image.crop(_box((0, across.own), (begin, end)))
+        rows = (0, end - begin)
+        if across.is_exact:
+            columns = strip.resize((across.kept, end - begin), self.resample, box=_box(across.ends, rows))
+        else:
+            columns = strip.resize((across.whole, end - begin), self.resample)
+            columns = columns.crop(_box(across.kept_pixels, rows))
+        if down.is_exact:
+            above, below = (place - begin for place in down.ends)
+            box = _box((0, across.kept), (above, below))
+            return columns.resize((across.kept, down.kept), self.resample, box=box)
+        resized = columns.resize((across.kept, down.whole), self.resample)
+        return resized.crop(_box((0, across.kept), down.kept_pixels))
+
+    def _parts(self, image: Image.Image) -> tuple[_Part, _Part]:
+        """Return what is kept across and down."""
+        short = min(image.size)
+        across, down = (
+            _Part(own, whole, (whole - kept) // 2 if self.before else round((whole - kept) / 2), kept)
+            for own, kept in zip(image.size, reversed(self.size), strict=True)
+            for whole in [self.side if own == short else int(self.side * own / short)]
+        )
+        return across, down
+
+
+@dataclass(frozen=True, slots=True)
+class CropBefore:
+    """Cuts the middle (height, width) out of an image that is no smaller; of an odd margin less on the left and above."""
+
+    size: tuple[int, int]
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Return it."""
+        height, width = self.size
+        left, above = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, above, left + width, above + height))
+
+
+def _columns_first(across: _Part, down: _Part) -> bool:
+    """Return whether Pillow resizes columns before rows: from release 13 on, of images that become lower rather than narrower."""
+    lower, narrower = down.own - down.whole, across.own - across.whole
+    return lower > max(0, 2 * narrower)
+
+
+def _box(across: tuple[T, T], down: tuple[T, T]) -> tuple[T, T, T, T]:
+    (left, right), (above, below) = across, down
+    return left, above, right, below
