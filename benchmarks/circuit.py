@@ -5,14 +5,20 @@ last removal (what is gone by then is spread evenly over the layers). Naive scor
 candidate, with the slices of the output projection zeroed. Both sides take turns on the same batch; the figure is the ratio
 of the summed seconds. The candidates' values and their ranking are compared, too; `--double` does so in float64.
 
+With `--compile` the other side is ours as `score --compile` runs it. Both take turns as before, after one call each that is
+not counted: the compiled one's says what compiling takes. No speed is claimed: it is the device's.
+
     python benchmarks/circuit.py [--arch vit_small_patch16_224] [--samples 4] [--repeats 1] [--double]
+    python benchmarks/circuit.py --compile [--device cuda] [--heads 1] [--samples 8] [--repeats 5]
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -22,7 +28,10 @@ import torch
 
 from hydractl.families.opening import load_model, open_model
 from hydractl.manifest.heads import HeadId
+from hydractl.runtime import pick_device
 from hydractl.scoring.circuit.model import Circuit
+from hydractl.scoring.circuit.outcomes import values_of
+from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Samples, ScoreJob
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CLAIM = 2.2
+ROUNDING = 1e-5
+"""By so much may values of the compiled model differ, in float32."""
 
 
 def main() -> int:
@@ -46,19 +57,27 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=4, help="ID samples; half as many OOD samples")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--double", action="store_true", help="compute in float64")
+    parser.add_argument("--device", default="cpu", help="with --compile")
+    parser.add_argument(
+        "--compile", action="store_true", help="compare with `score --compile`, not with naive scoring"
+    )
+    parser.add_argument("--heads", type=int, help="with --compile: candidates of a layer (default: all)")
     options = parser.parse_args()
+    if not options.compile and (options.device != "cpu" or options.heads is not None):
+        parser.error("--device and --heads go with --compile")
     dtype = torch.float64 if options.double else torch.float32
+    device = pick_device(options.device)
     opened = open_model(f"arch:{options.arch}::num_classes=10")
     library = timm.create_model(options.arch, num_classes=10).eval()
     library.load_state_dict(opened.checkpoint.tensors())
     library = library.to(dtype)
     library.head_width = library.blocks[0].attn.head_dim
     shape = cast("Preprocess", opened.header.preprocess).input_size
-    images = torch.randn(options.samples, *shape, dtype=dtype)
-    labels = torch.randint(0, 10, (options.samples,))
-    others = 2 * torch.randn(max(1, options.samples // 2), *shape, dtype=dtype)
+    images = torch.randn(options.samples, *shape, dtype=dtype).to(device)
+    labels = torch.randint(0, 10, (options.samples,)).to(device)
+    others = 2 * torch.randn(max(1, options.samples // 2), *shape, dtype=dtype).to(device)
     job = ScoreJob(
-        model=load_model(opened, dtype=dtype),
+        model=load_model(opened, dtype=dtype).to(device),
         family=opened.family,
         architecture=opened.header.architecture,
         id_data=[Samples(images, labels)],
@@ -69,8 +88,11 @@ def main() -> int:
     budget = len(heads) // 3
     print(
         f"{options.arch}, {len(heads)} heads, {budget} to remove, {len(images)} + {len(others)} images, {dtype}, "
-        f"{torch.get_num_threads()} threads"
+        f"{told(device)}, torch {torch.__version__}"
     )
+    if options.compile:
+        compiled = replace(job, model=load_model(opened, dtype=dtype).to(device), compiles=options.arch)
+        return against_compiled(job, compiled, heads=options.heads, repeats=options.repeats)
     circuit, gone = Circuit(job), 0
     order = sorted(heads, key=lambda place: place[::-1])
     ours_s, naive_s, same, apart = 0.0, 0.0, True, 0.0
@@ -96,6 +118,62 @@ def main() -> int:
     holds = ratio >= CLAIM and same
     print("  holds" if holds else "  FAILS")
     return 0 if holds else 1
+
+
+def told(device: torch.device) -> str:
+    """Return what a device is called, of a CPU with how many threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def against_compiled(job: ScoreJob, other: ScoreJob, *, heads: int | None, repeats: int) -> int:
+    """Measure both, print them, and return 1 if they differ by more than rounding."""
+    settings = CircuitSettings(objective="auroc-nll")  # moves with each logit
+    sides = {"eager": job, "compiled": other}
+    circuits = {name: Circuit(replace(side, settings=settings)) for name, side in sides.items()}
+    wanted = [h for h in circuits["eager"].candidates() if heads is None or h.head < heads]
+    first: dict[str, float] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[str, list[float]] = {}
+    for name, circuit in circuits.items():
+        found[name], first[name] = timed(partial(valued, circuit, wanted))
+    for _ in range(repeats):
+        for name, circuit in circuits.items():
+            found[name], spent = timed(partial(valued, circuit, wanted))
+            seconds[name].append(spent)
+    middle = {name: statistics.median(each) for name, each in seconds.items()}
+    for name, each in seconds.items():
+        print(
+            f"  {name:8s} {len(wanted)} candidates in {middle[name]:.3f} s ({min(each):.3f} to {max(each):.3f}), "
+            f"the first time {first[name]:.1f} s"
+        )
+    ratios = [a / b for a, b in zip(*seconds.values(), strict=True)]
+    extra = first["compiled"] - middle["compiled"]
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    print(
+        f"  compiled {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) times as fast"
+    )
+    print(
+        f"  compiling takes {extra:.1f} s for {graphs} graph(s), less where torch has kept it from another run"
+    )
+    apart = max(abs(a - b) for a, b in zip(*found.values(), strict=True))
+    orders = [
+        torch.tensor(values, dtype=torch.float64).argsort(descending=True, stable=True).tolist()
+        for values in found.values()
+    ]
+    print(
+        f"  ranking {'equal' if orders[0] == orders[1] else 'NOT equal'}; largest difference of values {apart:.2g}"
+    )
+    holds = orders[0] == orders[1] and apart <= ROUNDING
+    print("  holds" if holds else "  FAILS")
+    return 0 if holds else 1
+
+
+def valued(circuit: Circuit, heads: list[HeadId]) -> list[float]:
+    """Return the objective without each of some heads."""
+    with torch.inference_mode():
+        return values_of(circuit.objective, circuit.outcomes(heads)[0]).tolist()
 
 
 def ours(circuit: Circuit) -> dict[tuple[int, int], float]:

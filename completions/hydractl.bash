@@ -95,7 +95,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --doubt --swaps --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --num-workers --device --dtype --estimate --force --wait --if-changed --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --method --data --limit --max-length --objective --ood --ood-score --search --recheck --max-memory --doubt --swaps --scope --variant --form --recompute --normalize --alpha --samples --training --epochs --gate-lr --weights-lr --penalty --estimator --temperature --cooldown --trained --degree --representative --embedding --perplexity --signature-size --salience-share --keep --remove --keep-fraction --towers --classes --template --seed --arch --batch-size --num-workers --device --dtype --compile --estimate --force --wait --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi

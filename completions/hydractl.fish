@@ -88,6 +88,7 @@ complete -c hydractl -n '__hydractl_in score' -l batch-size -x -d 'Samples in on
 complete -c hydractl -n '__hydractl_in score' -l num-workers -x -d 'Processes that decode and augment images, 0 for threads of this one; the result is the same'
 complete -c hydractl -n '__hydractl_in score' -l device -x -a 'auto cpu cuda mps' -d 'auto, cpu, cuda, cuda:N or mps'
 complete -c hydractl -n '__hydractl_in score' -l dtype -x -a 'bf16 fp16 fp32' -d 'bf16, fp16 or fp32; default: as stored'
+complete -c hydractl -n '__hydractl_in score' -l compile -d 'circuit: compile what follows a block\'s heads: up to minutes at first, then faster where calls cost more than what they compute'
 complete -c hydractl -n '__hydractl_in score' -l estimate -d 'circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; write nothing'
 complete -c hydractl -n '__hydractl_in score' -l force -d 'Replace an existing output, and start anew where an unfinished run could be gone on with'
 complete -c hydractl -n '__hydractl_in score' -l wait -d 'Wait while another command makes the same output, rather than exit 6'

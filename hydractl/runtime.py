@@ -1,4 +1,4 @@
-"""The machine: device, dtype, threads, library versions, digests."""
+"""The machine: device, dtype, threads, what compiles for it, library versions, digests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import UsageError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 CHUNK_BYTES = 1 << 16  # larger buffers are handed back to the system at each release, and cost page faults
 HASHED_AT_ONCE = 1 << 23
+BACKEND = "inductor"
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -97,6 +98,41 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def compiled(run: Callable[..., Any], *, name: str, dynamic: bool | None = None) -> Callable[..., Any]:
+    """Return what computes as `run` does, compiled as one graph when it is first called.
+
+    Args:
+        run: Tensors, and what holds them, to tensors.
+        name: What messages call the model.
+        dynamic: Whether shapes are left open from the first; None once they have changed.
+
+    Raises:
+        UsageError: When it runs, if it is not one graph, or this machine cannot compile.
+    """
+    import torch  # noqa: PLC0415 - as above
+    from torch._dynamo import exc  # noqa: PLC0415 - half a second that few need
+
+    # the second is no kind of the first, and not there in every torch
+    refusals = (exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException))
+
+    # what drops draw is what they draw uncompiled
+    options: dict[str, Any] | None = {"fallback_random": True} if BACKEND == "inductor" else None
+    torch.compiler.reset()  # another model counts no more
+    inner = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=BACKEND, options=options)
+
+    def outer(*args: Any) -> Any:  # noqa: ANN401 - as `run`
+        try:
+            return inner(*args)
+        except refusals as error:
+            why = error.inner_exception if isinstance(error, exc.BackendCompilerFailed) else error
+            raise UsageError(
+                f"`--compile`: {name} cannot be compiled here: {str(why).strip().splitlines()[0]}",
+                hint="leave `--compile` out",
+            ) from error
+
+    return outer
 
 
 def pick_device(name: str) -> torch.device:

@@ -68,6 +68,7 @@ def score(
     num_workers: str | int | None = ...,
     device: str | None = ...,
     dtype: str | None = ...,
+    compile: bool | None = ...,
     estimate: bool | None = ...,
     force: bool | None = ...,
     wait: bool | None = ...,
@@ -126,6 +127,7 @@ def score(
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: bf16, fp16 or fp32; default: as stored.
+        compile: circuit: compile what follows a block's heads: up to minutes at first, then faster where calls cost more than what they compute. It changes results by no more than rounding.
         estimate: circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; write nothing.
         force: Replace an existing output, and start anew where an unfinished run could be gone on with.
         wait: Wait while another command makes the same output, rather than exit 6.

@@ -78,6 +78,11 @@ class Block(nn.Module):
 
     attn: Attention
 
+    @property
+    def tokenwise(self) -> bool:
+        """Whether `join` makes each token of itself and of its attention output alone: of no other, of no context."""
+        return True
+
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
         """Return every head's output (B, T', H, K) before the output projection; `queries` picks the T' tokens."""
         raise NotImplementedError

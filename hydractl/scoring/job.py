@@ -111,6 +111,7 @@ class ScoreJob:
         towers: Those whose heads are scored; empty for all.
         seed: Of everything random.
         max_memory: Bytes for what is computed with, beside the model and the data; None for what suits the device.
+        compiles: What messages call a model that is compiled; None compiles none.
         log: Where greedy methods write down each removal.
         team: The processes that score together.
         training: For methods whose settings say that they train.
@@ -128,6 +129,7 @@ class ScoreJob:
     towers: tuple[str, ...] = ()
     seed: int = 0
     max_memory: int | None = None
+    compiles: str | None = None
     log: Log = field(default_factory=Forgetful)
     team: Team = field(default_factory=Team)
     training: Training | None = None
@@ -183,7 +185,7 @@ class Method:
         needs_data: Whether it reads labelled data.
         default_limit: How many in-distribution samples are used where the user gives no limit; None for all.
         seeded: Whether the seed shapes the scores, beside the choice of samples.
-        bounded: Whether the memory that is computed with can be bounded.
+        searches: Whether it values circuits one after another: what that takes can be bounded, estimated and compiled.
         trains: Whether scores are learned, in shuffled epochs over the data.
         as_given: Whether batches lie in the order of the data, texts too, which else come by length.
     """
@@ -195,6 +197,6 @@ class Method:
     needs_data: bool = True
     default_limit: int | None = None
     seeded: bool = False
-    bounded: bool = False
+    searches: bool = False
     trains: bool = False
     as_given: bool = False

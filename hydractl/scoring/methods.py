@@ -47,7 +47,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="greedy removal by an objective on validation data (Algorithm 1)",
                 run=_lazily("circuit.method", "score_circuit"),
                 settings=CircuitSettings,
-                bounded=True,
+                searches=True,
             ),
             Method(
                 name="taylor",

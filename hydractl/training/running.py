@@ -13,10 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hydractl.errors import UsageError
 from hydractl.families.tower import Stream, Tower
-
-BACKEND = "inductor"
+from hydractl.runtime import compiled
 
 
 def recompute_blocks(model: nn.Module) -> None:
@@ -39,26 +37,8 @@ def compile_step(model: nn.Module, *, name: str) -> None:
     Raises:
         UsageError: When it runs, if it is not one graph, or this machine cannot compile.
     """
-    from torch._dynamo import exc  # noqa: PLC0415 - half a second that few need
-
-    # the second is no kind of the first, and not there in every torch
-    refusals = (exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException))
-
-    # what drops draw is what they draw uncompiled
-    options: dict[str, Any] | None = {"fallback_random": True} if BACKEND == "inductor" else None
-    torch.compiler.reset()  # another candidate's model counts no more
-    run = torch.compile(model.forward, fullgraph=True, backend=BACKEND, options=options)
-
-    def compiled(_: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - as the module's
-        try:
-            return run(*args)
-        except refusals as error:
-            raise UsageError(
-                f"`--compile`: {name} cannot be compiled here: {str(error).strip().splitlines()[0]}",
-                hint="leave `--compile` out",
-            ) from error
-
-    _run_instead(model, compiled)
+    run = compiled(model.forward, name=name)
+    _run_instead(model, lambda _, *args: run(*args))
 
 
 def _again(forward: Callable[..., Stream], stream: Stream, *args: Any) -> Stream:  # noqa: ANN401 - as the block's

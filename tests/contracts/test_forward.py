@@ -7,6 +7,7 @@ import torch
 
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES
+from hydractl.families.tower import Stream
 from support.builders import base
 from support.variants import PLAIN, VARIANTS
 
@@ -99,6 +100,26 @@ def test_resuming_from_any_layer_is_the_forward_pass(variant):
             assert torch.equal(tower.resume(stream, layer), expected)
             stream = block(stream, tower.queries(layer))
         assert torch.equal(tower.finish(stream), expected)
+
+
+@pytest.mark.spread
+@every_variant
+@torch.inference_mode()
+def test_blocks_say_whether_they_join_each_token_by_itself(variant):
+    """Compiled searches fold samples and tokens into one axis where blocks say so."""
+    model = base(variant).model(torch.float64)
+    for name, asked in model.routed(base(variant).inputs(dtype=torch.float64)).items():
+        stream = model.tower(name).embed(asked)
+        for block in model.tower(name).layers():
+            y = block.project(block.heads(stream))
+            tokens = stream.tokens
+            stream = block.join(stream, y)
+
+            assert block.tokenwise == (not isinstance(getattr(block, "conv", None), torch.nn.Module))
+            if block.tokenwise:
+                one_row = Stream(tokens.reshape(1, -1, tokens.shape[-1]))
+                found = block.join(one_row, y.reshape(one_row.tokens.shape)).tokens
+                assert largest_difference(found.view(tokens.shape), stream.tokens) <= 1e-12
 
 
 @pytest.mark.spread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hydractl import runtime
 from hydractl.errors import UsageError
 from hydractl.families.probe import probe_inputs
 from hydractl.inputs import map_inputs
@@ -84,7 +85,7 @@ def test_blocks_run_again_only_where_a_step_is_taken(training, recorded, times):
 
 @pytest.mark.newer
 def test_a_compiled_step_gives_the_same_gradients(monkeypatch):
-    monkeypatch.setattr(running, "BACKEND", "eager")
+    monkeypatch.setattr(runtime, "BACKEND", "eager")
     plain, _ = step(SHALLOW)
 
     compiled, _ = step(SHALLOW, [lambda model: running.compile_step(model, name="it")])
@@ -93,7 +94,7 @@ def test_a_compiled_step_gives_the_same_gradients(monkeypatch):
 
 
 def test_a_step_that_is_no_single_graph_is_refused(monkeypatch):
-    monkeypatch.setattr(running, "BACKEND", "eager")
+    monkeypatch.setattr(runtime, "BACKEND", "eager")
     model = base().model()
     forward = model.forward
 

@@ -91,6 +91,8 @@ def render_estimate(estimate: Estimate, out: Console) -> None:
     )
     rows = [(str(count), f"{seconds / 3600:.3g}") for count, seconds in estimate.by_devices.items()]
     out.print(table([f"devices ({estimate.device})", "hours"], rows))
+    if estimate.compiling:
+        line(out, f"Of that {estimate.compiling:.0f} s go into compiling, on each device at once")
     line(out, f"Memory of each: about {estimate.memory / 2**20:.0f} MiB. Nothing was written")
 
 

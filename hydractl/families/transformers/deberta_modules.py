@@ -100,6 +100,11 @@ class DebertaBlock(PostNormBlock):
         super().__init__(layer, group, encoder)
         self.conv = None
 
+    @property
+    @override
+    def tokenwise(self) -> bool:
+        return self.conv is None
+
     @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
         out = super().join(stream, y)

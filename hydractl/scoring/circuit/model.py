@@ -22,6 +22,7 @@ import torch
 from hydractl.errors import DataError
 from hydractl.inputs import Inputs, batch_of
 from hydractl.manifest.heads import HeadId
+from hydractl.scoring.circuit.joins import compile_joins
 from hydractl.scoring.circuit.memory import Room
 from hydractl.scoring.circuit.objective import Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import (
@@ -68,6 +69,9 @@ class Circuit:
         """
         settings = job.set_for(CircuitSettings)
         self.model = job.model
+        self.compiles = job.compiles is not None
+        if job.compiles is not None:
+            compile_joins(job.model, name=job.compiles)
         self.objective = parse_objective(settings.objective)
         self.ood_score = settings.ood_score
         self.team = job.team

@@ -107,6 +107,14 @@ class ScoreConfig:
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
     device: str = by_default("auto", shared.DEVICE)
     dtype: str | None = by_default(None, shared.DTYPE)
+    compile: bool = flag(
+        Setting(
+            "circuit: compile what follows a block's heads: up to minutes at first, then faster where calls cost more than what "
+            "they compute. It changes results by no more than rounding.",
+            panel=shared.MACHINE,
+            role=Role.ASIDE,
+        )
+    )
     estimate: bool = flag(
         Setting(
             "circuit: value a few candidates, and say how long the whole search takes, how much memory, and on how many devices; "
@@ -139,16 +147,17 @@ class ScoreConfig:
                     f"`{option}` has no effect with `--method {self.method}`, which reads no data",
                     hint="leave it out",
                 )
-        if self.max_memory is not None and not self.entry.bounded:
-            raise UsageError(
-                f"`--max-memory` has no effect with `--method {self.method}`",
-                hint="leave it out; it is for `--method circuit`",
-            )
-        if self.estimate and not self.entry.bounded:
-            raise UsageError(
-                f"`--estimate` has no effect with `--method {self.method}`",
-                hint="leave it out; it is for `--method circuit`",
-            )
+        of_searches = {
+            "--max-memory": self.max_memory is not None,
+            "--compile": self.compile,
+            "--estimate": self.estimate,
+        }
+        for option, is_given in of_searches.items():
+            if is_given and not self.entry.searches:
+                raise UsageError(
+                    f"`{option}` has no effect with `--method {self.method}`",
+                    hint="leave it out; it is for `--method circuit`",
+                )
         refuse_shared_input(self.model)
         if self.trained is not None and not self.settings.trains_weights:
             learns = "training" in declared(self.entry.settings)
@@ -205,6 +214,7 @@ class Estimate:
         passes: Forward passes of the whole model, on all data, that take as long.
         samples: In-distribution and out-of-distribution ones, each time.
         seconds: On one such device.
+        compiling: Of the seconds, what compiling takes, once on each device; 0 without `--compile`.
         memory: In bytes, on each: weights, a share of the data and what is computed with.
         by_devices: Seconds by number of devices; batches are dealt out whole.
         device: Where it was measured.
@@ -215,6 +225,7 @@ class Estimate:
     passes: float
     samples: int
     seconds: float
+    compiling: float
     memory: int
     by_devices: Mapping[int, float]
     device: str

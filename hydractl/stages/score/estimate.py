@@ -35,10 +35,11 @@ LAZY_SHARE = 0.35
 
 
 class Timed(NamedTuple):
-    """Seconds for all samples: of a pass, and of a candidate in each layer of each tower."""
+    """Seconds for all samples: of a pass, and of a candidate in each layer of each tower; and those to compile, once."""
 
     whole: float
     layers: dict[str, list[float]]
+    compiling: float
 
 
 def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
@@ -63,11 +64,14 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
     }
     measured = sum(_size(samples) for found in few.values() for samples in found)
     progress.step(f"Measuring on {measured} of {sum(counts.values())} samples")
-    circuit = Circuit(replace(job, id_data=few["id"], ood_data=few["ood"]))
+    job_of_few = replace(job, id_data=few["id"], ood_data=few["ood"])
     with torch.inference_mode():
+        circuit = Circuit(
+            replace(job_of_few, compiles=None)
+        )  # what a compiler takes is not what a search takes
         heads = [head for head in circuit.candidates() if head.layer == 0]
-        memory = _highest(circuit.model.device, lambda: circuit.outcomes(heads))
-        seconds = _timed(circuit, sum(counts.values()) / measured)
+        memory = _highest(circuit.model.device, partial(circuit.outcomes, heads))
+        seconds = _timed(Circuit(job_of_few), sum(counts.values()) / measured)
     candidates, total = _summed(job, seconds, total_heads(scored))
     dealt = sum(batches.values())
     held = (
@@ -79,9 +83,12 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
         candidates=candidates,
         passes=total / seconds.whole,
         samples=sum(counts.values()),
-        seconds=total,
+        seconds=seconds.compiling + total,
+        compiling=seconds.compiling,
         memory=memory + held + weights,
-        by_devices={n: total * (math.ceil(dealt / n) / dealt) for n in DEVICES if n <= dealt},
+        by_devices={
+            n: seconds.compiling + total * (math.ceil(dealt / n) / dealt) for n in DEVICES if n <= dealt
+        },
         device=str(own_device(config.device)),
     )
 
@@ -94,7 +101,7 @@ def _spread(data: Iterable[Samples], count: int) -> list[Samples]:
 
 def _timed(circuit: Circuit, times: float) -> Timed:
     """Return seconds for so many times the samples that a circuit has."""
-    whole = _seconds(circuit, circuit.whole)
+    whole, warming = _seconds(circuit, circuit.whole)
     found: dict[str, list[float]] = {}
     for name in circuit.towers:
         left = circuit.left[name]
@@ -103,14 +110,15 @@ def _timed(circuit: Circuit, times: float) -> Timed:
         costs = []
         for layer in some:
             heads = [HeadId(name, layer, head) for head in left[layer][:AT_ONCE]]
-            spent = _seconds(circuit, partial(circuit.outcomes, heads))
+            spent, more = _seconds(circuit, partial(circuit.outcomes, heads))
+            warming += more
             costs.append(max(0.0, spent - whole) / len(heads))
         found[name] = [times * float(np.interp(layer, some, costs)) for layer in range(last + 1)]
-    return Timed(times * whole, found)
+    return Timed(times * whole, found, warming if circuit.compiles else 0.0)
 
 
-def _seconds(circuit: Circuit, work: Callable[[], object]) -> float:
-    """Return the least of a few runs, after one that warms up."""
+def _seconds(circuit: Circuit, work: Callable[[], object]) -> tuple[float, float]:
+    """Return the least of a few runs, after one that warms up; and how much longer that one takes."""
     spent = []
     for _ in range(3):
         circuit.forget()
@@ -119,7 +127,8 @@ def _seconds(circuit: Circuit, work: Callable[[], object]) -> float:
         work()
         _wait(circuit.model.device)
         spent.append(time.perf_counter() - begin)
-    return min(spent[1:])
+    least = min(spent[1:])
+    return least, max(0.0, spent[0] - least)
 
 
 def _wait(device: torch.device) -> None:

@@ -260,6 +260,7 @@ def make_job(
         settings=config.settings,
         seed=config.seed,
         max_memory=config.max_memory,
+        compiles=config.model if config.compile else None,
         team=run.team,
         training=training,
     )

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from hydractl import runtime
 from hydractl.cli.app import main
 from hydractl.heads.budget import Budget
 from hydractl.progress import Silent
@@ -15,6 +16,9 @@ from support.builders import base
 from support.variants import variant
 
 DATA = {"data": "digits::classes=0-6,limit=200", "ood": "digits::classes=9,limit=100"}
+
+SLOW = 4.0
+"""Seconds to compile a graph: more than a search of a tiny model takes."""
 
 
 class Watched(Silent):
@@ -52,6 +56,26 @@ def test_an_estimate_is_near_what_a_run_takes(model, tmp_path, monkeypatch, give
     assert (found.removals, found.samples) == (6, 300)
 
 
+@pytest.mark.newer
+def test_compiling_counts_once(model, tmp_path, monkeypatch):
+    def slow(graph, _):
+        time.sleep(SLOW)
+        return graph.forward
+
+    monkeypatch.setattr(runtime, "BACKEND", slow)
+    config = ScoreConfig(
+        model=model, out=tmp_path / "s.json", budget=Budget(remove=6), batch_size=16, compile=True, **DATA
+    )
+
+    found = estimate.run_estimate(config)
+
+    assert SLOW < found.compiling < found.seconds < found.compiling + SLOW
+    assert all(found.compiling < seconds <= found.seconds for seconds in found.by_devices.values())
+    assert found.seconds - found.by_devices[2] == pytest.approx(
+        (found.seconds - found.compiling) / 2, rel=0.1
+    )
+
+
 def test_an_estimate_is_one_document(model, tmp_path, capsys):
     words = ["score", model, "--data", "digits::classes=0-6,limit=40", "--objective", "acc", "--remove", "3"]
 
@@ -61,4 +85,5 @@ def test_an_estimate_is_one_document(model, tmp_path, capsys):
     assert found["candidates"] == 12 + 11 + 10
     assert found["seconds"] == found["by_devices"]["1"] > found["by_devices"]["2"]
     assert found["memory"] > 0 < found["passes"]
+    assert found["compiling"] == 0
     assert not list(tmp_path.iterdir())

@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
+from hydractl import runtime
 from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExists, UsageError
 from hydractl.heads.budget import Budget
 from hydractl.jsonfile import compact
@@ -126,6 +128,23 @@ def test_a_bound_on_memory_changes_no_byte(model, tmp_path):
         run_score(circuit(model, tmp_path / name, max_memory=bound))
 
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+@pytest.mark.newer
+def test_a_compiled_search_ends_with_the_same_bytes_and_goes_on(model, tmp_path, monkeypatch):
+    """Of graphs that run as they are: the machine's own ones round otherwise."""
+    count = CompileCounter()
+    monkeypatch.setattr(runtime, "BACKEND", count)
+    whole, out = tmp_path / "whole.json", tmp_path / "s.json"
+    run_score(circuit(model, whole))
+    with pytest.raises(KeyboardInterrupt):
+        run_score(circuit(model, out, compile=True), Stopped(3))
+    assert count.frame_count == 1
+
+    report = run_score(circuit(model, out, compile=True))
+
+    assert (report.resumed_from, count.frame_count) == (3, 2)
+    assert out.read_bytes() == whole.read_bytes()
 
 
 def test_a_line_cut_off_by_a_kill_does_not_count(model, tmp_path):
@@ -322,6 +341,7 @@ def test_the_scores_name_the_data_that_made_them(model, tmp_path):
         ({"max_memory": 1000}, UsageError, "one batch and one head's removal need"),
         ({"method": "random", "ood": None, "estimate": True}, UsageError, "`--estimate` has no effect with"),
         ({"method": "random", "ood": None, "max_memory": 1}, UsageError, "`--max-memory` has no effect with"),
+        ({"method": "random", "ood": None, "compile": True}, UsageError, "`--compile` has no effect with"),
         ({"method": "random"}, UsageError, "`--ood` is read only by"),
         (
             {"budget": Budget(remove=13)},
