@@ -27,22 +27,56 @@ ITEM_BYTES = 4
 HINT = "set TMPDIR to a folder on a disk with room, or write the outputs there"
 
 
+BLOCK = 4096
+"""Samples of one member that lie together in a file where nobody knows how many there will be."""
+
+
+class Filled:
+    """A tensor (A, N, ...) that is filled at places along N; where nobody knows N it grows as need be."""
+
+    def __init__(self, count: int | None) -> None:
+        """Wait for the first of it, which tells the other sizes; N is `count`."""
+        self._count = count
+        self._end = 0
+        self._whole: Tensor | None = None
+
+    def put(self, indices: Tensor, part: Tensor) -> None:
+        """Keep what belongs at some places (B,): a part (A, B, ...)."""
+        self._end = max(self._end, int(indices.max()) + 1)
+        had = 0 if self._whole is None else self._whole.shape[1]
+        if self._whole is None or self._end > had:
+            size = max(self._end, 2 * had) if self._count is None else self._count
+            grown = part.new_empty(len(part), size, *part.shape[2:])
+            if self._whole is not None:
+                grown[:, :had] = self._whole
+            self._whole = grown
+        self._whole[:, indices] = part
+
+    def all(self) -> Tensor:
+        """Return it, as if N had been known."""
+        if self._whole is None:
+            raise ValueError("nothing came")
+        if self._count is None:
+            self._whole = self._whole[:, : self._end].contiguous()
+        return self._whole
+
+
 class Spool:
     """What members say of the N samples of a data set, as it comes: in any order."""
 
-    def __init__(self, count: int, folder: Path | None = None) -> None:
+    def __init__(self, count: int | None, folder: Path | None = None) -> None:
         """Wait for the first of it, which tells how much there will be.
 
         Args:
-            count: N.
+            count: N; None where nobody knows.
             folder: Where a file may be made; None for where temporary ones are.
         """
         self._count = count
         self._folder = Path(tempfile.gettempdir()) if folder is None else folder
         self._file: BufferedRandom | None = None
-        self._held = torch.empty(0)
-        self._logsumexp = torch.empty(0)
-        self._done = 0
+        self._held = Filled(count)
+        self._logsumexp = Filled(count)
+        self._members = self._samples = self._classes = self._done = 0
 
     def put(self, indices: Tensor, said: Responses) -> None:
         """Keep what is said of the samples at some places.
@@ -52,20 +86,21 @@ class Spool:
         """
         if said.logsumexp is None:
             raise ValueError("the logits are kept too")
-        members, _, classes = said.shape
-        if not self._done:
-            self._begin(members, classes)
+        before = self._samples
+        self._members, _, self._classes = said.shape
+        self._samples = max(before, int(indices.max()) + 1) if self._count is None else self._count
         self._done += len(indices)
-        self._logsumexp[:, indices] = said.logsumexp
+        self._logsumexp.put(indices, said.logsumexp)
+        size = ITEM_BYTES * self._members * self._samples * self._classes
+        if self._file is None and size > HELD_BYTES:
+            self._file = self._begun(size)
+            if before:
+                self._write(self._file, torch.arange(before), self._held.all())
+            self._held = Filled(0)
         if self._file is None:
-            self._held[:, indices] = said.log_probs
-            return
-        ends = (indices.diff() != 1).nonzero().flatten().add(1).tolist()
-        with self._translated():
-            for begin, end in zip([0, *ends], [*ends, len(indices)], strict=True):
-                for m in range(members):
-                    self._file.seek(self._offset(m, int(indices[begin])))
-                    self._file.write(said.log_probs[m, begin:end].contiguous().numpy().data)
+            self._held.put(indices, said.log_probs)
+        else:
+            self._write(self._file, indices, said.log_probs)
 
     def kept(self) -> Kept:
         """Return all of it.
@@ -73,49 +108,64 @@ class Spool:
         Raises:
             ValueError: If not as many samples have come as there are.
         """
-        if self._done != self._count:
-            raise ValueError(f"{self._done} of {self._count} items came")
+        count = self._samples if self._count is None else self._count
+        if self._done != count:
+            raise ValueError(f"{self._done} of {count} items came")
         if self._file is None:
-            return Responses(self._held, self._logsumexp)
-        return Joined(tuple(Filed(self, m) for m in range(self.shape[0])))
+            return Responses(self._held.all(), self._logsumexp.all())
+        return Joined(tuple(Filed(self, m) for m in range(self._members)))
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """M, N and C."""
-        members, samples, classes = self._held.shape
-        return members, samples, classes
+        return self._members, self._samples, self._classes
 
     def read(self, member: int, begin: int, samples: int) -> Responses:
         """Return what a member says of so many samples, or those that are left, from one on; it lies in a file."""
-        own = self._logsumexp[member : member + 1, begin : begin + samples]
-        part = torch.empty(*own.shape, self.shape[2])
+        own = self._logsumexp.all()[member : member + 1, begin : begin + samples]
+        part = torch.empty(*own.shape, self._classes)
         if self._file is not None:
-            self._file.seek(self._offset(member, begin))
-            if self._file.readinto(part.numpy().data.cast("B")) != part.nbytes:
-                raise OSError("a file of predictions ends early")
+            for places in self._runs(torch.arange(begin, begin + own.shape[1])):
+                into = part[:, places.start : places.stop]
+                self._file.seek(self._offset(member, begin + places.start))
+                if self._file.readinto(into.numpy().data.cast("B")) != into.nbytes:
+                    raise OSError("a file of predictions ends early")
         return Responses(part, own)
 
-    def _offset(self, member: int, sample: int) -> int:
-        _, samples, classes = self.shape
-        return ITEM_BYTES * classes * (member * samples + sample)
+    def _write(self, file: BufferedRandom, indices: Tensor, log_probs: Tensor) -> None:
+        with self._translated():
+            for places in self._runs(indices):
+                for m in range(self._members):
+                    file.seek(self._offset(m, int(indices[places.start])))
+                    file.write(log_probs[m, places.start : places.stop].contiguous().numpy().data)
 
-    def _begin(self, members: int, classes: int) -> None:
-        size = ITEM_BYTES * members * self._count * classes
-        shape, on_disk = (members, self._count, classes), size > HELD_BYTES
-        self._held = torch.empty(shape, device="meta" if on_disk else "cpu")
-        self._logsumexp = torch.empty(shape[:2])
-        if not on_disk:
-            return
+    def _runs(self, indices: Tensor) -> Iterator[range]:
+        """Yield which of some samples lie side by side in the file."""
+        apart = (indices.diff() != 1) | (indices[1:] % self._block == 0)
+        ends = apart.nonzero().flatten().add(1).tolist()
+        for begin, end in zip([0, *ends], [*ends, len(indices)], strict=True):
+            yield range(begin, end)
+
+    @property
+    def _block(self) -> int:
+        return BLOCK if self._count is None else self._count
+
+    def _offset(self, member: int, sample: int) -> int:
+        block, place = divmod(sample, self._block)
+        return ITEM_BYTES * self._classes * ((block * self._members + member) * self._block + place)
+
+    def _begun(self, size: int) -> BufferedRandom:
         with self._translated():
             free = shutil.disk_usage(self._folder).free
-            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed as follows
-        weakref.finalize(self, self._file.close)
+            file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed as follows
+        weakref.finalize(self, file.close)
         if free < size:
             raise OutputError(
-                f"{self._folder}: the predictions on {self._count} samples take {size / 1e9:.1f} GB until they are measured, and "
+                f"{self._folder}: the predictions on {self._samples} samples take {size / 1e9:.1f} GB until they are measured, and "
                 f"{free / 1e9:.1f} GB are free",
                 hint=HINT,
             )
+        return file
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -76,6 +76,32 @@ def test_every_number_is_what_it_would_be_in_memory(kept, said, labels, monkeypa
     assert numbers(Scaled(kept, fitted.temperature)) == numbers(scale(said, fitted.temperature))
 
 
+@pytest.mark.parametrize("held", [1 << 20, 0, 4 * M * C * 40])
+@pytest.mark.parametrize("block", [1, 7, 4096])
+def test_where_nobody_knew_how_many_would_come_it_is_the_same(
+    said, labels, tmp_path, monkeypatch, held, block
+):
+    monkeypatch.setattr(spool, "HELD_BYTES", held)
+    monkeypatch.setattr(spool, "BLOCK", block)
+    mine = Spool(None, tmp_path)
+    for part in torch.arange(N).split(16):
+        for indices in part[torch.randperm(len(part))].split(5):
+            mine.put(indices, Responses(said.log_probs[:, indices], said.logsumexp[:, indices]))
+    kept = mine.kept()
+
+    assert kept.shape == said.shape
+    assert isinstance(kept, Responses) == (held == 1 << 20)
+    assert same(kept, said)
+    assert fit_temperature(kept, labels) == fit_temperature(said, labels)
+    for size in (1, 10, N):
+        for part, own in zip(kept.split(size), said.split(size), strict=True):
+            assert same(part, own)
+    assert not list(tmp_path.iterdir())
+    mine.put(torch.tensor([N + 1]), Responses(said.log_probs[:, :1], said.logsumexp[:, :1]))
+    with pytest.raises(ValueError, match="102 of 103 items came"):
+        mine.kept()
+
+
 def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
     def written(found):
         saved = SavedPredictions(labels={"id": torch.zeros(N, dtype=torch.int64)})
