@@ -56,15 +56,16 @@ class Batch(NamedTuple, Generic[T_co]):
 class Deal(NamedTuple):
     """Which batches are dealt to one of several processes: numbers `which`, `which + of`, `which + 2 of`, ...
 
-    With `as_given` texts stay in the order that they are given in, too, though more is padded then. Without `ahead` images are
-    decoded when their batch is asked for, and none while it is in use: where the model computes on all cores, each would have it
-    wait for one of them.
+    With `as_given` texts stay in the order that they are given in, too, though more is padded then; else they are sorted by length,
+    among all or among so many batches that follow each other. Without `ahead` images are decoded when their batch is asked for, and
+    none while it is in use: where the model computes on all cores, each would have it wait for one of them.
     """
 
     which: int = 0
     of: int = 1
     as_given: bool = False
     ahead: bool = True
+    among: int | None = None
 
     def positions(self, count: int, batch_size: int) -> list[int]:
         """Return where the items of one's own batches stand among `count` that lie in the order of the batches."""

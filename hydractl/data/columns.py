@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,7 +72,7 @@ def images_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool 
             if text
             else "name the column with the images: `::image=COLUMN`",
         )
-    label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label") if labelled else None
+    label = label_column(table, ref) if labelled else None
     store = CellStore(table.images(image), table.where)
     labels = _labels(table, label, progress)
     places = range(table.first, table.first + len(table))
@@ -92,7 +93,7 @@ def texts_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool =
         ]
         for c in columns
     ]
-    label = _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label") if labelled else None
+    label = label_column(table, ref) if labelled else None
     texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
     keys = tuple(range(table.first, table.first + len(table))) if table.first else ()
     return TextSet(texts=texts, keys=keys, name=table.name, **_labels(table, label, progress)._asdict())
@@ -136,11 +137,84 @@ def _checked(cell: object, where: str) -> str:
     return cell
 
 
+def label_column(table: Table, ref: DataRef) -> str | None:
+    """Return the column of labels, None where there is none.
+
+    Raises:
+        DataError: If the reference names one that is missing.
+    """
+    return _found(table, wanted=ref.label, usual=LABEL_COLUMNS, role="label")
+
+
 def _labels(table: Table, column: str | None, progress: Progress) -> Labels:
     if column is None:
         return Labels()
     names = table.classes(column)
     return read_labels(table.cells(column), names=names, where=table.place(column), progress=progress)
+
+
+class LabelReader:
+    """Reads a column of labels as its rows come; memory holds each label once, and a number a row."""
+
+    def __init__(self, names: Sequence[str] | None, *, where: str) -> None:
+        """Wait for the first of them; arguments as of `read_labels`."""
+        self._names = names
+        self.where = where
+        self._withheld = 0
+        self._codes = array("q")
+        self._texts: dict[str, int] = {}
+
+    def add(self, values: Sequence[object]) -> None:
+        """Read the labels of the next rows.
+
+        Raises:
+            DataError: As `read_labels`.
+        """
+        begin = self._withheld + len(self._codes)
+        for row, value in enumerate(values, begin):
+            if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+                raise DataError(
+                    f"{self.where}: row {row} has no usable label: {value!r}",
+                    hint="labels are names or whole numbers",
+                )
+        if not self._codes and all(value == UNKNOWN for value in values):
+            self._withheld += len(values)
+            return
+        rows = [UNKNOWN, *values] if self._withheld else values
+        top = len(self._names) - 1 if self._names is not None else None
+        for row, value in enumerate(rows, 0 if self._withheld else begin):
+            if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
+                raise DataError(
+                    f"{self.where}: row {row} has label {value}, out of range 0..{'' if top is None else top}"
+                )
+        self._codes.extend(self._code(row, value) for row, value in enumerate(values, begin))
+
+    def _code(self, row: int, value: object) -> int:
+        if self._names is not None:
+            return _index(value, self._names, row, self.where)
+        return self._texts.setdefault(str(value), len(self._texts))
+
+    @property
+    def withheld(self) -> bool:
+        """Whether no label was told so far, though rows were read."""
+        return bool(self._withheld and not self._codes)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """What was told so far, each once, where no names are declared."""
+        return tuple(self._texts)
+
+    def labels(self, progress: Progress) -> Labels:
+        """Return what was read so far, as `read_labels` does."""
+        if not self._codes:
+            progress.warn(f"{self.where}: every label is {UNKNOWN}, so the items count as unlabelled")
+            return Labels()
+        if self._names is not None:
+            return Labels(tuple(self._names), tuple(self._codes))
+        numbered = are_numerals(self._texts)
+        found = sorted(self._texts, key=int) if numbered else sorted(self._texts)
+        position = {self._texts[text]: index for index, text in enumerate(found)}
+        return Labels(tuple(found), tuple(position[code] for code in self._codes), numbered)
 
 
 def read_labels(
@@ -161,29 +235,9 @@ def read_labels(
     Raises:
         DataError: If a value is missing, of another type, or out of range.
     """
-    for row, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-            raise DataError(
-                f"{where}: row {row} has no usable label: {value!r}", hint="labels are names or whole numbers"
-            )
-    if all(value == UNKNOWN for value in values):
-        progress.warn(f"{where}: every label is {UNKNOWN}, so the items count as unlabelled")
-        return Labels()
-    top = len(names) - 1 if names is not None else None
-    for row, value in enumerate(values):
-        if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
-            raise DataError(
-                f"{where}: row {row} has label {value}, out of range 0..{'' if top is None else top}"
-            )
-    if names is not None:
-        return Labels(
-            tuple(names), tuple(_index(value, names, row, where) for row, value in enumerate(values))
-        )
-    texts = [str(value) for value in values]
-    numbered = are_numerals(texts)
-    found = sorted(set(texts), key=int) if numbered else sorted(set(texts))
-    position = {name: index for index, name in enumerate(found)}
-    return Labels(tuple(found), tuple(position[text] for text in texts), numbered)
+    reader = LabelReader(names, where=where)
+    reader.add(values)
+    return reader.labels(progress)
 
 
 def _index(value: object, names: Sequence[str], row: int, where: str) -> int:

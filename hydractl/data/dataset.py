@@ -76,7 +76,7 @@ def open_data(
 
 
 def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) -> Stream:
-    """Return a stream of images or texts without labels, of which the first is looked at.
+    """Return a stream of images or texts, of which the first is looked at.
 
     Args:
         ref: Of a Hub data set, with `streaming`. `limit` ends it; `classes` are not chosen among.
@@ -91,11 +91,22 @@ def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) ->
     _check_columns(ref, wants)
     rows = tabular.fetch_rows(ref, progress)
 
-    def made(table: tabular.Table, *, labelled: bool = False) -> Items:
-        return _named(ref, _made(table, ref, wants, progress, labelled=labelled))
+    def made(table: tabular.Table) -> Items:
+        return _named(ref, _made(table, ref, wants, progress, labelled=False))
 
-    made(rows.begun(1), labelled=ref.label is not None)
-    return Stream(content=wants, name=ref.name, most=ref.limit, rows=rows, made=made)
+    first = rows.begun(1)
+    made(first)
+    column = columns.label_column(first, ref)
+    return Stream(
+        content=wants,
+        name=ref.name,
+        most=ref.limit,
+        rows=rows,
+        made=made,
+        column=column,
+        place=first.place(column),
+        declared=None if column is None else first.classes(column),
+    )
 
 
 def _named(ref: DataRef, items: Items) -> Items:

@@ -154,8 +154,13 @@ def encoded(
         texts = of_kind(items, TextSet)
         order = checked_order(len(texts), batch_size, indices)
         tokens = tokenize(texts.texts, how, where=texts.name)
+        among = None if deal.among is None else deal.among * batch_size
         found = TokenBatches.of(
-            tokens, texts.labels, indices=order, batch_size=batch_size, by_length=not deal.as_given
+            tokens,
+            texts.labels,
+            indices=order,
+            batch_size=batch_size,
+            among=1 if deal.as_given else among,
         )
         return replace(found, order=found.order[deal.positions(len(order), batch_size)])
     images = of_kind(items, ImageSet)

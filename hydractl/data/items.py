@@ -105,10 +105,8 @@ class Items(ABC):
         Args:
             digests: `item_digest` of every item, in order; None reads them all.
         """
-        sha = hashlib.sha256(json.dumps([len(self), self.class_names, self.labels]).encode())
-        for digest in map(self.item_digest, range(len(self))) if digests is None else digests:
-            sha.update(digest)
-        return f"sha256:{sha.hexdigest()}"
+        found = map(self.item_digest, range(len(self))) if digests is None else digests
+        return fingerprint_of(len(self), self.class_names, self.labels, found)
 
     def taken(self, indices: Sequence[int], *, name: str | None = None) -> Self:
         """Return the items at `indices`, all classes kept, under another name if one is given.
@@ -283,6 +281,16 @@ class ImageSet(Items):
         return replace(
             self, store=self.store.only(places), places=places, crew=None, class_names=(), labels=None
         )
+
+
+def fingerprint_of(
+    count: int, class_names: Sequence[str], labels: Sequence[int] | None, digests: Iterable[bytes]
+) -> str:
+    """Return the fingerprint of so many items of such labels and digests; see `Items`."""
+    sha = hashlib.sha256(json.dumps([count, class_names, labels]).encode())
+    for digest in digests:
+        sha.update(digest)
+    return f"sha256:{sha.hexdigest()}"
 
 
 def read_bytes(path: Path) -> bytes:

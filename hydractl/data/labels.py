@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from hydractl.data.items import LABELS_HINT, Items
 from hydractl.errors import DataError, UsageError
@@ -13,6 +14,26 @@ from hydractl.progress import SILENT, Progress, quoted
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _SHOWN = 5
+
+
+class Labelled(Protocol):
+    """What is said of the classes of a data set; as `Items` have it."""
+
+    @property
+    def name(self) -> str:
+        """What reports call the set."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name a class."""
+
+    @property
+    def labels(self) -> tuple[int, ...] | None:
+        """For each item an index into these."""
+
+    @property
+    def numbered(self) -> bool:
+        """Whether classes have no names."""
 
 
 def are_numerals(names: Iterable[str]) -> bool:
@@ -53,7 +74,7 @@ def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[i
     return tuple(sorted(chosen))
 
 
-def required_labels(items: Items, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
+def required_labels(items: Labelled, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
     """Return the data's labels, in the data's own classes.
 
     Args:
@@ -70,7 +91,7 @@ def required_labels(items: Items, option: str, *, hint: str = LABELS_HINT) -> tu
 
 
 def match_classes(
-    items: Items,
+    items: Labelled,
     model_labels: Sequence[str],
     *,
     num_classes: int,

@@ -148,7 +148,7 @@ class DataRef:
         if self.endless:
             raise UsageError(
                 f"`{self}`: a stream does not say how long it is",
-                hint="add `limit=N`: the first N rows are read, and no more fetched; or leave `streaming` out. `predict` takes all of it",
+                hint="add `limit=N`: the first N rows are read, and no more fetched; or leave `streaming` out. `predict` takes all of it, and `eval` what it measures",
             )
 
     @classmethod

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hydractl.data.columns import LabelReader
 from hydractl.data.items import Content, Items
 from hydractl.data.tabular import RowStream, Table
+
+BATCHES = 16
+"""How many batches of rows are read at a time; texts are sorted by length among as many, however they are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -18,7 +22,10 @@ class Stream:
         name: What reports call it.
         most: How many there are at most; None where nobody knows.
         rows: Where they come from.
-        made: Makes items of some rows.
+        made: Makes items of some rows, without labels.
+        column: Where labels are; None where there are none.
+        place: What messages call it.
+        declared: Their class names, where they are known beforehand.
     """
 
     content: Content
@@ -26,6 +33,23 @@ class Stream:
     most: int | None
     rows: RowStream
     made: Callable[[Table], Items]
+    column: str | None = None
+    place: str = ""
+    declared: Sequence[str] | None = None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name a class, in the order that labels count; empty where they are known at the end of the stream."""
+        return tuple(self.declared or ())
+
+    @property
+    def labels(self) -> None:
+        """They come with the rows."""
+
+    @property
+    def numbered(self) -> bool:
+        """Classes that are declared have names."""
+        return False
 
     def key(self, index: int) -> int:
         """Return what a user finds an item by: its row number in the stream."""
@@ -40,6 +64,17 @@ class Stream:
         """
         for table in self.rows.tables(sizes, start=start):
             yield self.made(table)
+
+    def labelled(self, sizes: Iterable[int]) -> Iterator[tuple[Items, Sequence[object]]]:
+        """Yield what `parts` does from the first on, and what stands in the column of labels beside each; raises as there."""
+        for table in self.rows.tables(sizes):
+            yield self.made(table), () if self.column is None else table.cells(self.column)
+
+    def reader(self) -> LabelReader | None:
+        """Return what makes labels of such cells, None where there are none."""
+        if self.column is None:
+            return None
+        return LabelReader(self.declared, where=self.place)
 
     def mended(self, mend: Callable[[Items], Items]) -> Stream:
         """Return the stream, something done to each of its parts."""

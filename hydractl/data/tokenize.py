@@ -202,12 +202,17 @@ class TokenBatches:
         *,
         indices: Sequence[int],
         batch_size: int,
-        by_length: bool = True,
+        among: int | None = None,
     ) -> TokenBatches:
-        """Sort positions by length; of equal lengths the order given stays, so the batches hang on nothing else."""
+        """Sort positions by length, among all or among so many that follow each other.
+
+        Of equal lengths the order given stays, so the batches hang on nothing else.
+        """
         order = torch.tensor(indices, dtype=torch.int64)
-        if by_length:
-            order = order[tokens.lengths[order].argsort(descending=True, stable=True)]
+        parts = order.split(max(1, len(order) if among is None else among))
+        order = torch.cat(
+            [part[tokens.lengths[part].argsort(descending=True, stable=True)] for part in parts]
+        )
         held = None if labels is None else torch.tensor(labels)
         return cls(tokens=tokens, labels=held, order=order, batch_size=batch_size)
 

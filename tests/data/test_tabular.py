@@ -6,10 +6,13 @@ import json
 import datasets
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hydractl.data.columns import read_labels
+from hydractl.data.columns import LabelReader, read_labels
 from hydractl.data.dataset import open_data
 from hydractl.errors import DataError, UsageError
+from hydractl.progress import SILENT
 
 ROWS = ({"image": "img/0.png", "label": "cat"}, {"image": "img/1.png", "label": "ant"})
 
@@ -208,6 +211,34 @@ def test_label_outside_the_declared_classes(heard):
         read_labels([0, 2], names=("a", "b"), where="t", progress=heard)
     with pytest.raises(DataError, match="t: row 0 has 'a' where an index into 2 class names belongs"):
         read_labels(["a"], names=("a", "b"), where="t", progress=heard)
+
+
+@given(
+    values=st.one_of(
+        st.lists(st.sampled_from([-1, 0, 1, 2, 9, 10, -2]), min_size=1, max_size=12),
+        st.lists(st.sampled_from(["b", "a", "7", "10", ""]), min_size=1, max_size=12),
+        st.lists(st.sampled_from([-1, None, True, 1]), min_size=1, max_size=6),
+    ),
+    size=st.integers(1, 5),
+    names=st.sampled_from([None, ("x", "y", "z")]),
+)
+def test_labels_that_come_in_parts_are_those_of_the_whole(values, size, names):
+    def read(add_all):
+        try:
+            return add_all()
+        except DataError as error:
+            return error.message
+
+    def in_parts():
+        reader = LabelReader(names, where="t")
+        for begin in range(0, len(values), size):
+            reader.add(values[begin : begin + size])
+        return reader.labels(SILENT)
+
+    whole = read(lambda: read_labels(values, names=names, where="t", progress=SILENT))
+    found = read(in_parts)
+    assert type(found) is type(whole)
+    assert isinstance(whole, str) or found == whole
 
 
 def test_missing_file_and_folder_of_that_name(here):

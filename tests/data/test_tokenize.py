@@ -100,6 +100,22 @@ def test_batches_hold_every_text_once_and_pad_no_more_than_they_must(batch, batc
     assert torch.equal(lengths, lengths.sort(descending=True).values)
 
 
+@settings(max_examples=40)
+@given(items, st.integers(1, 3), st.integers(1, 3))
+def test_batches_of_parts_are_those_of_all_that_are_sorted_among_as_many(batch, batch_size, among):
+    tokens, size = tokenize(batch, tokenization()), batch_size * among
+    whole = TokenBatches.of(tokens, None, indices=range(len(batch)), batch_size=batch_size, among=size)
+    parts = []
+    for begin in range(0, len(batch), size):
+        part = tokenize(batch[begin : begin + size], tokenization())
+        own = TokenBatches.of(part, None, indices=range(len(part)), batch_size=batch_size)
+        parts += [one._replace(indices=one.indices + begin) for one in own]
+
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one.indices, other.indices)
+        assert all(torch.equal(one.inputs[name], x) for name, x in other.inputs.items())
+
+
 def test_texts_of_one_length_keep_their_order():
     tokens = tokenize(["the film"] * 5, tokenization())
     batches = TokenBatches.of(tokens, None, indices=(3, 1, 4), batch_size=2)

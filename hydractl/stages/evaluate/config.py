@@ -21,12 +21,14 @@ from hydractl.rivals.reference import BayesVlm, Laplace, Rival, Vilu
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.refs import (
-    OOD_SETS,
+    OOD_STREAMS,
     ROWS,
+    STREAM,
     NamedData,
     NamedModels,
     check_distinct,
     check_rivals,
+    check_whole,
     model_name,
 )
 from hydractl.stages.evaluate.risk import DELTA, OPTION, parse_risk
@@ -48,16 +50,16 @@ class EvalConfig:
     data: DataRef = required(
         Setting(
             f"In-distribution data, with labels: {shared.DATA_SOURCES}.",
-            parse=DataRef.parse,
+            parse=STREAM,
             metavar=shared.DATA_METAVAR,
             panel=DATA,
             shows=False,
             role=Role.DATA,
         )
     )
-    near: tuple[NamedData, ...] = by_default((), OOD_SETS)
+    near: tuple[NamedData, ...] = by_default((), OOD_STREAMS)
     far: tuple[NamedData, ...] = by_default(
-        (), replace(OOD_SETS, help=f"OOD data far from it; also {shared.UNLABELLED_SOURCES}.")
+        (), replace(OOD_STREAMS, help=f"OOD data far from it; also {shared.UNLABELLED_SOURCES}.")
     )
     compare: tuple[NamedModels, ...] = by_default(
         (),
@@ -91,7 +93,7 @@ class EvalConfig:
     ood_val: tuple[NamedData, ...] = by_default(
         (),
         replace(
-            OOD_SETS,
+            OOD_STREAMS,
             help="Validation OOD data: the report says which score is best there, so that none is chosen on `--near` and `--far`. Needs "
             "`--val`.",
         ),
@@ -99,7 +101,7 @@ class EvalConfig:
     val: DataRef | None = setting(
         None,
         "Held-out ID data, which `--ood-val` is told from.",
-        parse=DataRef.parse,
+        parse=STREAM,
         metavar=shared.DATA_METAVAR,
         panel=DATA,
         shows=False,
@@ -197,6 +199,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         check(self)
         check_rivals(self.model, self.compare, self.fitted)
+        check_whole(self.data, corrupted=bool(self.corrupt))
         check_distinct([row.name for row in self.rows], what="rows", option="--compare")
         check_distinct([d.name for d in self.ood + self.ood_val], what="OOD data sets", option="--near")
         models = [m for row in self.rows for m in row.models]

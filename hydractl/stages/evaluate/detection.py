@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hydractl.errors import DataError, UsageError
+from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.detecting import Detecting, Scores
 from hydractl.fusion.features import Watched
-from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.report import StoredScores, Value
-from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.samples import Kept
@@ -104,22 +102,6 @@ def check_held(
             f"{model.reference}: {why}",
             hint="add `--fit DATA`, the labelled data that the model was trained on",
         )
-
-
-def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> None:
-    """Refuse to choose a score on the data that it is tested on.
-
-    Raises:
-        DataError: If validation and test data are the same.
-    """
-    tested = {fingerprints[name].sha256: name for name in (ID_NAME, *(d.name for d in config.ood))}
-    for name in (VAL, *(d.name for d in config.ood_val)) if config.ood_val else ():
-        own = fingerprints[name]
-        if own.sha256 in tested:
-            raise DataError(
-                f"`{own.reference}` for validation is `{fingerprints[tested[own.sha256]].reference}`, which is tested on",
-                hint="choose on other data: another split, or other OOD data",
-            )
 
 
 def validated(

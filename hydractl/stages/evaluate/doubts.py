@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from hydractl.errors import UsageError
+from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Step, steps_to
@@ -59,6 +59,22 @@ def of_data(
             yield (
                 f"{found[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it have no "
                 "width, or too little"
+            )
+
+
+def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> None:
+    """Refuse to choose a score on the data that it is tested on.
+
+    Raises:
+        DataError: If validation and test data are the same.
+    """
+    tested = {fingerprints[name].sha256: name for name in (ID_NAME, *(d.name for d in config.ood))}
+    for name in (VAL, *(d.name for d in config.ood_val)) if config.ood_val else ():
+        own = fingerprints[name]
+        if own.sha256 in tested:
+            raise DataError(
+                f"`{own.reference}` for validation is `{fingerprints[tested[own.sha256]].reference}`, which is tested on",
+                hint="choose on other data: another split, or other OOD data",
             )
 
 

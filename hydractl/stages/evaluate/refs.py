@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -49,14 +50,16 @@ class NamedData:
         return cls(name=name or own or _source_name(ref), ref=ref)
 
     @classmethod
-    def parse_all(cls, text: str) -> tuple[Self, ...]:
+    def parse_all(cls, text: str, *, endless: bool = False) -> tuple[Self, ...]:
         """Read `NAME=DATA`, or a bare DATA named after its source; of a preset's sets each with its name.
+
+        A stream that does not say how long it is only if `endless` ones will do.
 
         Raises:
             UsageError: If the name or the reference is malformed, or one name is for several sets.
         """
         name, rest = _split_name(text)
-        found = DataRef.parse_all(rest)
+        found = DataRef.parse_all(rest, endless=endless)
         if name is not None and len(found) > 1:
             raise UsageError(
                 f"`{text}`: one name for {len(found)} data sets", hint=f"leave it out: `{rest}` has names"
@@ -123,6 +126,8 @@ OOD_SETS = Setting(
     panel="Data",
     role=Role.DATA,
 )
+STREAM = partial(DataRef.parse, endless=True)
+OOD_STREAMS = replace(OOD_SETS, parse=partial(NamedData.parse_all, endless=True))
 ROWS = Setting(
     "One more row of what is there already, as `eval --compare` has it.",
     parse=NamedModels.parse,
@@ -166,6 +171,19 @@ def check_distinct(names: Sequence[str], *, what: str, option: str) -> None:
                 f"{names.count(name)} {what} are called `{name}`",
                 hint=f"name them apart: `{option} NAME=...`",
             )
+
+
+def check_whole(data: DataRef, *, corrupted: bool) -> None:
+    """Refuse to corrupt a stream that does not say how long it is: each corruption would read it once more.
+
+    Raises:
+        UsageError: If that is asked for.
+    """
+    if corrupted and data.endless:
+        raise UsageError(
+            f"`--corrupt`: `{data}` is a stream, which would be read anew for each corruption at each severity",
+            hint="add `limit=N`: the first N rows are read once and kept; or leave `streaming` out",
+        )
 
 
 def check_rivals(model: str, compared: Sequence[NamedModels], fitted: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hydractl.claims import Claim
 from hydractl.data.corruptions.names import chosen
-from hydractl.data.inputs import Reading, content_of
+from hydractl.data.inputs import content_of
 from hydractl.data.items import Content
 from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import load_any
@@ -25,7 +25,7 @@ from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import Numbers, means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Kept, together
+from hydractl.metrics.samples import Kept
 from hydractl.metrics.scores import KNN, MSP, SCORES, definition_of
 from hydractl.metrics.table import METRICS, needing
 from hydractl.parallel import answering_device, start_team
@@ -35,7 +35,7 @@ from hydractl.runtime import digest_file, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
-from hydractl.stages.evaluate.detection import as_stored, check_apart, check_held, detecting, validated
+from hydractl.stages.evaluate.detection import as_stored, check_held, detecting, validated
 from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
 from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
 from hydractl.stages.evaluate.extras.curves import with_curves
@@ -46,14 +46,15 @@ from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
 from hydractl.stages.evaluate.rivals import derive
 from hydractl.stages.evaluate.saved import SavedPredictions
-from hydractl.stages.evaluate.selection import Stored, check_count, check_storable, threshold_of
+from hydractl.stages.evaluate.selection import Stored, check_storable, threshold_of
 from hydractl.stages.shared.asked import asked_of
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.outputs import claim
 from hydractl.stages.shared.predictions import (
+    Asked,
     Keeping,
+    Parted,
     Predictor,
-    PreparedData,
     Scaling,
     fits,
     predict_together,
@@ -97,8 +98,8 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     check_photographs(corruptions, opened[0][0].header.preprocess)
     config.check_conditions((each.name, str(each.severity)) for each in corruptions)
     data = EvalData.open(config, opened, team, progress)
-    check_apart(config, data.fingerprints)
-    check_count(config, len(data.labels))
+    if not data.streamed:
+        data.learn()
     check_storable(config, opened[0][0], data.classes)
     check_held(config, opened, data.classes)
     analyst = Analyst(
@@ -118,7 +119,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     model, paths = opened[0][0], _paths(config, document)
     stored = None
     if config.store in paths:
-        stored = Stored.of(config, model, rows[0], data.fingerprints, fitted)
+        stored = Stored.of(config, model, rows[0], data.known.fingerprints, fitted)
     _publish(config, document, predictions, own, stored)
     team.told(document.to_json())  # when it is there: the others end with it
     return EvalReport(document=document, paths=paths, config=config)
@@ -158,10 +159,10 @@ def _measure_rows(
     timed = leads and bool(needing(config.chosen, Needs.TIME))
     rows: list[Row] = []
     numbers: list[Numbers] = []
-    doubts = [*data.doubts]
+    doubts: list[str] = []
     loaded: list[Loaded] = []
     scores: Scores | None = None
-    saved = SavedPredictions(labels={ID_NAME: data.labels})
+    saved = SavedPredictions(labels={})
     for named, models in zip(config.rows, opened, strict=True):
         progress.step(f"Evaluating {named.name}")
         row = _load(models, machine)
@@ -178,6 +179,7 @@ def _measure_rows(
         scaling = _scaling(config, named, held, data, progress)
         del held
         every = {name: said(inputs) for name, inputs in data.inputs.items()}
+        data.learn()  # streams have passed
         found = {name: scaling(each) for name, each in every.items() if each is not None}
         shift = under_corruptions(config, analyst.corruptions, data, ask(row.models), scaling)
         analyses = analyst.of(named, row, models, found, scaling)
@@ -186,8 +188,9 @@ def _measure_rows(
             del row  # before the next one is loaded
             continue
         others = scaling.values(_stored(models)) | count_sizes(row, config.chosen, models)
-        numbers.append(replace(_numbers(config, found, data.labels), shift=shift))
-        measured = _row(config, named, models, found, data.labels, numbers[-1])
+        labels = data.known.labels
+        numbers.append(replace(_numbers(config, found, labels), shift=shift))
+        measured = _row(config, named, models, found, labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
         told = {
             "values": measured.values | others,
@@ -196,7 +199,7 @@ def _measure_rows(
             "analyses": analyses,
         }
         rows.append(measured.model_copy(update={"derived": derived, "stored_scores": stored, **told}))
-        for doubt in of_row(config, rows[-1], models, data.fingerprints):
+        for doubt in of_row(config, rows[-1], models, data.known.fingerprints):
             doubts.append(doubt)
             progress.warn(doubt)
         if config.save_predictions is not None:
@@ -204,7 +207,7 @@ def _measure_rows(
                 named.name, found, raw=any(SCORES[score].raw for score in config.scores if score in SCORES)
             )
         if config.curves:
-            rows[-1] = with_curves(config, rows[-1], models, found, data.labels)
+            rows[-1] = with_curves(config, rows[-1], models, found, labels)
         if timed:
             loaded.append(row)
         del row  # before the next one is loaded
@@ -213,7 +216,8 @@ def _measure_rows(
             loaded, config.chosen, batch_size=config.batch_size, seed=config.seed, progress=progress
         )
         rows = [r.model_copy(update={"values": r.values | t}) for r, t in zip(rows, times, strict=True)]
-    return rows, doubts, saved, scores
+    saved.labels[ID_NAME] = data.known.labels
+    return rows, [*data.known.doubts, *doubts], saved, scores
 
 
 def _load(models: Sequence[OpenModel], machine: Machine) -> Loaded:
@@ -239,22 +243,13 @@ def _ask(
     *,
     keeping: Keeping,
     progress: Progress,
-) -> Callable[[PreparedData], Kept | None]:
+) -> Callable[[Parted], Kept | None]:
     """Return what has the models of a row answer, or what stands for each."""
-    each = [*zip(asked, row.preprocess, opened, strict=True)]
-    return partial(_predict_row, each, keeping=keeping, progress=progress)
-
-
-def _predict_row(
-    row: Sequence[tuple[Predictor | Detecting, Reading, OpenModel]],
-    inputs: PreparedData,
-    keeping: Keeping,
-    progress: Progress,
-) -> Kept | None:
-    """Return what all members of all models of a row say; None in processes that do not lead."""
-    parts = [predict_together(m, inputs, p, keeping, name=o.reference, progress=progress) for m, p, o in row]
-    own = tuple(part for part in parts if part is not None)
-    return together(own) if own else None
+    each = [
+        Asked(model, reads, own.reference)
+        for model, reads, own in zip(asked, row.preprocess, opened, strict=True)
+    ]
+    return lambda inputs: predict_together(each, inputs, keeping, progress=progress)
 
 
 def _numbers(config: EvalConfig, found: dict[str, Kept], labels: Tensor) -> Numbers:
@@ -310,7 +305,7 @@ def _document(
     shown = {*config.chosen, *(name for row in rows for name in row.values)}
     return Report(
         rows=tuple(rows),
-        data=data.fingerprints,
+        data=data.known.fingerprints,
         near=tuple(d.name for d in config.near),
         far=tuple(d.name for d in config.far),
         ood_val=tuple(d.name for d in config.ood_val),

@@ -16,16 +16,13 @@ from hydractl.data.batches import Batch, Deal
 from hydractl.data.crew import cores
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items, TextSet
-from hydractl.data.stream import Stream
+from hydractl.data.stream import BATCHES, Stream
 from hydractl.families.tower import Towers
 from hydractl.fusion.detecting import Detecting
 from hydractl.fusion.responding import responses
 from hydractl.inputs import Inputs
 from hydractl.metrics.samples import Responses, Scored
 from hydractl.parallel import Team
-
-BATCHES = 16
-"""How many are answered before their lines are written; texts are sorted by length among as many."""
 
 
 def window(batch_size: int) -> int:

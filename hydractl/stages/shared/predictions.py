@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ from hydractl.fusion.detecting import Detecting
 from hydractl.fusion.responding import gathered, responses
 from hydractl.inputs import Inputs
 from hydractl.manifest.report import Value
-from hydractl.metrics.samples import Kept, Responses, Scored
+from hydractl.metrics.samples import Kept, Responses, Scored, together
 from hydractl.metrics.scores import MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
 from hydractl.parallel import Team
 from hydractl.progress import SILENT, Progress, counted
 from hydractl.rivals.vilu import Judged
-from hydractl.stages.shared.spool import Spool
+from hydractl.stages.shared.spool import Filled, Spool
 
 Predictor = Towers
 ALONE = Team()
@@ -79,6 +79,15 @@ class PreparedData:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @property
+    def count(self) -> int:
+        """How many items there are."""
+        return len(self)
+
+    def parts(self) -> Iterator[tuple[int, PreparedData]]:
+        """Yield all of it."""
+        yield 0, self
 
     def of(self, items: Items, *, name: str) -> PreparedData:
         """Return other items, read as these are but not held."""
@@ -144,25 +153,36 @@ class Keeping(NamedTuple):
     folder: Path | None
 
 
-def predict_together(
-    model: Predictor | Detecting,
-    inputs: PreparedData,
-    preprocess: Reading,
-    keeping: Keeping,
-    *,
-    name: str,
-    progress: Progress = SILENT,
-) -> Kept | None:
-    """Return what `predict` does, of all processes' batches, in the one that leads; in the others None.
+class Asked(NamedTuple):
+    """A model, perhaps beside scores of its features, how it reads, and what errors call it."""
 
-    Memory holds a batch of each process at most, and what a `Spool` holds.
+    model: Predictor | Detecting
+    reads: Reading
+    name: str
+
+
+class Parted(Protocol):
+    """A data set that is gone over part by part, as a `PreparedData` is in one."""
+
+    @property
+    def count(self) -> int | None:
+        """How many items there are; None where nobody knows yet."""
+
+    def parts(self) -> Iterator[tuple[int, PreparedData]]:
+        """Yield the place of each part's first item, and it, of which this process has its batches; every process all."""
+
+
+def predict_together(
+    row: Sequence[Asked], inputs: Parted, keeping: Keeping, *, progress: Progress = SILENT
+) -> Kept | None:
+    """Return what all members of all models of a row say of a data set, in the process that leads; in the others None.
+
+    Memory holds a batch of each process at most, a part of what comes in parts, and what a `Spool` holds of each model.
 
     Args:
-        model: As for `predict`.
+        row: The models, which are asked in turn about each part.
         inputs: The data, of which each process has its batches.
-        preprocess: As for `predict`.
-        keeping: Who does, and where it goes.
-        name: As for `predict`.
+        keeping: Who predicts, and where it goes.
         progress: Sees this process's batches pass.
 
     Raises:
@@ -171,25 +191,49 @@ def predict_together(
         CheckpointError: Likewise.
         OutputError: If there is no room for the predictions.
     """
-    spool = Spool(len(inputs), keeping.folder)
-    batches = inputs.tracked(preprocess, name, progress)
-    names: list[str] = []
-    if isinstance(model, Detecting):
-        names = [*model.names]
-        own = model.responses(batches, name=name, data=inputs.name)
-    else:
-        own = responses(model, batches, name=name, data=inputs.name)
-        if isinstance(model, Judged):
-            names, own = [MSP], _unsure(model, own)
-    scores = torch.zeros(len(inputs), len(names), dtype=torch.float64)
-    for indices, log_probs, logsumexp, *scored in keeping.team.each(own):
-        if keeping.team.leads:
-            spool.put(indices, Responses(log_probs, logsumexp))
-            scores[indices] = scored[0].squeeze(0) if scored else scores[indices]
-    if not keeping.team.leads:
-        return None
-    found = spool.kept()
-    return Scored(found, dict(zip(names, scores.unbind(1), strict=True))) if names else found
+    each = [_Said(asked, inputs.count, keeping) for asked in row]
+    for begin, part in inputs.parts():
+        for one in each:
+            one.ask(part, begin, progress)
+    return together([one.kept() for one in each]) if keeping.team.leads else None
+
+
+class _Said:
+    """What one model says of a data set, as it comes."""
+
+    def __init__(self, asked: Asked, count: int | None, keeping: Keeping) -> None:
+        self._asked, self._team = asked, keeping.team
+        self._spool = Spool(count, keeping.folder)
+        self._scores = Filled(count)
+        self._names: list[str] = []
+        if isinstance(asked.model, Detecting):
+            self._names = [*asked.model.names]
+        elif isinstance(asked.model, Judged):
+            self._names = [MSP]
+
+    def ask(self, part: PreparedData, begin: int, progress: Progress) -> None:
+        """Ask the model about a part of the data, whose first item is item `begin`."""
+        model, reads, name = self._asked
+        batches = part.tracked(reads, name, progress)
+        if isinstance(model, Detecting):
+            own = model.responses(batches, name=name, data=part.name)
+        else:
+            own = responses(model, batches, name=name, data=part.name)
+            if isinstance(model, Judged):
+                own = _unsure(model, own)
+        for indices, log_probs, logsumexp, *scored in self._team.each(own):
+            if self._team.leads:
+                self._spool.put(indices + begin, Responses(log_probs, logsumexp))
+                for scores in scored:
+                    self._scores.put(indices + begin, scores.double())
+
+    def kept(self) -> Kept:
+        """Return all of it."""
+        found = self._spool.kept()
+        if not self._names:
+            return found
+        scores = self._scores.all().squeeze(0)
+        return Scored(found, dict(zip(self._names, scores.unbind(1), strict=True)))
 
 
 def _unsure(model: Judged, own: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import threading
 import tracemalloc
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pytest
-from PIL import Image
 
 from hydractl.errors import DataError, HubError, ManifestError, UsageError
 from hydractl.families.opening import open_model
@@ -23,45 +20,13 @@ from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared.unchanged import looked
 from support.builders import base
 from support.heard import Heard
+from support.lake import IMAGES, TEXTS, Lake, image, stored, text
 from support.text_folders import save_text_model
 from support.together import together
 from support.variants import VARIANTS
 
 BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
-IMAGES = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["r", "b"]))
-TEXTS = datasets.Features(text=datasets.Value("string"), label=datasets.Value("int64"))
-WORDS = ("mat", "the cat sat", "a cat on the mat", "sat", "on a mat the cat sat on a mat")
 STREAM = "hf:org/name::streaming=true"
-
-
-def image(i, side=9):
-    file = io.BytesIO()
-    pixels = np.random.default_rng(i).integers(0, 256, (side, side + 2, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "BMP")
-    return {"image": {"bytes": file.getvalue(), "path": None}, "label": i % 2}
-
-
-def text(i):
-    return {"text": f"{WORDS[i % 5]} {i}", "label": i}
-
-
-class Lake:
-    """What the Hub streams: `count` rows, as `row` has them; `read` are the rows that were asked for."""
-
-    def __init__(self, count, row=image, features=IMAGES):
-        self.count, self.row, self.features = count, row, features
-        self.read = []
-        self.watch = lambda: None
-
-    def rows(self):
-        for i in range(self.count):
-            self.read.append(i)
-            self.watch()
-            yield self.row(i)
-
-    def stream(self, *_, streaming=False, **__):
-        assert streaming
-        return datasets.IterableDataset.from_generator(self.rows, features=self.features)
 
 
 @pytest.fixture
@@ -109,13 +74,6 @@ def config(*data, out="out.jsonl", model="vit.st", batch_size=2, **settings):
 
 def lines(name="out.jsonl"):
     return [json.loads(line) for line in stage.Path(name).read_text().splitlines()]
-
-
-def stored(lake, name):
-    """The same rows in a file."""
-    rows = [lake.row(i) for i in range(lake.count)]
-    datasets.Dataset.from_list(rows, features=lake.features).to_parquet(name)
-    return name
 
 
 @pytest.mark.parametrize(("row", "features", "model"), [(image, IMAGES, "vit.st"), (text, TEXTS, "bert")])

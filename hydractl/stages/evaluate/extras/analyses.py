@@ -28,7 +28,8 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
-from hydractl.stages.shared.predictions import Scaling
+from hydractl.stages.evaluate.streamed import StreamedData
+from hydractl.stages.shared.predictions import PreparedData, Scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ class Analyst:
             apart=() if any(named.rivals) else apart_of(models, self.opened),
             batches=self._batches,
             counts={name: len(inputs) for name, inputs in self.data.inputs.items()},
-            labels=self.data.labels,
+            labels=self.data.known.labels,
             ood=self.config.groups,
             corruptions=self.corruptions,
             scores=self.scores,
@@ -131,10 +132,10 @@ class Analyst:
         return [score for score in scores if score in SCORES] if scores[0] in SCORES else []
 
     def _batches(self, part: Part, of: str | Corruption) -> Iterable[Batch[Inputs]]:
-        clean = self.data.inputs[ID_NAME]
         if isinstance(of, Corruption):
-            name = f"{of.name} {of.severity}"
-            inputs = clean.of(with_corruption(clean.dataset, of), name=name)
+            clean = self.data.whole(ID_NAME)
+            corrupted = with_corruption(clean.dataset, of)
+            inputs: PreparedData | StreamedData = clean.of(corrupted, name=f"{of.name} {of.severity}")
         else:
             inputs = self.data.inputs[of]
         return inputs.tracked(part.opened.header.preprocess, part.opened.reference, self.progress)

@@ -62,14 +62,14 @@ def under_corruptions(
     """
     cells: dict[tuple[str, str], dict[str, Measured]] = {}
     for corruption in corruptions:
-        clean = data.inputs[ID_NAME]
+        clean = data.whole(ID_NAME)
         items = with_corruption(clean.dataset, corruption)
         found = said(clean.of(items, name=f"{corruption.name} {corruption.severity}"))
         if found is None:
             continue
         cells[corruption.name, str(corruption.severity)] = measure(
             scaling(found),
-            data.labels,
+            data.known.labels,
             {},
             metrics=needing(config.chosen, Needs.LABELS),
             scores=(),
