@@ -62,7 +62,7 @@ class Lazy(Exact):
 
     @property
     def swaps(self) -> int:
-        """How many swaps are tried at the end."""
+        """How many swaps are tried at the end, at most."""
         return trials_of(self.settings, self.budget)
 
     @property
@@ -135,8 +135,7 @@ class Lazy(Exact):
 
     def _seen(self, heads: Sequence[HeadId], *, trails: bool = False) -> dict[HeadId, tuple[float, Outcomes]]:
         """Return value and traits without each of some heads in turn; for `trails` see `Circuit.outcomes`."""
-        self.evaluations += len(heads)
-        self.work += self._after(heads)
+        self._count(heads)
         outcomes, traits = self.circuit.outcomes(heads, trails=trails)
         values = values_of(self.circuit.objective, outcomes).tolist()
         return {head: (values[i], traits.candidate(i)) for i, head in enumerate(heads)}
@@ -163,9 +162,25 @@ class Lazy(Exact):
             return list(removals)
         now = self.circuit.whole()[1] if self.now is None else self.now
         swaps = Swaps(self.circuit, self._value, Known(now, self.effects, self.back), removals)
-        found = swaps.run(self.swaps)
+        swaps.run(self.swaps)
         self.swapped = swaps.made
-        return found
+        return self._in_order(swaps.removals, swaps.first)
+
+    def _in_order(self, removals: Sequence[Removal], first: int) -> list[Removal]:
+        """Return removals with the objective after each, which from the number `first` on is known of the last alone."""
+        later = removals[first:]
+        self.circuit.change([removal.id for removal in later])
+        valued = list(removals[:first])
+        for removal in later[:-1]:
+            self.circuit.remove(removal.id)
+            self._count([removal.id])
+            valued.append(removal.model_copy(update={"objective": self.circuit.value()}))
+        return [*valued, *later[-1:]]
+
+    def _count(self, heads: Sequence[HeadId]) -> None:
+        """Take note that candidates are valued."""
+        self.evaluations += len(heads)
+        self.work += self._after(heads)
 
     def _base(self) -> float:
         return sum(float(len(left) * self.sizes[name]) for name, left in self.circuit.left.items())
@@ -199,5 +214,5 @@ class Lazy(Exact):
 
 
 def trials_of(settings: CircuitSettings, budget: int) -> int:
-    """Return how many swaps are tried after so many removals."""
-    return budget // 2 if settings.swaps is None else settings.swaps
+    """Return how many swaps are tried after so many removals, at most."""
+    return budget if settings.swaps is None else settings.swaps

@@ -13,8 +13,9 @@ Candidates of one layer run side by side on the batch axis.
 
 from __future__ import annotations
 
-import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -99,7 +100,7 @@ class Circuit:
             return
         heads = [head for head in self.candidates() if self.left[head.tower][head.layer][0] == head.head]
         for role, data in self.data.items():
-            for samples in itertools.islice(data, 1):
+            for samples in islice(data, 1):
                 for _ in self._without(Batch(role, 0, samples), self._picks(heads)):
                     pass
 
@@ -234,7 +235,7 @@ class Circuit:
     def _answered(
         self, batch: Batch, lowest: Mapping[str, int], made: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Return logits (1, B, C) of one batch; of towers in `lowest` what is kept counts below that layer only.
+        """Return logits (1, B, C) of one batch; of towers in `lowest` what enters a layer is kept, and counts, below that one only.
 
         `made` holds outputs of those of them that are always asked the same.
         """
@@ -246,11 +247,12 @@ class Circuit:
             elif name in made:
                 outputs[name] = made[name]
             else:
-                tower = self.model.tower(name)
-                known = self._streams.known((name, batch.role, batch.number), lowest[name])
-                found = tower.resume(known[-1].leaving, len(known)) if known else tower(asked)
+                tower, fixed = self.model.tower(name), name in self.model.answer.fixed
+                key = None if fixed else (name, batch.role, batch.number)
+                below = deque(islice(self._streams.entering(key, tower, asked), lowest[name]), maxlen=1)
+                found = tower.resume(below[0].leaving, lowest[name]) if below else tower(asked)
                 outputs[name] = found.unsqueeze(0)
-                if name in self.model.answer.fixed:
+                if fixed:
                     made[name] = outputs[name]
         logits: torch.Tensor = self.model.answer(outputs)
         return logits

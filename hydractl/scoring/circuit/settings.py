@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SEARCHES = ("exact", "lazy")
 RECHECK = 24
-DOUBT = 0.12
+DOUBT = 0.18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,8 @@ class CircuitSettings(Settings):
     """None where the search is exact."""
     swaps: int | None = setting(
         None,
-        "lazy: at the end try N swaps of a head that went for one that stayed (default: half as many as go; 0: none).",
+        "lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends "
+        "sooner where half as many as go were in vain, one after another.",
         low=0,
         metavar="N",
         panel=CIRCUIT,

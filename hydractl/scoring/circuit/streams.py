@@ -48,10 +48,6 @@ class Streams:
         self._without.clear()
         self._kept.clear()
 
-    def known(self, key: Key, layers: int) -> Sequence[Entered]:
-        """Return what enters the first blocks of a batch, of so many at most as are kept."""
-        return self._known.get(key, [])[:layers]
-
     def entering(self, key: Key | None, tower: Tower, inputs: Inputs) -> Iterator[Entered]:
         """Yield each block with what enters it, and keep it; without a key keep nothing."""
         if key is None or not self.room:

@@ -16,6 +16,8 @@ Valued: TypeAlias = Callable[[Sequence[HeadId]], tuple[float, Outcomes]]
 
 WIDTH = 8
 """Of the heads that may come back, and of those that may go, so many that promise most are paired."""
+PATIENCE = 1 / 2
+"""The search ends after so many swaps in vain, one after another, of the number of removals."""
 
 
 class Swap(NamedTuple):
@@ -38,10 +40,10 @@ class Swaps:
 
     A swap's value is expected as a head's is: from the effects of both, as they were last seen. Those that promise most
     are tried on all data, and made if the objective rises; so it never falls. What a swap did is shared out among both
-    effects. In the order the head that comes back is left out, and the one that goes is the last; the objective after
-    each removal from there on is computed anew.
+    effects. In the order the head that comes back is left out, and the one that goes is the last.
 
     Attributes:
+        removals: In order; from the number `first` on, all but the last say an objective that is no longer true.
         made: How many swaps were made.
     """
 
@@ -61,17 +63,17 @@ class Swaps:
         self.tried: set[frozenset[HeadId]] = set()
         self.made = 0
 
-    def run(self, trials: int) -> list[Removal]:
-        """Return the removals after so many trials at most."""
+    def run(self, trials: int) -> None:
+        """Try so many swaps at most, and no more after many in a row that were not worth making."""
         for removal in self.removals:
             if removal.id not in self.backs:  # it went before the last time that every head was valued
                 self.backs[removal.id] = self.valued([removal.id])[1].less(self.now)
+        in_vain = 0
         for _ in range(trials):
-            swap = next(self._promising(), None)
+            swap = next(self._promising(), None) if in_vain < PATIENCE * len(self.removals) else None
             if swap is None:
                 break
-            self._try(swap)
-        return self._in_order()
+            in_vain = 0 if self._try(swap) else in_vain + 1
 
     def _promising(self) -> Iterator[Swap]:
         """Yield swaps that were not tried yet, those that promise most first."""
@@ -90,14 +92,15 @@ class Swaps:
         values = self.circuit.expected([self.now.plus(effects[head]) for head in heads]) if heads else []
         return [heads[i] for i in sorted(range(len(heads)), key=lambda i: -values[i])[:WIDTH]]
 
-    def _try(self, swap: Swap) -> None:
+    def _try(self, swap: Swap) -> bool:
+        """Try a swap, and make it if the objective is higher then; return whether it is."""
         backs, outs = self.backs, self.outs
         value, traits = self.valued(swap)
         self.tried.add(frozenset(r.id for r in self.removals) ^ {*swap})
         off = traits.less(self.now).less(backs[swap.back]).less(outs[swap.out]).times(0.5)
         backs[swap.back], outs[swap.out] = backs[swap.back].plus(off), outs[swap.out].plus(off)
         if value <= self.value:
-            return
+            return False
         self.circuit.change(swap)
         outs[swap.back], backs[swap.out] = (
             backs.pop(swap.back).times(-1),
@@ -110,14 +113,4 @@ class Swaps:
         self.first = min(self.first, at)
         self.value, self.now = value, traits
         self.made += 1
-
-    def _in_order(self) -> list[Removal]:
-        """Return the removals with the objective after each."""
-        later = self.removals[self.first :]
-        self.circuit.change([r.id for r in later])
-        valued = self.removals[: self.first]
-        for removal in later[:-1]:
-            value, _ = self.valued([removal.id])
-            self.circuit.remove(removal.id)
-            valued.append(removal.model_copy(update={"objective": value}))
-        return [*valued, *later[-1:]]
+        return True

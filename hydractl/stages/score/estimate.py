@@ -148,7 +148,8 @@ def _summed(job: ScoreJob, seconds: Timed, heads: int) -> tuple[int, float]:
         valued += share * left * heads
         spent += share * left * every + (0 if lazy and share < 1 else seconds.whole)
     if lazy:
-        trials = trials_of(settings, job.budget) + job.budget
+        # most searches find half of the swaps in vain and end; then removals are valued in their new order
+        trials = trials_of(settings, job.budget) / 2 + job.budget
         valued, spent = valued + trials, spent + trials * seconds.whole / 2
     return round(valued), spent
 

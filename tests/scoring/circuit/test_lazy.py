@@ -15,6 +15,7 @@ from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.outcomes import values_of
 from hydractl.scoring.circuit.settings import CircuitSettings
+from hydractl.scoring.circuit.swaps import Swaps
 from support import naive
 from support.builders import base
 from support.circuits import Interrupted, data_for, job_for, library_for, named, removed
@@ -188,6 +189,45 @@ def test_no_more_swaps_are_tried_than_wanted(monkeypatch, swaps):
     run(sample, data_for(sample), budget=6, swaps=swaps)
 
     assert tried.count(2) == swaps
+
+
+@pytest.mark.parametrize(
+    ("swaps", "worth", "tries"),
+    [(20, [], 3), (20, [2, 4], 8), (2, [], 2), (None, range(20), 6)],
+    ids=["in-vain", "some", "few", "default"],
+)
+def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, worth, tries):
+    tried = []
+    monkeypatch.setattr(Swaps, "_try", lambda _, swap: tried.append(swap) or len(tried) - 1 in worth)
+    sample = base(variant("class-token"))
+
+    run(sample, data_for(sample), budget=6, swaps=swaps)
+
+    assert len(tried) == tries
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 30])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_enters_a_layer_is_computed_once_for_all_trials(monkeypatch, name, kept):
+    monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
+    sample = base(named(name))
+    circuit = Circuit(job_for(sample, data_for(sample, count=24, others=20)), keeps=True)
+    tower = next(name for name in circuit.left if name not in circuit.model.answer.fixed)
+    first = circuit.model.tower(tower).layers()[0]
+    whole, seen = type(first).heads, []
+    monkeypatch.setattr(
+        type(first), "heads", lambda self, *given: seen.append(self is first) or whole(self, *given)
+    )
+    with torch.inference_mode():
+        values = []
+        for head in (0, 1):
+            values.append(circuit.changed([HeadId(tower, 1, head)])[0])
+            below, seen[:] = sum(seen), []
+        circuit.change([HeadId(tower, 1, 1)])
+        expected = circuit.value()
+
+    assert (below == 0) == (kept > 0)
+    assert float(values_of(circuit.objective, values[1])[0]) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_trial_leaves_the_circuit_as_it_was():
