@@ -124,16 +124,3 @@ def test_more_graphs_than_torch_keeps_are_refused(count):
         pytest.raises(UsageError, match="`--compile`: it cannot"),
     ):
         values(sample, data_for(sample), compiles="it")
-
-
-def test_a_machine_that_cannot_compile_is_told(monkeypatch):
-    def fails(*_):
-        raise RuntimeError("no working C++ compiler found")
-
-    monkeypatch.setattr(runtime, "BACKEND", fails)
-    sample = base(named("timm-vit-class-token"))
-
-    with pytest.raises(UsageError, match=r"`--compile`: it cannot be compiled here: .*no working") as caught:
-        score_circuit(job_for(sample, data_for(sample), budget=1, compiles="it"), SILENT)
-
-    assert caught.value.hint == "leave `--compile` out"

@@ -147,6 +147,21 @@ def test_a_compiled_search_ends_with_the_same_bytes_and_goes_on(model, tmp_path,
     assert out.read_bytes() == whole.read_bytes()
 
 
+def test_a_machine_that_cannot_compile_is_told_before_anything_is_written(model, tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no working C++ compiler found")
+
+    monkeypatch.setattr(runtime, "BACKEND", fails)
+
+    with pytest.raises(
+        UsageError, match=r"--compile`: .*base.st cannot be compiled here: .*no working"
+    ) as caught:
+        run_score(circuit(model, tmp_path / "s.json", compile=True))
+
+    assert caught.value.hint == "leave `--compile` out"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_line_cut_off_by_a_kill_does_not_count(model, tmp_path):
     whole, out, journal = tmp_path / "whole.json", tmp_path / "s.json", tmp_path / "s.json.journal"
     run_score(circuit(model, whole))
