@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from hydractl.data.items import LABELS_HINT, Items
+from hydractl.data.items import LABELS_HINT
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress, quoted
 
@@ -164,7 +164,7 @@ def match_classes(
     )
 
 
-def names_agree(items: Items, model_labels: Sequence[str], num_classes: int) -> bool:
+def names_agree(items: Labelled, model_labels: Sequence[str], num_classes: int) -> bool:
     """Return whether the data's classes are the model's by name or number, or the model's have no names."""
     names = items.class_names
     return (
@@ -201,7 +201,7 @@ def filled_names(
     return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(own))
 
 
-def names_all(items: Items, model_labels: Sequence[str]) -> bool:
+def names_all(items: Labelled, model_labels: Sequence[str]) -> bool:
     """Return whether the data know every class of the model that has a name, and the model every class of the data."""
     if not model_labels or not names_agree(items, model_labels, len(model_labels)):
         return False

@@ -63,7 +63,7 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
         SourceKind.FOLDER: _SELECTION | {"split", "decode"},
         SourceKind.FILE: _SELECTION | _COLUMNS | {"decode", "root"},
-        SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config", "decode", "streaming"},
+        SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config", "decode", "streaming", "buffer"},
     }
 )
 ONLY = MappingProxyType({"decode": "fast", "streaming": "true"})
@@ -92,6 +92,7 @@ class DataRef:
         decode: `fast` lets JPEG files be decoded at a half, a quarter or an eighth of their size where that is still twice
             what they are resized to: nearly the same pixels.
         streaming: `true` reads the rows of a Hub data set from where they lie as they come, the first `limit`, and fetches no more.
+        buffer: Among how many rows of a stream that are held training shuffles.
 
     Raises:
         UsageError: If the source is malformed, or a key does not apply to it or has a malformed value.
@@ -111,6 +112,7 @@ class DataRef:
     domain: str | None = None
     decode: str | None = None
     streaming: str | None = None
+    buffer: int | None = None
 
     def __post_init__(self) -> None:
         self._check_source()
@@ -131,6 +133,11 @@ class DataRef:
         for key, only in ONLY.items():
             if getattr(self, key) not in {None, only}:
                 raise UsageError(f"`{key}={getattr(self, key)}`: must be `{only}`", hint="or leave it out")
+        if self.buffer is not None and not self.endless:
+            raise UsageError(
+                f"`{self}`: `buffer` is for streams whose rows do not lie in memory",
+                hint="leave it out" if self.streaming else "add `streaming=true`, or leave it out",
+            )
         if self.endless and self.classes is not None:
             self.check_ends()  # which classes there are is known at its end
 
@@ -152,13 +159,15 @@ class DataRef:
             )
 
     @classmethod
-    def parse(cls, text: str, *, endless: bool = False) -> Self:
+    def parse(cls, text: str, *, endless: bool = False, buffered: bool = False) -> Self:
         """Return what `text` refers to; a stream that does not say how long it is only if `endless` ones will do.
+
+        One that is to be shuffled is none unless that is so (`buffered`).
 
         Raises:
             UsageError: If `text` does not follow the grammar, or names several data sets; the message says where.
         """
-        found = cls.parse_all(text, endless=endless)
+        found = cls.parse_all(text, endless=endless, buffered=buffered)
         if len(found) > 1:
             one = f"{text.partition('/')[0]}/{found[0][0]}"
             raise UsageError(
@@ -168,8 +177,10 @@ class DataRef:
         return found[0][1]
 
     @classmethod
-    def parse_all(cls, text: str, *, endless: bool = False) -> tuple[tuple[str | None, Self], ...]:
-        """Return what `text` refers to: one data set without a name, or those of a preset with theirs; `endless` as in `parse`.
+    def parse_all(
+        cls, text: str, *, endless: bool = False, buffered: bool = False
+    ) -> tuple[tuple[str | None, Self], ...]:
+        """Return what `text` refers to: one data set without a name, or those of a preset with theirs; the rest as in `parse`.
 
         Raises:
             UsageError: If `text` does not follow the grammar; the message says where.
@@ -180,8 +191,13 @@ class DataRef:
             found = tuple((one.name, cls._of(one.source, one.options)) for one in find(source, options))
         else:
             found = ((None, cls._of(source, options)),)
-        if not endless:
-            for _, ref in found:
+        for _, ref in found:
+            if ref.buffer is not None and not buffered:
+                raise UsageError(
+                    f"`buffer={ref.buffer}`: has no effect here, where rows are not shuffled",
+                    hint="leave it out; `finetune --data` shuffles",
+                )
+            if not endless:
                 ref.check_ends()
         return found
 
@@ -295,7 +311,7 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
 def _value(key: str, given: str) -> Any:  # noqa: ANN401 - of the field's type
     if key == "classes":
         return tuple(given.split("+"))
-    if key not in {"limit", "seed", "size"}:
+    if key not in {"limit", "seed", "size", "buffer"}:
         return given
     if not _NATURAL.fullmatch(given):
         raise UsageError(f"`{key}={given}`: expected a whole number, not negative")

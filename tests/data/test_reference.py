@@ -15,6 +15,7 @@ NATURALS = st.integers(0, 10**12)
 VALUES = {
     "classes": st.lists(WORDS, min_size=1, max_size=4, unique=True).map(tuple),
     "limit": NATURALS.map(lambda number: number + 1),
+    "buffer": NATURALS.map(lambda number: number + 1),
     "size": NATURALS.map(lambda number: number + 1),
     "seed": NATURALS,
     "decode": st.just("fast"),
@@ -31,6 +32,8 @@ SOURCES = {kind: st.just(kind.value.strip("`")) for kind in (*BUILT_IN_IMAGES, *
 def refs(draw):
     kind = draw(st.sampled_from(SourceKind))
     keys = draw(st.sets(st.sampled_from(sorted(KEYS[kind]))))
+    if "buffer" in keys:
+        keys = (keys | {"streaming"}) - {"limit", "classes"}
     if {"streaming", "classes"} <= keys:
         keys.add("limit")
     return DataRef(source=draw(SOURCES[kind]), **{key: draw(VALUES.get(key, WORDS)) for key in keys})
@@ -41,7 +44,7 @@ def refs(draw):
 )  # the first text draws a table of Unicode
 @given(refs())
 def test_text_round_trips(ref):
-    assert DataRef.parse(str(ref), endless=True) == ref
+    assert DataRef.parse(str(ref), endless=True, buffered=True) == ref
 
 
 @settings(
@@ -52,7 +55,7 @@ def test_text_is_canonical(ref):
     keys = [part.partition("=")[0] for part in str(ref).partition("::")[2].split(",")]
 
     assert keys == sorted(keys)
-    assert str(DataRef.parse(str(ref), endless=True)) == str(ref)
+    assert str(DataRef.parse(str(ref), endless=True, buffered=True)) == str(ref)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_every_part_is_read():
         ("C:", "nor end in `:`", "`digits`"),
         (
             "digits::splt=test",
-            "unknown key `splt`; known keys are classes, config, decode, domain, image",
+            "unknown key `splt`; known keys are buffer, classes, config, decode, domain, image",
             "did you mean `split`?",
         ),
         ("digits::zzzzz=1", "unknown key `zzzzz`", None),

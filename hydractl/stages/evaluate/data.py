@@ -16,6 +16,7 @@ from hydractl.data.columns import LabelReader
 from hydractl.data.inputs import Reading, open_items, open_stream
 from hydractl.data.items import LABELS_HINT, Items
 from hydractl.data.labels import Labelled, are_numerals, match_classes, required_labels, some
+from hydractl.data.passing import DIGEST
 from hydractl.data.stream import BATCHES, Stream
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
@@ -25,7 +26,7 @@ from hydractl.metrics.table import FIT, TEMPERATURE, VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.doubts import DIGEST, check_apart, of_data, of_training
+from hydractl.stages.evaluate.doubts import check_apart, of_data, of_training
 from hydractl.stages.evaluate.selection import check_count
 from hydractl.stages.evaluate.streamed import StreamedData
 from hydractl.stages.shared.classes import Classes
@@ -161,7 +162,7 @@ class EvalData:
 
         def told() -> Known:
             every = {
-                name: (streams[name].known.fingerprint, streams[name].known.content)
+                name: (streams[name].as_fingerprint(), streams[name].known.content)
                 if name in streams
                 else read[name]
                 for name in sets

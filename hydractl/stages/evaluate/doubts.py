@@ -33,8 +33,6 @@ FLATTERED = {
 }
 """What becomes of numbers on data that an option reads too."""
 SLACK = 1e-9  # 0.95 is a little more or less than it
-DIGEST = np.dtype("<u8")
-"""The first eight bytes of an item's digest: of ten million items no two differ and have the same in a million runs."""
 
 
 def of_data(

@@ -1,95 +1,29 @@
 """Data sets of `eval` that are streams: gone over once for each row, and seen to be the same each time.
 
-Memory holds the rows of one part, and of every row two numbers and its label.
+Memory holds the rows of one part, and of every row a digest and its label.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 
-import numpy as np
 import torch
 from typing_extensions import override
 
 from hydractl.data.batches import Batch, Deal
 from hydractl.data.columns import LabelReader
 from hydractl.data.inputs import Reading
-from hydractl.data.items import Items, Labels, fingerprint_of
+from hydractl.data.items import Items
+from hydractl.data.passing import HINT, Passed, Seen, digests_of, marks_of
 from hydractl.data.stream import BATCHES, Stream
 from hydractl.errors import DataError
 from hydractl.inputs import Inputs
 from hydractl.manifest.document import Fingerprint
 from hydractl.parallel import Team
-from hydractl.progress import Progress, counted
-from hydractl.stages.evaluate.doubts import DIGEST
+from hydractl.progress import Progress
 from hydractl.stages.shared.predictions import PreparedData
-
-HINT = "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Passed:
-    """What is known of a stream once it has passed; name and classes as of `Items`.
-
-    Attributes:
-        fingerprint: As that of the same rows in a file.
-        content: What tells its items, as `DIGEST`.
-        marks: What tells its rows, items and labels, as `DIGEST`.
-    """
-
-    name: str
-    class_names: tuple[str, ...]
-    labels: tuple[int, ...] | None
-    numbered: bool
-    fingerprint: Fingerprint
-    content: np.ndarray
-    marks: np.ndarray
-
-
-class _Seen:
-    """What has passed so far."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.reader = stream.reader()
-        self.digests = bytearray()
-        self.marks = bytearray()
-        self.chain = hashlib.sha256()
-
-    def __len__(self) -> int:
-        return len(self.marks) // DIGEST.itemsize
-
-    def add(self, digests: Sequence[bytes], marks: bytes, cells: Sequence[object]) -> None:
-        for digest in digests:
-            self.digests += digest
-        self.marks += marks
-        self.chain.update(marks)
-        if self.reader is not None:
-            self.reader.add(cells)
-
-    def passed(self, progress: Progress) -> Passed:
-        labels = Labels() if self.reader is None else self.reader.labels(progress)
-        size = len(self.digests) // len(self)
-        each = (bytes(self.digests[at : at + size]) for at in range(0, len(self.digests), size))
-        name = self.stream.name
-        return Passed(
-            name=name,
-            **labels._asdict(),
-            fingerprint=Fingerprint(
-                reference=name,
-                sha256=fingerprint_of(len(self), labels.class_names, labels.labels, each),
-                count=len(self),
-            ),
-            content=np.frombuffer(self.digests, np.uint8)
-            .reshape(len(self), size)[:, : DIGEST.itemsize]
-            .copy()
-            .view(DIGEST)
-            .ravel(),
-            marks=np.frombuffer(self.marks, DIGEST),
-        )
 
 
 class _Part(PreparedData):
@@ -127,10 +61,14 @@ class StreamedData:
     @property
     def count(self) -> int | None:
         """How many rows there are; None before they have passed."""
-        return None if self.passed is None else len(self.passed.marks)
+        return None if self.passed is None else len(self.passed)
 
     def __len__(self) -> int:
-        return len(self.known.marks)
+        return len(self.known)
+
+    def as_fingerprint(self) -> Fingerprint:
+        """Return what a report says of it, which has passed."""
+        return Fingerprint(reference=self.stream.name, sha256=self.known.sha256, count=len(self))
 
     @property
     def known(self) -> Passed:
@@ -158,27 +96,23 @@ class StreamedData:
                 yield batch._replace(indices=batch.indices + begin)
 
     def _parts(self, per: int) -> Iterator[tuple[int, PreparedData]]:
-        seen, begin = _Seen(self.stream), 0
+        seen, begin = Seen(self.stream), 0
         for items, cells in self.stream.labelled(repeat(per)):
-            digests = [items.item_digest(i) for i in range(len(items))]
-            marks = _marks(digests, cells)
+            digests = digests_of(items)
+            marks = marks_of(digests, cells)
             if self.passed is None:
                 seen.add(digests, marks, cells)
                 self._agree(seen)
                 if self.check is not None and seen.reader is not None:
                     self.check(seen.reader)
             else:
-                self._check_same(begin, marks)
+                self.passed.check_same(begin, marks)
             yield begin, self._part(begin, items)
             begin += len(items)
         if self.passed is None:
             self._agree(seen)
             self.passed = seen.passed(self.progress)
-        elif begin < len(self):
-            raise DataError(
-                f"{self.stream.name}: ends after {counted(begin, 'row')} and had {len(self)} when it was first read",
-                hint=HINT,
-            )
+        self.passed.check_whole(begin)
 
     def _part(self, begin: int, items: Items) -> PreparedData:
         which = (self.team.rank - begin // self.batch_size) % self.team.world
@@ -190,23 +124,7 @@ class StreamedData:
             deal=Deal(which, self.team.world, among=BATCHES),
         )
 
-    def _check_same(self, begin: int, marks: bytes) -> None:
-        """Refuse rows that are not those that were measured before."""
-        found = np.frombuffer(marks, DIGEST)
-        wanted = self.known.marks[begin : begin + len(found)]
-        differ = np.flatnonzero(found[: len(wanted)] != wanted)
-        if len(differ):
-            raise DataError(
-                f"{self.stream.name}: row {begin + int(differ[0])} is not what it was when the stream was first read",
-                hint=HINT,
-            )
-        if len(wanted) < len(found):
-            raise DataError(
-                f"{self.stream.name}: goes on after row {len(self) - 1}, where it ended when it was first read",
-                hint=HINT,
-            )
-
-    def _agree(self, seen: _Seen) -> None:
+    def _agree(self, seen: Seen) -> None:
         """Refuse to answer about rows together that are not the same in all processes."""
         if self.team.world == 1:
             return
@@ -217,13 +135,3 @@ class StreamedData:
                 f"{self.stream.name}: the processes of this run read other rows, though all read one stream",
                 hint=HINT,
             )
-
-
-def _marks(digests: Sequence[bytes], cells: Sequence[object]) -> bytes:
-    """Return what tells rows by their items and labels, as `DIGEST`."""
-    each = cells or repeat(None)
-    made = (
-        hashlib.sha256(digest + repr(cell).encode()).digest()
-        for digest, cell in zip(digests, each, strict=False)
-    )
-    return b"".join(mark[: DIGEST.itemsize] for mark in made)

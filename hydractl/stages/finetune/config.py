@@ -55,7 +55,7 @@ class FinetuneConfig:
         Setting(
             f"Labelled training data: {shared.DATA_SOURCES}.",
             metavar=shared.DATA_METAVAR,
-            parse=DataRef.parse,
+            parse=partial(DataRef.parse, endless=True, buffered=True),
             role=Role.DATA,
         )
     )
@@ -177,9 +177,22 @@ class FinetuneConfig:
                 "`--compile` and `--gradient-checkpointing` exclude each other: what drops draw would not come again",
                 hint="leave one of them out; a compiled step holds less by itself",
             )
+        self._check_stream()
         self._check_teachers()
         for reference in (self.model, *self.teacher):
             refuse_shared_input(reference)
+
+    def _check_stream(self) -> None:
+        if self.data.endless and self.data.buffer is None:
+            raise UsageError(
+                f"`{self.data}`: a stream is shuffled among rows that are held, and nothing says how many",
+                hint="add `buffer=10000`, or `limit=N`: the first N rows are read and kept; or leave `streaming` out",
+            )
+        if self.data.endless and self.apart:
+            raise UsageError(
+                f"`--batches own`: each member would read `{self.data}` in an order of its own",
+                hint="leave one of them out, or add `limit=N` in the place of `buffer`",
+            )
 
     def _check_teachers(self) -> None:
         given = {"--teacher-temperature": self.teacher_temperature, "--teacher-weight": self.teacher_weight}

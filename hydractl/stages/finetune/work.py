@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from hydractl.claims import Claim
-from hydractl.data.inputs import Reading, check_augment, check_reads, limited, open_items, shortened
+from hydractl.data.inputs import (
+    Reading,
+    check_augment,
+    check_reads,
+    limited,
+    open_items,
+    open_stream,
+    shortened,
+)
 from hydractl.data.items import Items
 from hydractl.data.labels import filled_names, match_classes, required_labels, some
+from hydractl.data.passing import Shuffled
 from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.building import stored_specs
@@ -30,12 +40,14 @@ from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
 from hydractl.version import __version__
 
+T = TypeVar("T", bound="Items | Shuffled")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled:
+class Labelled(Generic[T]):
     """A data set whose labels are the model's."""
 
-    items: Items
+    items: T
     labels: tuple[int, ...]
 
     def as_input(self) -> InputFile:
@@ -67,8 +79,8 @@ class Work:
     how: Reading
     names: tuple[str, ...]
     adapter: Adapter | None
-    train: Labelled
-    val: Labelled
+    train: Labelled[Items | Shuffled]
+    val: Labelled[Items]
     teachers: tuple[OpenModel, ...]
     mixing: Mixing | None
     inputs: tuple[InputFile, ...]
@@ -83,7 +95,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     check_models(config.outputs(), own, models=[opened, *teachers], data=[config.data, config.val])
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
-    items = open_items(config.data, opened.header.preprocess, workers=config.num_workers, progress=progress)
+    items = _opened(config, opened, progress)
     required_labels(items, "--data")
     how = limited(opened.header.preprocess, config.max_length, model=config.model)
     if config.max_length is None:
@@ -134,6 +146,15 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
             *(t.as_input() for t in teachers),
         ),
     )
+
+
+def _opened(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> Items | Shuffled:
+    """Return what it learns from; a stream goes by once, which tells how many steps there are."""
+    ref, how, workers = config.data, opened.header.preprocess, config.num_workers
+    if ref.buffer is None:
+        return open_items(ref, how, workers=workers, progress=progress)
+    stream = open_stream(ref, how, workers=workers, progress=progress)
+    return Shuffled.of(stream, ref.buffer, progress)
 
 
 def open_trained(config: FinetuneConfig) -> OpenModel:
@@ -263,16 +284,20 @@ def _trainable(config: FinetuneConfig, opened: OpenModel, adapter: Adapter | Non
     return names if adapter is None else changed(adapter, family, models[0], states[0], names)
 
 
-def _training(items: Items, header: Header, progress: Progress) -> tuple[Labelled, Header]:
+def _training(
+    items: Items | Shuffled, header: Header, progress: Progress
+) -> tuple[Labelled[Items | Shuffled], Header]:
     """Return the training data, and the header with their names for classes that have none."""
     own, number = required_labels(items, "--data"), header.num_classes
     table = match_classes(items, header.labels, num_classes=number, called="`--data`", progress=progress)
     labels = filled_names(header.labels, items.class_names, table, number)
-    training = Labelled(items=items, labels=tuple(table[label] for label in own))
+    training: Labelled[Items | Shuffled] = Labelled(items=items, labels=tuple(table[label] for label in own))
     return training, header.model_copy(update={"labels": labels})
 
 
-def _validation(items: Items, trained: Items, header: Header, progress: Progress) -> Labelled:
+def _validation(
+    items: Items, trained: Items | Shuffled, header: Header, progress: Progress
+) -> Labelled[Items]:
     """Return the validation data; a class that the training data do not have is never taken for one that they have."""
     own = required_labels(items, "--val")
     known = {name.casefold() for name in (*trained.class_names, *header.labels)}

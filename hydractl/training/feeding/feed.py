@@ -14,10 +14,12 @@ import torch
 from hydractl.data.batches import epoch_order
 from hydractl.data.inputs import Reading
 from hydractl.data.items import Items
+from hydractl.data.passing import Shuffled
 from hydractl.inputs import Inputs
 from hydractl.training.engine import Share
 from hydractl.training.feeding.mix import Mix, Mixing, rows_read
 from hydractl.training.feeding.sources import ImageSource, Planned, Source, open_source
+from hydractl.training.feeding.streamed import StreamSource, buffer_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class ItemFeed:
         batch_size: Samples in a batch, over all processes.
         seed: Of the order, and of mixing.
         mixing: How the samples of a batch are mixed, if they are; they then are images.
+        buffer: How many rows of a stream are held, which the order takes into account; None for other data.
     """
 
     source: Source
@@ -76,11 +79,12 @@ class ItemFeed:
     batch_size: int
     seed: int
     mixing: Mixing | None = None
+    buffer: int | None = None
 
     @classmethod
     def open(
         cls,
-        items: Items,
+        items: Items | Shuffled,
         labels: Sequence[int],
         how: Reading,
         *,
@@ -96,10 +100,13 @@ class ItemFeed:
             UsageError: If an augmentation is unknown, given twice, or not for such items.
         """
         return cls(
-            source=open_source(items, how, augment=augment, seed=seed),
+            source=StreamSource.open(items, how, augment=augment, seed=seed)
+            if isinstance(items, Shuffled)
+            else open_source(items, how, augment=augment, seed=seed),
             labels=torch.tensor(labels),
             batch_size=batch_size,
             seed=seed,
+            buffer=items.buffer if isinstance(items, Shuffled) else None,
         )
 
     def reseeded(self, seed: int) -> ItemFeed:
@@ -120,8 +127,7 @@ class ItemFeed:
         while start < stop:
             epoch, begin = divmod(start, per_epoch)
             end = min(per_epoch, begin + stop - start)
-            order = epoch_order(len(self.labels), seed=self.seed, epoch=epoch)
-            batches = order.split(self.batch_size)[begin:end]
+            batches = self._order(epoch).split(self.batch_size)[begin:end]
             cuts = [_cut(len(batch), share) for batch in batches]
             plan = [
                 Planned(batch=batch, pieces=self._read(batch, cut))
@@ -139,6 +145,13 @@ class ItemFeed:
                     for (own, labels), (first, _, weight) in zip(samples, cut, strict=True)
                 ]
                 start += 1
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        """Return every item once (N,), in an order that hangs on the seed, the epoch and how many may be held."""
+        count = len(self.labels)
+        if self.buffer is None:
+            return epoch_order(count, seed=self.seed, epoch=epoch)
+        return buffer_order(count, self.buffer, seed=self.seed, epoch=epoch)
 
     def _read(self, batch: torch.Tensor, cut: Sequence[tuple[int, int, float]]) -> tuple[torch.Tensor, ...]:
         """Return the items of each piece; of mixed ones all together, with those that they are mixed with."""
