@@ -38,8 +38,8 @@ DEAF_TO = {signal.SIGINT, signal.SIGHUP}
 _SHARED = "/dev/shm"  # noqa: S108 - not a place for scratch files: what the system shares memory through
 _LOADED = [
     "hydractl.data.batches",
-    "hydractl.data.columns",
-    "hydractl.data.folder",
+    "hydractl.data.sources.columns",
+    "hydractl.data.sources.folder",
     "hydractl.data.given",
     "timm.data",
 ]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hydractl.data import columns, folder, shards, tabular
 from hydractl.data.items import Content, ImageSet, Items
 from hydractl.data.labels import select_classes
 from hydractl.data.reference import BUILT_IN_TEXTS, SHARD_SUFFIX, DataRef, SourceKind
-from hydractl.data.stream import Stream
+from hydractl.data.sources import columns, folder, shards, tabular
+from hydractl.data.sources.stream import Stream
 from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress

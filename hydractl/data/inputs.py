@@ -25,7 +25,7 @@ from hydractl.data.dataset import open_data, stream_data
 from hydractl.data.items import Content, ImageSet, Items, Text, TextSet
 from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
 from hydractl.data.reference import DataRef
-from hydractl.data.stream import Stream
+from hydractl.data.sources.stream import Stream
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
 from hydractl.inputs import Inputs

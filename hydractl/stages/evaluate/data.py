@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, Deal
-from hydractl.data.columns import LabelReader
 from hydractl.data.inputs import Reading, open_items, open_stream
 from hydractl.data.items import LABELS_HINT, Items
 from hydractl.data.labels import Labelled, are_numerals, match_classes, required_labels, some
-from hydractl.data.passing import DIGEST
-from hydractl.data.stream import BATCHES, Stream
+from hydractl.data.sources.columns import LabelReader
+from hydractl.data.sources.passing import DIGEST
+from hydractl.data.sources.stream import BATCHES, Stream
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Fingerprint

@@ -13,11 +13,11 @@ import torch
 from typing_extensions import override
 
 from hydractl.data.batches import Batch, Deal
-from hydractl.data.columns import LabelReader
 from hydractl.data.inputs import Reading
 from hydractl.data.items import Items
-from hydractl.data.passing import HINT, Passed, Seen, digests_of, marks_of
-from hydractl.data.stream import BATCHES, Stream
+from hydractl.data.sources.columns import LabelReader
+from hydractl.data.sources.passing import HINT, Passed, Seen, digests_of, marks_of
+from hydractl.data.sources.stream import BATCHES, Stream
 from hydractl.errors import DataError
 from hydractl.inputs import Inputs
 from hydractl.manifest.document import Fingerprint

@@ -18,7 +18,7 @@ from hydractl.data.inputs import (
 )
 from hydractl.data.items import Items
 from hydractl.data.labels import filled_names, match_classes, required_labels, some
-from hydractl.data.passing import Shuffled
+from hydractl.data.sources.passing import Shuffled
 from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.building import stored_specs

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hydractl.data.items import ImageSet, Items
-from hydractl.data.stream import Stream, parts_of
+from hydractl.data.sources.stream import Stream, parts_of
 from hydractl.errors import ManifestError
 from hydractl.jsonfile import compact, parse
 from hydractl.progress import Progress

@@ -15,7 +15,7 @@ from hydractl.data.given import GivenStore
 from hydractl.data.inputs import Reading, content_of, crewed, of_kind, open_items, open_stream
 from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.reference import SOURCES_HINT, DataRef
-from hydractl.data.stream import Stream
+from hydractl.data.sources.stream import Stream
 from hydractl.errors import DataError, UsageError
 from hydractl.jsonfile import opened
 from hydractl.progress import Progress

@@ -16,7 +16,7 @@ from hydractl.data.batches import Batch, Deal
 from hydractl.data.crew import cores
 from hydractl.data.inputs import Reading, encoded
 from hydractl.data.items import Items, TextSet
-from hydractl.data.stream import BATCHES, Stream
+from hydractl.data.sources.stream import BATCHES, Stream
 from hydractl.families.tower import Towers
 from hydractl.fusion.detecting import Detecting
 from hydractl.fusion.responding import responses

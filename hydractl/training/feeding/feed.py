@@ -14,7 +14,7 @@ import torch
 from hydractl.data.batches import epoch_order
 from hydractl.data.inputs import Reading
 from hydractl.data.items import Items
-from hydractl.data.passing import Shuffled
+from hydractl.data.sources.passing import Shuffled
 from hydractl.inputs import Inputs
 from hydractl.training.engine import Share
 from hydractl.training.feeding.mix import Mix, Mixing, rows_read

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from hydractl.data.inputs import Reading, check_augment, of_kind
 from hydractl.data.items import ImageSet, ImageStore, Items, Text, TextSet
-from hydractl.data.passing import Shuffled
 from hydractl.data.preprocess import sample_seed
+from hydractl.data.sources.passing import Shuffled
 from hydractl.data.tokenize import tokenize
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Tokenization

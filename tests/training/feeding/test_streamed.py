@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.data.inputs import open_items, open_stream
-from hydractl.data.passing import ROWS, Shuffled
 from hydractl.data.reference import DataRef
+from hydractl.data.sources.passing import ROWS, Shuffled
 from hydractl.errors import DataError
 from hydractl.families.opening import open_model
 from hydractl.inputs import map_inputs

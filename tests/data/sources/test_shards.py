@@ -15,7 +15,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.inputs import crewed
 from hydractl.data.items import Content
 from hydractl.data.preprocess import eval_transform
-from hydractl.data.shards import expanded
+from hydractl.data.sources.shards import expanded
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.header import Preprocess
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 from hydractl.data.items import ImageSet, ImageStore, Labels, Text, TextSet, decode, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
-from hydractl.data.tabular import Read, Span, Table
+from hydractl.data.sources.tabular import Read, Span, Table
 from hydractl.errors import DataError
 from hydractl.progress import Progress, did_you_mean, quoted
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hydractl.data.columns import LabelReader
 from hydractl.data.items import Content, Items
-from hydractl.data.tabular import RowStream, Table
+from hydractl.data.sources.columns import LabelReader
+from hydractl.data.sources.tabular import RowStream, Table
 
 BATCHES = 16
 """How many batches of rows are read at a time; texts are sorted by length among as many, however they are stored."""

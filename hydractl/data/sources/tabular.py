@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.data.rows import ROWS, Rows
+from hydractl.data.sources.rows import ROWS, Rows
 from hydractl.errors import DataError, HubError, reason_of
 from hydractl.hubclient import asking, without_bars
 from hydractl.progress import Progress, did_you_mean, quoted

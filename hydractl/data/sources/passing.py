@@ -10,7 +10,7 @@ from itertools import repeat
 import numpy as np
 
 from hydractl.data.items import Content, Items, Labels, fingerprint_of
-from hydractl.data.stream import Stream
+from hydractl.data.sources.stream import Stream
 from hydractl.errors import DataError
 from hydractl.progress import Progress, counted
 

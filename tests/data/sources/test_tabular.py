@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.data.columns import LabelReader, read_labels
 from hydractl.data.dataset import open_data
+from hydractl.data.sources.columns import LabelReader, read_labels
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, DataRef
-from hydractl.data.tabular import Read, Span, Table
+from hydractl.data.sources.tabular import Read, Span, Table
 from hydractl.errors import DataError, UsageError, reason_of
 from hydractl.jsonfile import NotJSONError, parse
 from hydractl.progress import did_you_mean_path

@@ -1,0 +1,1 @@
+"""Where items come from: folders, tables, shards and streams."""
