@@ -29,7 +29,8 @@ class Block(NamedTuple):
 
     def by_head(self, x: torch.Tensor, heads: int) -> torch.Tensor:
         """Return x, shaped like the weight, as (copies, H, n) in float64: each head's numbers of each copy."""
-        return x.double().movedim(self.layout.axis, 0).reshape(self.layout.copies, heads, -1)
+        each = x.numel() // max(1, self.layout.copies * heads)
+        return x.double().movedim(self.layout.axis, 0).reshape(self.layout.copies, heads, each)
 
 
 Blocks: TypeAlias = "dict[Layer, list[Block]]"
@@ -96,7 +97,8 @@ def batch_gradients(
     for samples in job.id_data:
         with torch.enable_grad():
             losses = sample_losses(job.model, samples)
-            gradients = torch.autograd.grad(losses.sum(), weights)
+            # a layer that keeps no head leaves its weights out
+            gradients = torch.autograd.grad(losses.sum(), weights, materialize_grads=True)
         yield gradients, losses.detach()
 
 
