@@ -2,7 +2,7 @@
 
 Half of the heads of two small models are removed for `avg`, accuracy and OOD detection: the demos' vision transformer on digits
 and their BERT on reviews, trained here by the demos' own command for a few epochs, once (they are kept in a temporary folder).
-The constants of the search were chosen on seeds 20 to 29 and 100 to 105; the seeds that are judged by default are others.
+The constants of the search were chosen on other models than are judged by default, which ones `search_results.py` says.
 
 Naive is Algorithm 1: for each candidate a forward pass of the library's own model over all data, with the slice of the output
 projection zeroed. It is timed on some removals, evenly spread, and of each on some candidates, *while* each search runs: the
