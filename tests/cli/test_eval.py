@@ -174,7 +174,7 @@ def test_an_interrupted_run_leaves_nothing(model, tmp_path, monkeypatch, capsys)
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hydractl.stages.evaluate.run._predict_row", interrupted)
+    monkeypatch.setattr("hydractl.stages.evaluate.run._ask", interrupted)
 
     assert main(["eval", model, "--data", DATA, *QUICK, "-o", str(tmp_path / "r.json")]) == 130
 
