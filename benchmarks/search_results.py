@@ -154,7 +154,13 @@ def row(search: str, point: Point, runs: Sequence[Run]) -> str:
 
 
 def publish(found: Found, folder: Path | None) -> None:
-    """Print the tables, and write them with every number and the picture."""
+    """Print the tables, and write them with every number and the picture.
+
+    Raises:
+        SystemExit: If the default setting of a task is not measured.
+    """
+    if lacking := [name for name, each in found.items() if DEFAULT not in each]:
+        raise SystemExit(f"{', '.join(lacking)}: the default setting is not measured on all of these seeds")
     threads = f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, {platform.machine()}"
     tables = [table(name, runs) for name, runs in found.items()]
     text = "\n\n".join(
