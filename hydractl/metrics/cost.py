@@ -47,4 +47,10 @@ def macs_of(module: nn.Module, inputs: object) -> int:
     tensors = {
         name: t.detach().to("meta") for name, t in (*module.named_parameters(), *module.named_buffers())
     }
-    return count_macs(lambda x: functional_call(module, tensors, (x,)), inputs)
+
+    def call(x: object) -> None:
+        # nothing is kept for gradients here, and where they may be no copies of weights run, which a hydra stacks and pads
+        with torch.enable_grad():
+            functional_call(module, tensors, (x,))
+
+    return count_macs(call, inputs)

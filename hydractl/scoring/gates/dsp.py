@@ -39,7 +39,7 @@ def score_dsp(job: ScoreJob, progress: Progress) -> Ranking:
             hint="change `--keep`, `--remove` or `--keep-fraction`",
         )
     warn_of_lost_weights(job, settings, progress)
-    first = initial_draws([total], seed=job.seed).to(job.model.device)
+    first = initial_draws([total], seed=job.seed)
 
     def make(steps: int) -> Gates:
         if settings.temperature is None or settings.cooldown is None:

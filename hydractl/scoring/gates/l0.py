@@ -42,7 +42,7 @@ def score_l0(job: ScoreJob, progress: Progress) -> Ranking:
     settings = job.set_for(L0Settings)
     warn_of_lost_weights(job, settings, progress)
     sizes = [t.num_heads for t in job.scored.values() for _ in range(t.layers)]
-    first = initial_draws(sizes, seed=job.seed).to(job.model.device)
+    first = initial_draws(sizes, seed=job.seed)
     learned = train_gates(
         job,
         settings,
