@@ -16,7 +16,7 @@ _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _SHOWN = 5
 
 
-class Labelled(Protocol):
+class Classed(Protocol):
     """What is said of the classes of a data set; as `Items` have it."""
 
     @property
@@ -74,7 +74,7 @@ def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[i
     return tuple(sorted(chosen))
 
 
-def required_labels(items: Labelled, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
+def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> tuple[int, ...]:
     """Return the data's labels, in the data's own classes.
 
     Args:
@@ -91,7 +91,7 @@ def required_labels(items: Labelled, option: str, *, hint: str = LABELS_HINT) ->
 
 
 def match_classes(
-    items: Labelled,
+    items: Classed,
     model_labels: Sequence[str],
     *,
     num_classes: int,
@@ -164,7 +164,7 @@ def match_classes(
     )
 
 
-def names_agree(items: Labelled, model_labels: Sequence[str], num_classes: int) -> bool:
+def names_agree(items: Classed, model_labels: Sequence[str], num_classes: int) -> bool:
     """Return whether the data's classes are the model's by name or number, or the model's have no names."""
     names = items.class_names
     return (
@@ -201,7 +201,7 @@ def filled_names(
     return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(own))
 
 
-def names_all(items: Labelled, model_labels: Sequence[str]) -> bool:
+def names_all(items: Classed, model_labels: Sequence[str]) -> bool:
     """Return whether the data know every class of the model that has a name, and the model every class of the data."""
     if not model_labels or not names_agree(items, model_labels, len(model_labels)):
         return False

@@ -14,7 +14,7 @@ from torch import Tensor
 from hydractl.data.batches import CACHE_BYTES, Deal
 from hydractl.data.inputs import Reading, open_items, open_stream
 from hydractl.data.items import LABELS_HINT, Items
-from hydractl.data.labels import Labelled, are_numerals, match_classes, required_labels, some
+from hydractl.data.labels import Classed, are_numerals, match_classes, required_labels, some
 from hydractl.data.sources.columns import LabelReader
 from hydractl.data.sources.passing import DIGEST
 from hydractl.data.sources.stream import BATCHES, Stream
@@ -246,7 +246,7 @@ class Meaning:
         self._classes: tuple[int, ...] | None = None
         self._known: dict[str, int] = {}
 
-    def learn(self, tested: Labelled) -> tuple[int, ...]:
+    def learn(self, tested: Classed) -> tuple[int, ...]:
         """Return for each class of the ID set the models', which is settled once.
 
         Raises:
@@ -299,7 +299,7 @@ class Meaning:
                 hint="name the classes as the model does",
             )
 
-    def of(self, tested: Labelled) -> Tensor:
+    def of(self, tested: Classed) -> Tensor:
         """Return the labels (N,) of the ID set, the models' classes; raises as `learn`."""
         labels = required_labels(tested, "--data", hint=UNLABELLED)
         classes = self.learn(tested)
@@ -335,7 +335,7 @@ class Meaning:
             raise DataError(f"`{called}`: {error.message}", hint=error.hint) from error
         return torch.tensor([found[label] for label in own])
 
-    def _matched(self, items: Labelled) -> tuple[int, ...]:
+    def _matched(self, items: Classed) -> tuple[int, ...]:
         return match_classes(
             items, self._names, num_classes=self._count, by_text=self._by_text, progress=self._progress
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.labels import Labelled, match_classes, names_agree, names_all, new_names
+from hydractl.data.labels import Classed, match_classes, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import OWN, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier
@@ -20,7 +20,7 @@ from hydractl.stages.shared.classes import POOLED
 SHOWN = 5
 
 
-def fitted(config: FinetuneConfig, opened: OpenModel, items: Labelled, progress: Progress) -> OpenModel:
+def fitted(config: FinetuneConfig, opened: OpenModel, items: Classed, progress: Progress) -> OpenModel:
     """Return a model whose classifier tells apart the classes of the data.
 
     Its own stays where it counts as many classes, knows their names or has none itself, and reads what is asked for.
@@ -136,7 +136,7 @@ def _check_kept(config: FinetuneConfig, opened: OpenModel, *, same: bool) -> Non
         )
 
 
-def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Labelled) -> None:
+def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Classed) -> None:
     """Refuse data whose classes are not those of the classifier that is to be kept.
 
     Where those have names, classes are never taken in order: others would be trained under them.
@@ -153,7 +153,7 @@ def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Labelled) -> N
         ) from error
 
 
-def _number(config: FinetuneConfig, opened: OpenModel, items: Labelled) -> int:
+def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
     """Return how many classes the model is to tell apart: as many as were asked for, or the data have."""
     asked, found, wanted = asked_number(opened), len(items.class_names), config.num_classes
     key = CLASSES[opened.family.library]
