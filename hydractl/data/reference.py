@@ -20,6 +20,8 @@ SHARD_SUFFIX = ".tar"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif")
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
+ENDLESS_HINT = "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out"
+"""What to do where a stream that does not say how long it is will not do."""
 SOURCES_HINT = (
     "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
     "a .jsonl, .csv or .parquet file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of `hydractl data list`"
@@ -155,7 +157,7 @@ class DataRef:
         if self.endless:
             raise UsageError(
                 f"`{self}`: a stream does not say how long it is",
-                hint="add `limit=N`: the first N rows are read, and no more fetched; or leave `streaming` out. `predict` takes all of it, and `eval` what it measures",
+                hint=f"{ENDLESS_HINT}. `predict` takes all of it, and `eval` what it measures",
             )
 
     @classmethod

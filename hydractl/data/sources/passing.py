@@ -10,13 +10,13 @@ from itertools import repeat
 import numpy as np
 
 from hydractl.data.items import Content, Items, Labels, fingerprint_of
+from hydractl.data.reference import ENDLESS_HINT
 from hydractl.data.sources.stream import Stream
 from hydractl.errors import DataError
 from hydractl.progress import Progress, counted
 
 DIGEST = np.dtype("<u8")
 """The first eight bytes of an item's digest: of ten million items no two differ and have the same in a million runs."""
-HINT = "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,12 +53,12 @@ class Passed:
         if len(differ):
             raise DataError(
                 f"{self.name}: row {begin + int(differ[0])} is not what it was when the stream was first read",
-                hint=HINT,
+                hint=ENDLESS_HINT,
             )
         if len(wanted) < len(found):
             raise DataError(
                 f"{self.name}: goes on after row {len(self) - 1}, where it ended when it was first read",
-                hint=HINT,
+                hint=ENDLESS_HINT,
             )
 
     def check_whole(self, end: int) -> None:
@@ -70,7 +70,7 @@ class Passed:
         if end < len(self):
             raise DataError(
                 f"{self.name}: ends after {counted(end, 'row')} and had {len(self)} when it was first read",
-                hint=HINT,
+                hint=ENDLESS_HINT,
             )
 
 

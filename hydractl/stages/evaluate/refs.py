@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from hydractl.data.reference import DataRef, SourceKind
+from hydractl.data.reference import ENDLESS_HINT, DataRef, SourceKind
 from hydractl.errors import UsageError
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.rivals.reference import Rival, Swag, Vilu, is_rival, of_several, parse_rival
@@ -182,7 +182,7 @@ def check_whole(data: DataRef, *, corrupted: bool) -> None:
     if corrupted and data.endless:
         raise UsageError(
             f"`--corrupt`: `{data}` is a stream, which would be read anew for each corruption at each severity",
-            hint="add `limit=N`: the first N rows are read once and kept; or leave `streaming` out",
+            hint=ENDLESS_HINT,
         )
 
 

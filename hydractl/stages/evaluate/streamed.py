@@ -15,8 +15,9 @@ from typing_extensions import override
 from hydractl.data.batches import Batch, Deal
 from hydractl.data.inputs import Reading
 from hydractl.data.items import Items
+from hydractl.data.reference import ENDLESS_HINT
 from hydractl.data.sources.columns import LabelReader
-from hydractl.data.sources.passing import HINT, Passed, Seen, digests_of, marks_of
+from hydractl.data.sources.passing import Passed, Seen, digests_of, marks_of
 from hydractl.data.sources.stream import BATCHES, Stream
 from hydractl.errors import DataError
 from hydractl.inputs import Inputs
@@ -133,5 +134,5 @@ class StreamedData:
         if any(not torch.equal(each, found[0]) for each in found):
             raise DataError(
                 f"{self.stream.name}: the processes of this run read other rows, though all read one stream",
-                hint=HINT,
+                hint=ENDLESS_HINT,
             )
