@@ -42,14 +42,8 @@ def _read_csv(path: Path) -> Rows:
 
 
 def _read_jsonl(path: Path) -> Rows:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     rows: Rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -74,14 +68,8 @@ def _read_jsonl(path: Path) -> Rows:
 
 def _read_list(path: Path) -> Rows:
     """Return a row a line: a path, blanks, and a label, a whole number, of which those below 0 say that it has none."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     rows: Rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_text_of(path).splitlines(), start=1):
         image, _, label = line.strip().rpartition(" ")
         if not line.strip():
             continue
@@ -92,6 +80,20 @@ def _read_list(path: Path) -> Rows:
             )
         rows.append({"image": image.rstrip(), "label": int(label)})
     return rows
+
+
+def _text_of(path: Path) -> str:
+    """Return what a file says, without the BOM that it may begin with.
+
+    Raises:
+        DataError: If it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
