@@ -18,8 +18,8 @@ Steps: TypeAlias = tuple[Callable[[Any], Any], ...]
 """From image to image."""
 RADIUS = 3
 """How many pixels of the coarser side the widest of Pillow's filters, Lanczos's, reaches."""
-LARGEST = 1 << 16
-"""Sides below this leave single precision, in which Pillow is told what to resize, room for any of the parts that are cut out."""
+EXACT = 1 << 24
+"""Whole numbers below this are exact in single precision, in which Pillow is told what to resize."""
 
 
 def resizing(preprocessing: Preprocess) -> Steps:
@@ -92,7 +92,7 @@ class _Part(NamedTuple):
     def is_exact(self) -> bool:
         """Whether Pillow gives this part alone as it gives it of the whole: if no place in it has to be rounded."""
         parts = Fraction(self.own, self.whole).denominator
-        return parts & (parts - 1) == 0 and self.own * parts < LARGEST << 8
+        return parts & (parts - 1) == 0 and self.own * parts < EXACT
 
     @property
     def read(self) -> tuple[int, int]:
