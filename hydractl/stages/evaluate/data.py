@@ -114,11 +114,10 @@ class EvalData:
         models = [m for row in opened for m in row]
         for model in {m.reference: m for m in models}.values():
             warn(model, progress)
-        sets = _opened(config, models[0].header.preprocess, progress)
+        how = models[0].header.preprocess
+        sets = _opened(config, how, progress)
         rivals = {
-            str(ref): open_items(
-                ref, models[0].header.preprocess, workers=config.num_workers, progress=progress
-            )
+            str(ref): open_items(ref, how, workers=config.num_workers, progress=progress)
             for ref in config.fitted_on
         }
         tested, judged = sets[ID_NAME], config.judged_on
