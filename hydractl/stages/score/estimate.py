@@ -66,9 +66,8 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
     progress.step(f"Measuring on {measured} of {sum(counts.values())} samples")
     job_of_few = replace(job, id_data=few["id"], ood_data=few["ood"])
     with torch.inference_mode():
-        circuit = Circuit(
-            replace(job_of_few, compiles=None)
-        )  # what a compiler takes is not what a search takes
+        # what a compiler takes is not what a search takes
+        circuit = Circuit(replace(job_of_few, compiles=None))
         heads = [head for head in circuit.candidates() if head.layer == 0]
         memory = _highest(circuit.model.device, partial(circuit.outcomes, heads))
         seconds = _timed(Circuit(job_of_few), sum(counts.values()) / measured)
