@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
+from typing import NamedTuple
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pytest
 from PIL import Image
+
+from hydractl.fusion import responding
 
 IMAGES = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["r", "b"]))
 TEXTS = datasets.Features(text=datasets.Value("string"), label=datasets.Value("int64"))
@@ -41,6 +47,39 @@ class Lake:
     def stream(self, *_, streaming=False, **__):
         assert streaming
         return datasets.IterableDataset.from_generator(self.rows, features=self.features)
+
+
+class Held(NamedTuple):
+    """The most there was when a row was asked for: memory, in images of the lake; and rows that were read and not answered."""
+
+    memory: float
+    waiting: int
+
+
+def most_held(lake, work, *, batch_size=1):
+    """Do `work`, which reads a lake and answers its rows by so many, and return what is held meanwhile."""
+    size = len(lake.row(0)["image"]["bytes"])
+    seen, answered, respond = [], [], responding.respond
+
+    def counting(*args, **named):
+        answered.append(batch_size)
+        return respond(*args, **named)
+
+    def watch():
+        memory = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes()
+        seen.append((memory, len(lake.read) - sum(answered)))
+
+    lake.watch = watch
+    tracemalloc.start()
+    before = pa.total_allocated_bytes()
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(responding, "respond", counting)
+            work()
+    finally:
+        tracemalloc.stop()
+    memory, waiting = (max(column) for column in zip(*seen, strict=True))
+    return Held((memory - before) / size, waiting)
 
 
 def stored(lake, name):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import datasets
-import pyarrow as pa
 import pytest
 import torch
 
@@ -40,7 +38,7 @@ from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.unchanged import looked
 from support.builders import base
 from support.heard import Heard
-from support.lake import TEXTS, Lake, image, stored, text
+from support.lake import TEXTS, Lake, image, most_held, stored, text
 from support.text_folders import save_text_model
 from support.together import together
 from support.variants import VARIANTS
@@ -215,39 +213,16 @@ def _passed(mine):
 
 def test_memory_holds_some_rows_however_many_there_are(served, monkeypatch):
     monkeypatch.setattr(streams, "BATCHES", 2)
-    seen, answered, respond = [], [], responding.respond
-
-    def counting(*args, **named):
-        answered.append(1)
-        return respond(*args, **named)
-
-    monkeypatch.setattr(responding, "respond", counting)
 
     def most(count):
         lake = served(Lake(count, lambda i: image(i, side=128) | {"label": i % 7}, DIGITS))
-        size = len(lake.row(0)["image"]["bytes"])
-        seen.clear()
-        answered.clear()
-        before = [0]
-        lake.watch = lambda: seen.append(
-            (
-                tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - before[0],
-                len(lake.read) - 2 * len(answered),
-            )
-        )
-        tracemalloc.start()
-        before[0] = pa.total_allocated_bytes()
-        try:
-            report = run_eval(config(batch_size=2))
-        finally:
-            tracemalloc.stop()
-        assert report.document.data["id"].count == count
-        held, waiting = (max(column) for column in zip(*seen, strict=True))
-        return held / size, waiting
+        held = most_held(lake, lambda: run_eval(config(batch_size=2)), batch_size=2)
+        assert json.loads(Path("out.json").read_text())["data"]["id"]["count"] == count
+        return held
 
     few, many = most(8), most(160)
-    assert many[0] < few[0] + 24
-    assert many[1] <= 4 * 2  # rows that were read and are not answered: a part or two
+    assert many.memory < few.memory + 24
+    assert many.waiting <= 4 * 2  # a part or two
 
 
 @pytest.mark.parametrize(

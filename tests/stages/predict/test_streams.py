@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import tracemalloc
 
 import datasets
-import pyarrow as pa
 import pytest
 
 from hydractl.errors import DataError, HubError, ManifestError, UsageError
@@ -20,7 +18,7 @@ from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared.unchanged import looked
 from support.builders import base
 from support.heard import Heard
-from support.lake import IMAGES, TEXTS, Lake, image, stored, text
+from support.lake import IMAGES, TEXTS, Lake, image, most_held, stored, text
 from support.text_folders import save_text_model
 from support.together import together
 from support.variants import VARIANTS
@@ -102,39 +100,16 @@ def test_all_rows_in_their_order_as_a_file_of_them_has_them(streamed, monkeypatc
 
 def test_memory_holds_some_rows_however_many_there_are(streamed, monkeypatch):
     monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 2)
-    seen, answered, respond = [], [], responding.respond
-
-    def counting(*args, **named):
-        answered.append(1)
-        return respond(*args, **named)
-
-    monkeypatch.setattr("hydractl.fusion.responding.respond", counting)
 
     def most(count):
         lake = streamed(Lake(count, lambda i: image(i, side=128)))
-        size = len(lake.row(0)["image"]["bytes"])
-        seen.clear()
-        answered.clear()
-        before = [0]
-        lake.watch = lambda: seen.append(
-            (
-                tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - before[0],
-                len(lake.read) - 2 * len(answered),
-            )
-        )
-        tracemalloc.start()
-        before[0] = pa.total_allocated_bytes()
-        try:
-            run_predict(config(STREAM, out=f"{count}.jsonl"))
-        finally:
-            tracemalloc.stop()
+        held = most_held(lake, lambda: run_predict(config(STREAM, out=f"{count}.jsonl")), batch_size=2)
         assert len(lines(f"{count}.jsonl")) == count
-        held, waiting = (max(column) for column in zip(*seen, strict=True))
-        return held / size, waiting
+        return held
 
     few, many = most(8), most(160)
-    assert many[0] < few[0] + 24
-    assert many[1] <= 4 * 2  # rows that were read and are not answered: a part or two
+    assert many.memory < few.memory + 24
+    assert many.waiting <= 4 * 2  # a part or two
 
 
 @pytest.mark.parametrize(("row", "features", "model"), [(image, IMAGES, "vit.st"), (text, TEXTS, "bert")])

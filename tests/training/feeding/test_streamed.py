@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tracemalloc
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
 import datasets
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -27,7 +26,7 @@ from hydractl.training.feeding.mix import Mixing
 from hydractl.training.feeding.sources import ImageSource
 from hydractl.training.feeding.streamed import buffer_order
 from support.builders import base
-from support.lake import IMAGES, TEXTS, Lake, image, stored, text
+from support.lake import IMAGES, TEXTS, Lake, image, most_held, stored, text
 from support.text_folders import save_text_model
 from support.variants import VARIANTS
 
@@ -158,19 +157,11 @@ def test_no_more_rows_are_held_than_the_buffer_and_some_batches(served, monkeypa
 def test_memory_holds_the_buffer_however_many_rows_there_are(served):
     def most(count):
         lake = served(Lake(count, lambda i: image(i, side=96), IMAGES))
-        size, how = len(lake.row(0)["image"]["bytes"]), open_model("vit.st").header.preprocess
+        how = open_model("vit.st").header.preprocess
         rows = Shuffled.of(open_stream(REF, how), REF.buffer, SILENT)
         feed = ItemFeed.open(rows, rows.labels, how, augment=(), batch_size=6, seed=5)
-        seen = []
-        lake.watch = lambda: seen.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
-        tracemalloc.start()
-        before = pa.total_allocated_bytes()
-        try:
-            for _ in feed.steps(0, feed.steps_per_epoch, WHOLE):
-                pass
-        finally:
-            tracemalloc.stop()
-        return (max(seen) - before) / size
+        steps = feed.steps(0, feed.steps_per_epoch, WHOLE)
+        return most_held(lake, lambda: deque(steps, maxlen=0)).memory
 
     few, many = most(100), most(400)
     assert few < 20 + streamed.AHEAD * 6 + 4 * ROWS
