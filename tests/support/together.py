@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
+from hydractl.families.opening import open_model
+from hydractl.fusion.responding import responses
 from hydractl.parallel import Team
 
 CPU = torch.device("cpu")
@@ -26,3 +30,41 @@ def together(world, work):
 
     with ThreadPoolExecutor(world) as pool:
         return [future.result() for future in [pool.submit(process, rank) for rank in range(world)]]
+
+
+def as_processes(monkeypatch, stage, references, *, opening=None):
+    """Let threads of one process be processes of one run of a stage; each sets the team it is of as `team` of what is returned.
+
+    Args:
+        monkeypatch: Undoes it.
+        stage: The module that starts the team and loads models.
+        references: The models.
+        opening: The module that opens them, if that is another.
+    """
+    own, gate, load = threading.local(), threading.Lock(), stage.load_any
+    opened = {reference: open_model(reference) for reference in references}
+
+    def one_by_one(*args, **named):
+        with gate:  # torch builds models in one thread at a time
+            return load(*args, **named)
+
+    monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
+    monkeypatch.setattr(opening or stage, "open_reader", lambda reference, **_: opened[reference])
+    monkeypatch.setattr(stage, "load_any", one_by_one)
+    return own
+
+
+def shares(monkeypatch, asking):
+    """Return a counter of how many items each thread answers from here on; `asking` is the path of `responses` where it is called."""
+    answered = Counter()
+
+    def counted(model, batches, **named):
+        def passing():
+            for batch in batches:
+                answered[threading.get_ident()] += len(batch.indices)
+                yield batch
+
+        return responses(model, passing(), **named)
+
+    monkeypatch.setattr(asking, counted)
+    return answered

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from hydractl.data.inputs import open_items, open_stream
 from hydractl.data.reference import DataRef
 from hydractl.errors import CheckFailed, DataError, HubError, UsageError
 from hydractl.families.opening import open_model
-from hydractl.fusion import responding
 from hydractl.parallel import Team
 from hydractl.progress import SILENT
 from hydractl.settings import declared
@@ -40,7 +37,7 @@ from support.builders import base
 from support.heard import Heard
 from support.lake import TEXTS, Lake, image, most_held, stored, text
 from support.text_folders import save_text_model
-from support.together import together
+from support.together import as_processes, shares, together
 from support.variants import VARIANTS
 
 BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
@@ -257,17 +254,7 @@ def test_rows_that_change_from_row_to_row_are_told(served, monkeypatch, change, 
 @pytest.fixture
 def crowd(monkeypatch):
     """Let threads of one process be processes of one run."""
-    own, gate = threading.local(), threading.Lock()  # torch builds models in one thread at a time
-    models = {name: open_model(name) for name in ("vit.st", "m0.st", "m1.st", "bert")}
-    load = stage.load_any
-
-    def one_by_one(*args, **named):
-        with gate:
-            return load(*args, **named)
-
-    monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
-    monkeypatch.setattr(opening, "open_reader", lambda name, **_: models[name])
-    monkeypatch.setattr(stage, "load_any", one_by_one)
+    own = as_processes(monkeypatch, stage, ("vit.st", "m0.st", "m1.st", "bert"), opening=opening)
 
     def run(team, *configs):
         own.team = team
@@ -294,25 +281,14 @@ def test_several_processes_write_the_bytes_of_one(served, request, monkeypatch, 
     run_eval(config(**given, save_predictions=Path("one.st")))
     one = Path("out.json").read_bytes()
     Path("out.json").unlink()
-    transformed, asked = responding.responses, []
     run = request.getfixturevalue("crowd")
-
-    def counted(model, batches, **named):
-        def passing():
-            for batch in batches:
-                asked.append((threading.get_ident(), len(batch.indices)))
-                yield batch
-
-        return transformed(model, passing(), **named)
-
-    monkeypatch.setattr("hydractl.stages.shared.predictions.responses", counted)
+    answered = shares(monkeypatch, "hydractl.stages.shared.predictions.responses")
     together(world, lambda team: run(team, config(**given, save_predictions=Path("many.st"))))
 
     assert Path("out.json").read_bytes() == one
     assert Path("many.st").read_bytes() == Path("one.st").read_bytes()
-    shares = {who: sum(rows for each, rows in asked if each == who) for who, _ in asked}
-    assert sum(shares.values()) == (51 + 17) * (3 if images else 1)
-    assert max(shares.values()) < 1.2 * sum(shares.values()) / world
+    assert answered.total() == (51 + 17) * (3 if images else 1)
+    assert max(answered.values()) < 1.2 * answered.total() / world
 
 
 @pytest.mark.parametrize("other", [of_images(39), Lake(40, lambda i: digit(i + 7 * (i == 20)), DIGITS)])

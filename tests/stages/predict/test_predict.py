@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import sys
-import threading
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,7 +15,6 @@ from PIL import Image
 import hydractl
 from hydractl.data.dataset import open_data
 from hydractl.errors import DataError, ManifestError, OutputExists, UsageError
-from hydractl.families.opening import open_model
 from hydractl.fusion import responding
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -27,7 +24,7 @@ from hydractl.stages.predict.run import run_predict
 from support.builders import Sample, base
 from support.heard import Heard
 from support.text_folders import save_text_model
-from support.together import together
+from support.together import as_processes, together
 from support.variants import VARIANTS
 
 BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
@@ -290,16 +287,7 @@ def test_several_processes_make_the_bytes_of_one(models, work, monkeypatch, worl
                 run_predict(config(model, f"resumed-{model}.jsonl"))
         journal = work / f"resumed-{model}.jsonl.journal"
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:6]))  # one block
-    own, gate = threading.local(), threading.Lock()  # torch builds models in one thread at a time
-    opened, load = {str(models / m): open_model(str(models / m)) for m in runs}, stage.load_any
-
-    def one_by_one(*args, **named):
-        with gate:
-            return load(*args, **named)
-
-    monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
-    monkeypatch.setattr(stage, "open_reader", lambda model, **_: opened[model])
-    monkeypatch.setattr(stage, "load_any", one_by_one)
+    own = as_processes(monkeypatch, stage, [str(models / m) for m in runs])
 
     def run(team):
         own.team = team

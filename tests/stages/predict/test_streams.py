@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import threading
 
 import datasets
 import pytest
 
 from hydractl.errors import DataError, HubError, ManifestError, UsageError
-from hydractl.families.opening import open_model
 from hydractl.fusion import responding
 from hydractl.stages.predict import run as stage
 from hydractl.stages.predict.config import PredictConfig
@@ -20,7 +17,7 @@ from support.builders import base
 from support.heard import Heard
 from support.lake import IMAGES, TEXTS, Lake, image, most_held, stored, text
 from support.text_folders import save_text_model
-from support.together import together
+from support.together import as_processes, shares, together
 from support.variants import VARIANTS
 
 BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
@@ -177,27 +174,8 @@ def test_several_processes_make_the_bytes_of_one(streamed, work, monkeypatch, in
     interrupted(5)
     with pytest.raises(KeyboardInterrupt):
         run_predict(config(STREAM, out="resumed.jsonl", skip_bad=True))
-    own, gate = threading.local(), threading.Lock()  # torch builds models in one thread at a time
-    opened, load, decoded = open_model("vit.st"), stage.load_any, []
-
-    def one_by_one(*args, **named):
-        with gate:
-            return load(*args, **named)
-
-    transformed = responding.responses
-
-    def counted(model, batches, **named):
-        def passing():
-            for batch in batches:
-                decoded.append((own.team.rank, len(batch.indices)))
-                yield batch
-
-        return transformed(model, passing(), **named)
-
-    monkeypatch.setattr("hydractl.stages.predict.stream.responses", counted)
-    monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
-    monkeypatch.setattr(stage, "open_reader", lambda *_, **__: opened)
-    monkeypatch.setattr(stage, "load_any", one_by_one)
+    own = as_processes(monkeypatch, stage, ["vit.st"])
+    answered = shares(monkeypatch, "hydractl.stages.predict.stream.responses")
     lake.read.clear()
 
     def run(team):
@@ -208,9 +186,8 @@ def test_several_processes_make_the_bytes_of_one(streamed, work, monkeypatch, in
     assert [report.resumed_from for report in leader] == [0, 8]
     for how in ("many", "resumed"):
         assert stage.Path(f"{how}.jsonl").read_bytes() == stage.Path("one.jsonl").read_bytes()
-    shares = [sum(rows for rank, rows in decoded if rank == r) for r in range(world)]
-    assert sum(shares) == 17 + 9
-    assert max(shares) < 0.7 * sum(shares)
+    assert answered.total() == 17 + 9
+    assert max(answered.values()) < 0.7 * answered.total()
 
 
 def test_what_cannot_be_is_refused_before_a_model_is_built(streamed, monkeypatch):
