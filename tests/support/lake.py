@@ -49,6 +49,22 @@ class Lake:
         return datasets.IterableDataset.from_generator(self.rows, features=self.features)
 
 
+def of_images(count):
+    return Lake(count, image, IMAGES)
+
+
+def of_texts(count):
+    return Lake(count, lambda i: text(i) | {"label": i % 2}, TEXTS)
+
+
+def serve(monkeypatch, lake, other=None):
+    """Let the Hub have a lake as `org/name`, and perhaps another as `org/other`; return the first."""
+    lakes = {"hf://datasets/org/name": lake, "hf://datasets/org/other": other}
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train"])
+    monkeypatch.setattr(datasets, "load_dataset", lambda at, *_, **named: lakes[at].stream(**named))
+    return lake
+
+
 class Held(NamedTuple):
     """The most there was when a row was asked for: memory, in images of the lake; and rows that were read and not answered."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -35,7 +36,7 @@ from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.unchanged import looked
 from support.builders import base
 from support.heard import Heard
-from support.lake import TEXTS, Lake, image, most_held, stored, text
+from support.lake import TEXTS, Lake, image, most_held, serve, stored, text
 from support.text_folders import save_text_model
 from support.together import as_processes, shares, together
 from support.variants import VARIANTS
@@ -78,18 +79,12 @@ def work(tmp_path, monkeypatch):
     for i, keep in enumerate((((0, 1), (1, 2, 3), (0,)), ((1, 3), (3,), ()))):
         base().pruned(*keep).tuned(i).save(tmp_path / f"m{i}.st")
     save_text_model(BERT, tmp_path / "bert")
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train"])
     return tmp_path
 
 
 @pytest.fixture
 def served(work, monkeypatch):
-    def serve(name, other=None):
-        lakes = {"hf://datasets/org/name": name, "hf://datasets/org/other": other}
-        monkeypatch.setattr(datasets, "load_dataset", lambda at, *_, **named: lakes[at].stream(**named))
-        return name
-
-    return serve
+    return partial(serve, monkeypatch)
 
 
 @pytest.fixture(params=["in memory", "on the disk"])
@@ -293,7 +288,7 @@ def test_several_processes_write_the_bytes_of_one(served, request, monkeypatch, 
 
 @pytest.mark.parametrize("other", [of_images(39), Lake(40, lambda i: digit(i + 7 * (i == 20)), DIGITS)])
 def test_processes_that_read_other_rows_are_told(served, crowd, monkeypatch, other):
-    lakes = [of_images(40), other]
+    lakes = [served(of_images(40)), other]
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **named: lakes.pop().stream(**named))
     with pytest.raises(DataError, match="the processes of this run read other rows"):
         together(2, lambda team: crowd(team, config()))

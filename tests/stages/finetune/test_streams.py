@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 
@@ -21,7 +20,7 @@ from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.shared.unchanged import looked
 from hydractl.training.recipes.recipe import Recipe
 from support.heard import Cut, Heard
-from support.lake import IMAGES, TEXTS, Lake, image, stored, text
+from support.lake import TEXTS, Lake, image, of_images, of_texts, serve, stored, text
 from support.text_folders import save_text_model
 from support.variants import VARIANTS
 
@@ -31,27 +30,17 @@ STREAM = "hf:org/name::streaming=true"
 RECIPE = Recipe(lr=(1e-3,), epochs=3, batch_size=16, augment=("shift",), dropout=0.1)
 
 
-def of_images(count):
-    return Lake(count, image, IMAGES)
-
-
-def of_texts(count):
-    return Lake(count, lambda i: text(i) | {"label": i % 2}, TEXTS)
-
-
 @pytest.fixture(autouse=True)
 def served(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train"])
 
-    def serve(lake):
+    def validated(lake):
         stored(Lake(20, lake.row, lake.features), "val.parquet")
-        monkeypatch.setattr(datasets, "load_dataset", lake.stream)
-        return lake
+        return serve(monkeypatch, lake)
 
-    yield serve
+    yield validated
     torch.set_num_threads(before)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
-import datasets
 import pytest
 
 from hydractl.errors import DataError, HubError, ManifestError, UsageError
@@ -15,7 +15,7 @@ from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared.unchanged import looked
 from support.builders import base
 from support.heard import Heard
-from support.lake import IMAGES, TEXTS, Lake, image, most_held, stored, text
+from support.lake import IMAGES, TEXTS, Lake, image, most_held, serve, stored, text
 from support.text_folders import save_text_model
 from support.together import as_processes, shares, together
 from support.variants import VARIANTS
@@ -29,17 +29,12 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base().save(tmp_path / "vit.st")
     save_text_model(BERT, tmp_path / "bert")
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train"])
     return tmp_path
 
 
 @pytest.fixture
 def streamed(work, monkeypatch):
-    def served(lake):
-        monkeypatch.setattr(datasets, "load_dataset", lake.stream)
-        return lake
-
-    return served
+    return partial(serve, monkeypatch)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from hypothesis import given
@@ -26,7 +26,7 @@ from hydractl.training.feeding.mix import Mixing
 from hydractl.training.feeding.sources import ImageSource
 from hydractl.training.feeding.streamed import buffer_order
 from support.builders import base
-from support.lake import IMAGES, TEXTS, Lake, image, most_held, stored, text
+from support.lake import IMAGES, Lake, image, most_held, of_images, of_texts, serve, stored
 from support.text_folders import save_text_model
 from support.variants import VARIANTS
 
@@ -62,21 +62,7 @@ def served(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base().save(tmp_path / "vit.st")
     save_text_model(BERT, tmp_path / "bert")
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: ["train"])
-
-    def serve(lake):
-        monkeypatch.setattr(datasets, "load_dataset", lake.stream)
-        return lake
-
-    return serve
-
-
-def of_images(count):
-    return Lake(count, image, IMAGES)
-
-
-def of_texts(count):
-    return Lake(count, lambda i: text(i) | {"label": i % 2}, TEXTS)
+    return partial(serve, monkeypatch)
 
 
 KINDS = {
