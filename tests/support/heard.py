@@ -32,6 +32,19 @@ class Cut(Silent):
             raise KeyboardInterrupt
 
 
+class Stopped(Silent):
+    """A `Progress` that interrupts each loop after so many steps."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def track(self, items, *, label, total):
+        for i, item in enumerate(items):
+            if i == self.after:
+                raise KeyboardInterrupt
+            yield item
+
+
 def cut_between_names(monkeypatch, work, after):
     """Do some work, which is interrupted when it has given `after` outputs their names; return with what."""
     real, times = Path.replace, iter(range(99))

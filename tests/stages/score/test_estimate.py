@@ -12,8 +12,6 @@ from hydractl.progress import Silent
 from hydractl.stages.score import estimate
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from support.builders import base
-from support.variants import variant
 
 DATA = {"data": "digits::classes=0-6,limit=200", "ood": "digits::classes=9,limit=100"}
 
@@ -30,11 +28,6 @@ class Watched(Silent):
         begin = time.process_time()
         yield from items
         self.seconds = time.process_time() - begin
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(base(variant("class-token")).save(tmp_path_factory.mktemp("model") / "base.st"))
 
 
 @pytest.mark.parametrize("given", [{}, {"search": "lazy"}], ids=["exact", "lazy"])

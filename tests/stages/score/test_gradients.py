@@ -9,37 +9,17 @@ import pytest
 from hydractl.errors import UsageError
 from hydractl.heads.budget import Budget
 from hydractl.manifest.heads import HeadScores
-from hydractl.progress import Silent
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
-from support.builders import base
+from support.heard import Stopped
 from support.reviews import arch, reviews
-from support.variants import variant
 
 DIGITS = "digits::classes=0-6,limit=40"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(base(variant("class-token")).save(tmp_path_factory.mktemp("model") / "base.st"))
 
 
 def config(model, out, method, **changes):
     settings = {"data": DIGITS, "budget": Budget(remove=5), "batch_size": 16} | changes
     return ScoreConfig(model=model, out=out, method=method, **settings)
-
-
-class Stopped(Silent):
-    """A progress whose owner presses Ctrl-C after some steps of a loop."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def track(self, items, *, label, total):
-        for i, item in enumerate(items):
-            if i == self.after:
-                raise KeyboardInterrupt
-            yield item
 
 
 @pytest.mark.parametrize(

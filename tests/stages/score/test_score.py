@@ -11,39 +11,20 @@ from hydractl.errors import CheckpointError, DataError, ManifestError, OutputExi
 from hydractl.heads.budget import Budget
 from hydractl.jsonfile import compact
 from hydractl.manifest.heads import HeadScores
-from hydractl.progress import Silent
 from hydractl.runtime import digest_text
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import base
-from support.heard import Heard
+from support.heard import Heard, Stopped
 from support.variants import variant
 
 DIGITS = "digits::classes=0-6,limit=40"
 NINES = "digits::classes=9,limit=30"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(base(variant("class-token")).save(tmp_path_factory.mktemp("model") / "base.st"))
-
-
 def circuit(model, out, **changes):
     settings = {"data": DIGITS, "ood": NINES, "budget": Budget(remove=5), "batch_size": 16} | changes
     return ScoreConfig(model=model, out=out, **settings)
-
-
-class Stopped(Silent):
-    """A progress whose owner presses Ctrl-C after some steps of a loop."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def track(self, items, *, label, total):
-        for i, item in enumerate(items):
-            if i == self.after:
-                raise KeyboardInterrupt
-            yield item
 
 
 def test_a_circuit_file_says_everything(model, tmp_path):
@@ -387,27 +368,17 @@ def test_a_member_and_an_existing_output_are_refused(model, tmp_path):
     assert (tmp_path / "s.json").read_text() == "mine"
 
 
-class Ear(Silent):
-    """A progress that remembers its warnings."""
-
-    def __init__(self):
-        self.heard = []
-
-    def warn(self, message):
-        self.heard.append(message)
-
-
 @pytest.mark.parametrize("method", ["headmap", "taylor"])
 @pytest.mark.parametrize(
     ("budget", "said"), [(Budget(remove=5), True), (Budget(remove=6), False), (None, False)]
 )
 def test_a_budget_that_layers_cannot_share_evenly_is_said(model, tmp_path, method, budget, said):
-    ear = Ear()
+    heard = Heard()
     data = "digits::classes=0-6,limit=8"
 
-    run_score(ScoreConfig(model=model, out=tmp_path / "s.json", method=method, data=data, budget=budget), ear)
-
-    assert [message for message in ear.heard if "equally many heads: 2 each, 6 heads in all" in message] == (
-        ear.heard if said else []
+    run_score(
+        ScoreConfig(model=model, out=tmp_path / "s.json", method=method, data=data, budget=budget), heard
     )
-    assert bool(ear.heard) == said
+
+    assert len(heard.warnings) == said
+    assert all("equally many heads: 2 each, 6 heads in all" in message for message in heard.warnings)

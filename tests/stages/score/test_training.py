@@ -25,11 +25,6 @@ DIGITS = "digits::classes=0-6,limit=40"
 JOINT = {"training": "joint", "epochs": 2}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(base(variant("class-token")).save(tmp_path_factory.mktemp("model") / "base.st"))
-
-
 def config(model, out, **changes):
     settings = {"data": DIGITS, "batch_size": 16, "method": "l0", "given": {"epochs": 2}} | changes
     return ScoreConfig(model=model, out=out, **settings)
