@@ -17,6 +17,8 @@ from hydractl.progress import Progress, counted
 
 DIGEST = np.dtype("<u8")
 """The first eight bytes of an item's digest: of ten million items no two differ and have the same in a million runs."""
+ROWS = 64
+"""How many are read at a time where they are held one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -210,7 +212,3 @@ class Shuffled:
             yield begin, items
             begin += len(items)
         self.passed.check_whole(begin)
-
-
-ROWS = 64
-"""How many are read at a time where they are held one by one."""
