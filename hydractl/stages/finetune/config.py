@@ -93,11 +93,14 @@ class FinetuneConfig:
         role=Role.MODEL,
     )
     teacher_temperature: float | None = setting(
-        None, "Divides logits before their softmaxes are compared (default 2).", above=0.0, panel=TEACHERS
+        None,
+        f"Divides logits before their softmaxes are compared (default {TEMPERATURE:g}).",
+        above=0.0,
+        panel=TEACHERS,
     )
     teacher_weight: float | None = setting(
         None,
-        "Share of the loss, above 0 and at most 1, that teachers make; labels make the rest (default 0.9).",
+        f"Share of the loss, above 0 and at most 1, that teachers make; labels make the rest (default {WEIGHT:g}).",
         above=0.0,
         high=1.0,
         tells=False,

@@ -87,7 +87,14 @@ class Work:
 
 
 def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
-    """Check everything that headers and labels can tell, and whether the output may be where it is to go."""
+    """Check everything that headers and labels can tell, and whether the output may be where it is to go.
+
+    Raises:
+        InputError: If the model, a teacher or the data cannot be used, or the output cannot be written.
+        UsageError: If an option does not fit them.
+        OutputExists: If the output is one of them, or is there already.
+        HubError: If the Hub cannot be reached.
+    """
     pick_device(config.device)
     opened = reading_images(open_trained(config), config.images)
     check_takes(opened.header, where=opened.reference)
