@@ -167,25 +167,6 @@ def test_angles_shaken_in_training_are_the_library_s(name):
     assert largest_difference(found[0], sample.model()(sample.inputs()).detach()) > 1e-4
 
 
-@pytest.mark.newer
-@pytest.mark.parametrize("name", ["dinov3", "rope-mixed"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
-def test_compiles_and_exports(name):
-    sample = base(EVA[name])
-    member = sample.pruned(*KEEP).model()
-    hydra = Hydra([sample.model(), member])
-    inputs = sample.inputs(batch=3)
-    torch._dynamo.reset()
-    with torch.inference_mode():
-        expected = hydra(inputs).member_logits
-        compiled = torch.compile(hydra, backend="aot_eager", fullgraph=True)(inputs)
-        assert largest_difference(compiled.member_logits, expected) <= 1e-6
-    exported = torch.export.export(hydra, (inputs,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-    with torch.inference_mode():
-        again = exported.module()(sample.inputs(batch=2))
-        assert largest_difference(again.member_logits, hydra(sample.inputs(batch=2)).member_logits) <= 1e-6
-
-
 def saved(folder, name):
     """Write a folder as timm does, and return it with the model."""
     from timm.models import save_for_hf

@@ -130,24 +130,6 @@ def test_heads_cut_while_scoring_leave_the_others_as_they_were(variant, name, ax
     assert all(torch.equal(x, sample.state[n]) for n, x in model.library_state().items())
 
 
-@pytest.mark.newer
-@pytest.mark.parametrize("variant", [BEIT["both-and-positions"], RELPOS["networks"]], ids=str)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
-def test_compiles_and_exports(variant):
-    sample = base(variant)
-    hydra = Hydra([sample.model(), sample.pruned(*KEEP).model()])
-    inputs = sample.inputs(batch=3)
-    torch._dynamo.reset()
-    with torch.inference_mode():
-        expected = hydra(inputs).member_logits
-        compiled = torch.compile(hydra, backend="aot_eager", fullgraph=True)(inputs)
-        assert largest_difference(compiled.member_logits, expected) <= 1e-6
-    exported = torch.export.export(hydra, (inputs,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-    with torch.inference_mode():
-        again = exported.module()(sample.inputs(batch=2))
-        assert largest_difference(again.member_logits, hydra(sample.inputs(batch=2)).member_logits) <= 1e-6
-
-
 @torch.inference_mode()
 def test_a_folder_with_the_names_of_beit_s_authors_is_read(tmp_path):
     """They store the index that each table is read with, which timm computes."""
