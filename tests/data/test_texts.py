@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
-
 import datasets
 import pytest
 
@@ -12,6 +9,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
+from support.tabular import write
 
 ROWS = (
     {"text": "a fine film, truly", "label": "positive"},
@@ -22,23 +20,6 @@ ROWS = (
 
 def texts_of(reference, **options):
     return open_data(str(reference), wants=Content.TEXTS, **options)
-
-
-def write(path, rows, features=None):
-    if path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        hidden = datasets.are_progress_bars_disabled()
-        datasets.disable_progress_bars()
-        datasets.Dataset.from_list(list(rows), features=features).to_parquet(str(path))
-        if not hidden:
-            datasets.enable_progress_bars()
-    return path
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import csv
-import json
-
 import datasets
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ from hydractl.data.dataset import open_data
 from hydractl.data.sources.columns import LabelReader, read_labels
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
+from support.tabular import parquet, write
 
 ROWS = ({"image": "img/0.png", "label": "cat"}, {"image": "img/1.png", "label": "ant"})
 
@@ -25,27 +23,6 @@ def here(tmp_path, picture, monkeypatch):
     # anything written to the cache would show
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     return tmp_path
-
-
-def write(path, rows):
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        parquet(path, {key: [row[key] for row in rows] for key in rows[0]})
-    return path
-
-
-def parquet(path, columns, features=None):
-    hidden = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    datasets.Dataset.from_dict(columns, features=features).to_parquet(str(path))
-    if not hidden:
-        datasets.enable_progress_bars()
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
