@@ -24,10 +24,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from intervals import half_interval
 from promise_plan import ALL_SCORES, LONGER, RIVAL, SMALLER, Plan, fill
 from promise_tasks import asked
 from safetensors.torch import load_file
-from scipy.stats import t as student
 
 from hydractl.cli.app import main as hydractl
 from hydractl.manifest.report import Report, Row
@@ -187,7 +187,7 @@ def verdict(apart: Sequence[float], *, more: bool) -> str:
     mean = statistics.fmean(apart)
     if len(apart) == 1:
         return f"{mean:+.4f}"
-    half = float(student.ppf(0.975, len(apart) - 1)) * statistics.stdev(apart) / len(apart) ** 0.5
+    half = half_interval(apart)
     gain = mean if more else -mean
     side = " better" if gain > half + EPSILON else " worse" if -gain > half + EPSILON else ""
     return f"{mean:+.4f} ± {half:.4f}{side}"

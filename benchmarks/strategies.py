@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scipy import stats
+from intervals import half_interval
 
 from hydractl.data.reference import DataRef
 from hydractl.heads.budget import Budget
@@ -200,13 +200,11 @@ def print_differences(found: Sequence[Numbers], names: Sequence[str], *, to: str
     print(
         f"\ndifferences to {to}, paired by seed, with 95 % intervals (t, {len(found) - 1} degrees of freedom)\n"
     )
-    reach = float(stats.t.ppf(0.975, len(found) - 1)) / len(found) ** 0.5
     for name in names:
         cells = []
         for column in COLUMNS:
             apart = [numbers[name][column] - numbers[to][column] for numbers in found]
-            half = reach * statistics.stdev(apart)
-            cells.append(f"{column} {statistics.fmean(apart):+.4f} ± {half:.4f}")
+            cells.append(f"{column} {statistics.fmean(apart):+.4f} ± {half_interval(apart):.4f}")
         print(f"{name:24}" + "   ".join(cells))
 
 

@@ -7,12 +7,12 @@ it holds zero. A claim of equality holds where the whole interval lies within th
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import zero_shot
+from intervals import half_interval
 from plan import (
     APART,
     CIRCUIT,
@@ -29,7 +29,6 @@ from plan import (
     UNTUNED,
     VARIED,
 )
-from scipy.stats import t as student
 from zero_shot import BAYES, FEWER, HYDRA_SCALED, SCALED, VILU, VISION
 
 CALLED = {
@@ -167,9 +166,7 @@ def judge(claim: Claim, seeds: Seeds) -> Found | None:
         return None
     pairs = [(rows[claim.first][claim.metric], rows[claim.other][claim.metric]) for rows in seeds]
     gaps = [mine - theirs for mine, theirs in pairs]
-    gap, half = statistics.fmean(gaps), math.inf
-    if len(gaps) > 1:
-        half = float(student.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
+    gap, half = statistics.fmean(gaps), half_interval(gaps)
     first, other = (statistics.fmean(values) for values in zip(*pairs, strict=True))
     return Found(first, other, gap, half, _verdict(claim, gap, half))
 
