@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,11 +210,6 @@ def _part(name: str, result: Result) -> str:
     return "" if len(having) == len(result.seeds) else f" ({', '.join(having)} alone)"
 
 
-def _of_all(rows: Seeds) -> Callable[[str], bool]:
-    """Return whether every seed has a row of a name."""
-    return lambda name: all(name in seed for seed in rows)
-
-
 def _parted(
     rows: Sequence[Mapping[str, Mapping[str, float]]],
     title: str,
@@ -231,8 +226,8 @@ def _parted(
     """
     there = [
         name
-        for name in filter(_of_all(rows), rows[0])
-        if all(key.format(part) in seed[name] for seed in rows for part in parts)
+        for name in rows[0]
+        if all(key.format(part) in seed.get(name, {}) for seed in rows for part in parts)
     ]
     if there:
         heads = parts.values() if isinstance(parts, Mapping) else parts
