@@ -22,9 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
+from photos import write_photos
 from timm.data import create_dataset, create_loader
 
 from hydractl.data.batches import batches, epoch_order
@@ -80,7 +79,7 @@ def main() -> int:
     options = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as name:
-        photos(Path(name), options.images)
+        write_photos(Path(name) / "all", options.images, size=SIDES, coarse=COARSE)
         print(f"{options.images} JPEG files of {SIDES[0]}x{SIDES[1]}, {len(ALL)} cores")
         for claim in CLAIMS:
             fastest: dict[int, float] = {}
@@ -184,17 +183,6 @@ def theirs(folder: str, claim: Claim, workers: int) -> Callable[[int], Iterable[
         ),
     )
     return lambda _: (images for images, _ in loader)
-
-
-def photos(folder: Path, count: int) -> None:
-    """Write files that are as costly to decode as photographs are: smooth, with some noise."""
-    (folder / "all").mkdir()
-    generator = np.random.default_rng(0)
-    for i in range(count):
-        coarse = Image.fromarray(generator.integers(0, 256, (*COARSE[::-1], 3), dtype=np.uint8)).resize(SIDES)
-        noise = generator.integers(-12, 13, (*SIDES[::-1], 3))
-        pixels = (np.asarray(coarse).astype(np.int64) + noise).clip(0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / "all" / f"{i:05d}.jpg", quality=90)
 
 
 if __name__ == "__main__":

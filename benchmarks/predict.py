@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
+from photos import write_photos
 
 from hydractl.checkpoint import write_tensors
 from hydractl.data.inputs import encoded, open_items
@@ -60,8 +59,8 @@ def main() -> int:
         opened = open_model(f"arch:{options.arch}")
         with base.open("wb") as file:
             write_tensors(file, opened.checkpoint.tensors(), header=opened.header)
-        photos(folder / "whole", options.items)
-        photos(folder / "part", options.items // PART)
+        for part, count in (("whole", options.items), ("part", options.items // PART)):
+            write_photos(folder / part, count, size=(SIDE, SIDE), coarse=(16, 16))
         pairs = [measured(base, folder, options) for _ in range(options.repeats)]
     print(
         f"{options.arch}, {options.items} JPEG files of {SIDE}x{SIDE}, batches of {options.batch_size}, {options.device}"
@@ -75,17 +74,6 @@ def main() -> int:
     print(f"median ratio by processor time {processor:.3f}")
     print(f"median ratio {ratio:.3f}, claimed at least {CLAIM}: {'holds' if ratio >= CLAIM else 'FAILS'}")
     return 0 if ratio >= CLAIM else 1
-
-
-def photos(folder: Path, count: int) -> None:
-    """Write files that are as costly to decode as photographs are: smooth, with some noise."""
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    for i in range(count):
-        coarse = Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)).resize((SIDE, SIDE))
-        noise = generator.integers(-12, 13, (SIDE, SIDE, 3))
-        pixels = (np.asarray(coarse).astype(np.int64) + noise).clip(0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i:05d}.jpg", quality=90)
 
 
 def measured(base: Path, folder: Path, options: argparse.Namespace) -> tuple[Both, Both]:
