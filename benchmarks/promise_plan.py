@@ -85,11 +85,21 @@ class Task:
 
     @property
     def removed(self) -> int:
-        """Return a third of all heads."""
+        """How many heads go: a third of all."""
         return self.blocks * self.heads // 3
 
-    def compute(self, own: int, *, heads: float = 1.0) -> float:
-        """Return the blocks' compute over the single's; attention is a third of a block, and falls with its heads."""
+    @property
+    def kept(self) -> float:
+        """The share of heads that stay."""
+        return 1 - self.removed / (self.blocks * self.heads)
+
+    def compute(self, own: int = 0, *, heads: float = 1.0) -> float:
+        """Return the blocks' compute over the single's; attention is a third of a block, and falls with its heads.
+
+        Args:
+            own: How many blocks each member has of its own.
+            heads: The share of heads that stay.
+        """
         return (2 + heads) / 3 * (1 + own * (MEMBERS - 1) / self.blocks)
 
 
@@ -212,8 +222,8 @@ def _rivals(plan: Plan) -> list[str]:
 
 def _member(plan: Plan, name: str, start: str, heads: float = 1.0) -> str:
     """Plan a member: trained apart from the others, from what all of them start from."""
-    epochs = plan.task.apart or plan.task.epochs
-    return plan.tune(name, start, epochs=epochs, compute=(2 + heads) / 3)
+    task = plan.task
+    return plan.tune(name, start, epochs=task.apart or task.epochs, compute=task.compute(heads=heads))
 
 
 def _merged(plan: Plan, ensemble: Sequence[str]) -> None:
@@ -246,8 +256,7 @@ def _without_heads(plan: Plan, single: str) -> None:
     """Add members that lack the same third of the heads in all blocks, cut out before they are trained apart."""
     task = plan.task
     scored = single if task.apart is None else "start.st"
-    kept = 1 - task.removed / (task.blocks * task.heads)
-    each = str(round(kept * task.heads))
+    each = str(round(task.kept * task.heads))
     taylor = ("--method", "taylor", "--data", plan.data.train, "--limit", "256", "--keep", each)
     for kind, options in {"random": (), "Taylor": taylor, "circuits": task.scored}.items():
         needs = ["start.st"]
@@ -257,7 +266,7 @@ def _without_heads(plan: Plan, single: str) -> None:
             how = ("--scores", needs[-1])
         count = ("--keep", each, "--per-layer") if kind == "Taylor" else ("--remove", str(task.removed))
         cut = plan.make(f"{kind}.st", "prune", "start.st", *how, *count, "--no-verify", needs=needs)
-        members = [_member(plan, f"{kind}-{i}.st", cut, kept) for i in range(MEMBERS)]
+        members = [_member(plan, f"{kind}-{i}.st", cut, task.kept) for i in range(MEMBERS)]
         for own in (0, 1, 2):
             hydra = plan.fuse(f"{kind}-merged-{own}.st", members, "--merge-trunk", str(task.blocks - own))
             plan.row(f"a third of the heads gone ({kind}) K {own}", hydra)
@@ -269,7 +278,6 @@ def _papers(plan: Plan, single: str) -> None:
     scores = "circuits.json"  # of the single model, unless members start from something else
     if task.apart is not None:
         scores = plan.make("papers.json", "score", single, *task.scored, needs=[single])
-    kept = 1 - task.removed / (task.blocks * task.heads)
     members = []
     for i in range(MEMBERS):
         cut = plan.make(
@@ -277,7 +285,9 @@ def _papers(plan: Plan, single: str) -> None:
             "--pool", str(2 * task.removed), "--seed", str(plan.seed + 100 * i), "--no-verify", needs=[single, scores],
         )  # fmt: skip
         rate, epochs = ("--lr", f"{task.lr / 3:g}"), 2 * task.epochs // 3
-        members.append(plan.tune(f"papers-{i}.st", cut, *rate, epochs=epochs, compute=(2 + kept) / 3))
+        members.append(
+            plan.tune(f"papers-{i}.st", cut, *rate, epochs=epochs, compute=task.compute(heads=task.kept))
+        )
     plan.row("the paper's hydra", plan.fuse("papers-hydra.st", members))
 
 
