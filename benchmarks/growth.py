@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from metrics_memory import peak
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -236,11 +237,10 @@ def worker(arguments: list[str]) -> int:
 
     torch.set_num_threads(1)
     torch.zeros(1).softmax(0)
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before, began = peak(), time.process_time()
     code = hydractl(arguments)
     seconds = time.process_time() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print("COST " + json.dumps({"seconds": seconds, "mib": (peak - before) * 1024 / MIB}), flush=True)
+    print("COST " + json.dumps({"seconds": seconds, "mib": (peak() - before) / MIB}), flush=True)
     return code
 
 
