@@ -2,7 +2,7 @@
 
 By the clock, and by the time that processors spent on it, which other work on the machine does not lengthen much.
 
-python benchmarks/export.py [--arch vit_tiny_patch16_224] [--members 3] [--batch 1,8] [--rounds 15]
+    python benchmarks/export.py [--arch vit_tiny_patch16_224] [--members 3] [--batch 1,8] [--rounds 15]
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def seconds(call: Callable[[Named], object], inputs: Named) -> tuple[float, floa
 
 def main() -> None:
     """Make a hydra of members with other heads each, export it, and time both."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--arch", default="vit_tiny_patch16_224")
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--batch", default="1,8")

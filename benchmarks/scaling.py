@@ -14,17 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "arch:vit_tiny_patch16_224::img_size=32,patch_size=4,in_chans=1,embed_dim=96,depth=6,num_heads=6,num_classes=10"
@@ -67,17 +63,17 @@ def main() -> int:
             runs.append(measured(world, options))
     for world, runs in sides.items():
         print(
-            f"{world} process{'es' if world > 1 else '  '}  command {middle([r.command for r in runs]):7.2f} s   "
-            f"scoring {middle([r.scoring for r in runs]):7.2f} s   work {middle([r.work for r in runs]):7.2f} s   "
-            f"share of a processor {middle([r.share for r in runs]):4.2f}"
+            f"{world} process{'es' if world > 1 else '  '}  command {median([r.command for r in runs]):7.2f} s   "
+            f"scoring {median([r.scoring for r in runs]):7.2f} s   work {median([r.work for r in runs]):7.2f} s   "
+            f"share of a processor {median([r.share for r in runs]):4.2f}"
         )
     one, several = sides[1], sides[options.processes]
     for clock in ("command", "scoring", "work"):
         ratios = sorted(getattr(a, clock) / getattr(b, clock) for a, b in zip(one, several, strict=True))
         print(
-            f"{clock:8s} 1 / {options.processes}: {middle(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            f"{clock:8s} 1 / {options.processes}: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         )
-    share = min(middle([r.share for r in runs]) for runs in sides.values())
+    share = min(median([r.share for r in runs]) for runs in sides.values())
     if share < IDLE:
         print(
             f"The machine was busy: processes got {share:.0%} of a processor. Only `work` says something of the tool"
@@ -145,11 +141,6 @@ def work(options: argparse.Namespace) -> None:
     run_score(config)
     times = {"scoring": time.perf_counter() - began, "work": time.process_time() - worked}
     (options.worker / f"{rank()}.times").write_text(json.dumps(times))
-
-
-def middle(values: Sequence[float]) -> float:
-    """Return the median."""
-    return statistics.median(values)
 
 
 if __name__ == "__main__":
