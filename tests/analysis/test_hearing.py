@@ -11,7 +11,7 @@ from hydractl.fusion.hydra import Hydra
 from hydractl.inputs import map_inputs
 from hydractl.manifest.heads import HeadName
 from support.builders import base
-from support.variants import VARIANTS
+from support.variants import variant
 
 NAMES = (
     "timm-vit-class-token",
@@ -47,7 +47,7 @@ def asked(sample):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_member_says_what_the_base_says_whose_other_heads_are_masked(name):
-    sample = base(next(v for v in VARIANTS if str(v) == name))
+    sample = base(variant(name))
     inputs = asked(sample)
     hydra = settled(Hydra([sample.pruned(*keep).model() for keep in KEEPS]))
     apart = settled(Hydra([sample.pruned(*keep).tuned(i).model() for i, keep in enumerate(KEEPS)]))
@@ -68,7 +68,7 @@ def test_a_member_says_what_the_base_says_whose_other_heads_are_masked(name):
 
 @pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-bert-mean-pool"])
 def test_padding_says_nothing(name):
-    sample = base(next(v for v in VARIANTS if str(v) == name))
+    sample = base(variant(name))
     model = sample.model()
     inputs = sample.inputs(batch=2)
     inputs["attention_mask"][:, -2:] = 0

@@ -19,10 +19,10 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base
 from support.text_folders import save_tokenizer
-from support.variants import VARIANTS, variant
+from support.variants import variant
 
 IMAGES = base(variant("class-token"))
-TEXTS = base(next(v for v in VARIANTS if str(v) == "transformers-bert-plain"))
+TEXTS = base(variant("transformers-bert-plain"))
 KEEP = (((0, 1), (2,), (0, 3)), ((0, 1), (1, 2), ()))
 
 

@@ -11,7 +11,7 @@ from hydractl.families.zero_shot import Contrast, unit
 from hydractl.fusion.features import Watched
 from hydractl.fusion.hydra import Hydra
 from support.builders import base
-from support.variants import PLAIN, VARIANTS
+from support.variants import PLAIN, VARIANTS, variant
 
 HYDRAS = (
     "timm-vit-class-token", "timm-vit-distilled", "transformers-roberta-plain", "transformers-eurobert-late", "transformers-clip-plain",
@@ -58,7 +58,7 @@ def test_features_and_classifier_give_the_logits(variant):
 @pytest.mark.parametrize("name", HYDRAS)
 def test_every_member_has_features_of_its_own(name):
     """Of members that differ everywhere, at the temperature of the model; two classifiers, one a token, and zero-shot among them."""
-    sample = base(next(v for v in VARIANTS if str(v) == name))
+    sample = base(variant(name))
     hydra = settled(Hydra([sample.pruned(*keep).tuned(i).model() for i, keep in enumerate(KEEPS)]))
     hydra.temperature = 0.5
 

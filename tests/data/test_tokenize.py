@@ -15,7 +15,7 @@ from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.opening import open_model
 from support.reviews import SPECIAL, WORDS, tokenization, tokenizer
 from support.text_folders import save_text_model
-from support.variants import VARIANTS
+from support.variants import variant
 
 words = st.sampled_from([*WORDS[4:], "played", "PLAYING", "unheard", "of", "!", "ä"])
 texts = st.lists(words, max_size=40).map(" ".join)
@@ -49,7 +49,7 @@ def test_tokens_are_the_librarys_own(batch, max_length, padding):
 
 @pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-roberta-plain"])
 def test_a_saved_folder_reads_as_the_library_reads_it(tmp_path, name):
-    save_text_model(next(v for v in VARIANTS if str(v) == name), tmp_path)
+    save_text_model(variant(name), tmp_path)
     how = open_model(str(tmp_path)).header.preprocess
     library = AutoTokenizer.from_pretrained(tmp_path)
     pairs = [("the cat sat", "on a mat"), ("the " * 9, "cat " * 20), ("", "dog")]

@@ -11,7 +11,7 @@ from hydractl.families import opening
 from hydractl.families.opening import load_model, open_model, takes_images
 from hydractl.heads.masks import full_mask
 from support.builders import base
-from support.variants import VARIANTS
+from support.variants import variant
 
 BERT, VIT, CLIP, OPEN_CLIP = (
     "transformers-bert-plain",
@@ -22,7 +22,7 @@ BERT, VIT, CLIP, OPEN_CLIP = (
 
 
 def sample(name):
-    return base(next(v for v in VARIANTS if str(v) == name))
+    return base(variant(name))
 
 
 def loaded(tmp_path, found, **update):

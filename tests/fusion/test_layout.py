@@ -14,7 +14,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.kernels import kernels
-from support.variants import VARIANTS
+from support.variants import variant
 
 KEEPS = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)), ((0, 1, 2, 3), (3,), ()))
 EITHER = pytest.mark.parametrize("name", ["timm-vit-class-token", "transformers-bert-mean-pool"])
@@ -26,7 +26,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hydras")
     found = {}
     for name in ("timm-vit-class-token", "transformers-bert-mean-pool"):
-        one = next(v for v in VARIANTS if str(v) == name)
+        one = variant(name)
         samples = [base(one).pruned(*keep).tuned(i) for i, keep in enumerate(KEEPS)]
         paths = tuple(str(s.save(folder / f"{name}{i}.st")) for i, s in enumerate(samples))
         run_fuse(FuseConfig(models=paths, out=folder / f"{name}.st", mlp="merge", verify=False))

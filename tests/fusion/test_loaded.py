@@ -18,9 +18,9 @@ from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.pairs import pair
 from support.text_folders import save_text_model
-from support.variants import VARIANTS
+from support.variants import variant
 
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 TEXTS = ["mat", "the cat sat on a mat on a mat", "the cat sat"]
 NAMES = tuple("abcdefg")
 

@@ -126,7 +126,7 @@ def test_timm_and_transformers_read_names_of_classes(tmp_path):
     from transformers import AutoModelForImageClassification
 
     names = tuple("abcdefg")
-    for found in (variant("class-token"), next(v for v in VARIANTS if str(v) == "transformers-vit-plain")):
+    for found in (variant("class-token"), variant("transformers-vit-plain")):
         sample = base(found)
         named = Sample(sample.header.model_copy(update={"labels": names}), sample.state)
         folder = written(named, tmp_path / str(found))
@@ -163,7 +163,7 @@ def test_a_pruned_model_says_what_is_pruned(tmp_path):
 
 
 def test_a_tokenizer_stands_once_in_a_folder(tmp_path, tokenizer):
-    sample = tokenized(base(next(v for v in VARIANTS if str(v) == "transformers-bert-plain")), tokenizer)
+    sample = tokenized(base(variant("transformers-bert-plain")), tokenizer)
     files = files_of(sample.pruned((0,), (1,), (2,)).header)
 
     assert files["tokenizer.json"].decode() == tokenizer

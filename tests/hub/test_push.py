@@ -20,7 +20,7 @@ from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base
 from support.reports import write_report
 from support.text_folders import save_text_model
-from support.variants import VARIANTS, variant
+from support.variants import variant
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content")
 NAME = "org/model"
@@ -193,9 +193,7 @@ def test_a_hydra_and_a_base_of_texts_are_read_by_the_library(call, hub, monkeypa
     from transformers import pipeline
 
     monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # which remembers the Hub of an earlier test
-    bert = save_text_model(
-        next(v for v in VARIANTS if str(v) == "transformers-bert-plain"), tmp_path / "bert"
-    )
+    bert = save_text_model(variant("transformers-bert-plain"), tmp_path / "bert")
     whole = Sample(open_model(str(tmp_path / "bert")).header, bert.state)
     members = tuple(tmp_path / f"m-{i}.st" for i in range(2))
     for i, path in enumerate(members):

@@ -24,10 +24,6 @@ KINDS = {
 SOME = [v for v in VARIANTS if str(v) in KINDS]
 
 
-def variant_of(name):
-    return next(v for v in VARIANTS if str(v) == name)
-
-
 def located(library, inputs, labels, keep, samples):
     """Return scores and C as the source writes it: full passes, heads zeroed in W_O, layer after layer."""
     chosen = slopes.losses(library, inputs, labels).sort(stable=True).indices[:samples]
@@ -83,7 +79,7 @@ def test_prune_keeps_what_was_located_and_the_model_has_lost_it(keep):
 
 
 def test_one_tower_leaves_the_other_whole():
-    sample = base(variant_of("transformers-clip-plain"))
+    sample = base(variant("transformers-clip-plain"))
     job = job_for(sample, keep=2, towers=("vision",))
 
     found = score_headmap(job, SILENT)

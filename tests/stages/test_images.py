@@ -23,7 +23,7 @@ from hydractl.stages.shared.settings import Images, parse_size
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base, mask_file
 from support.heard import Heard
-from support.variants import VARIANTS
+from support.variants import variant
 
 SAID = "no file says how its images are read"
 DATA = "digits::classes=0-6,limit=12"
@@ -38,7 +38,7 @@ class Told(Heard):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("vit") / "m"
-    base(next(v for v in VARIANTS if str(v) == "transformers-vit-plain")).library().save_pretrained(place)
+    base(variant("transformers-vit-plain")).library().save_pretrained(place)
     return place
 
 
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 def member(folder, tmp_path_factory):
     """A member of it, which no image was read for; what was said then beside it."""
     place, heard = tmp_path_factory.mktemp("member"), Told()
-    sample = base(next(v for v in VARIANTS if str(v) == "transformers-vit-plain"))
+    sample = base(variant("transformers-vit-plain"))
     mask = mask_file(place / "mask.json", sample.header, (0, 1), (), (2,))
     run_prune(PruneConfig(model=str(folder), masks=(mask,), out=place / "m.st"), heard)
     return place / "m.st", heard
@@ -93,7 +93,7 @@ def test_what_is_said_of_images_holds(tmp_path, folder):
         prepare(
             tuning(tmp_path / "out.st", folder, images=Images(img_size=(12, 16))), heard, Claim(force=False)
         )
-    dino = base(next(v for v in VARIANTS if str(v) == "transformers-dinov2-plain")).save(tmp_path / "dino.st")
+    dino = base(variant("transformers-dinov2-plain")).save(tmp_path / "dino.st")
     found = prepare(
         tuning(tmp_path / "out.st", dino, images=Images(img_size=(12, 16))), heard, Claim(force=False)
     )
@@ -101,7 +101,7 @@ def test_what_is_said_of_images_holds(tmp_path, folder):
 
 
 def test_texts_have_no_means(tmp_path):
-    bert = base(next(v for v in VARIANTS if str(v) == "transformers-bert-plain")).save(tmp_path / "bert.st")
+    bert = base(variant("transformers-bert-plain")).save(tmp_path / "bert.st")
     for images, option in ((Images(mean=(0.5,)), "--mean"), (Images(img_size=(8, 8)), "--img-size")):
         with pytest.raises(UsageError, match=f"`{option}` is for images"):
             prepare(replace(tuning(tmp_path / "out.st", bert), images=images), Told(), Claim(force=False))

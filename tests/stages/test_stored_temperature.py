@@ -28,9 +28,9 @@ from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import Sample, base, mask_file
-from support.variants import PLAIN, VARIANTS
+from support.variants import PLAIN, variant
 
-CLIP = next(v for v in VARIANTS if str(v) == "transformers-clip-plain")
+CLIP = variant("transformers-clip-plain")
 KEEP = ((0, 1), (2,), (0, 3))
 DATA = DataRef.parse("digits::split=test,classes=0-6,limit=30")
 

@@ -12,7 +12,7 @@ from torch import nn
 from hydractl.data.preprocess import sample_seed
 from hydractl.training.noise import BatchDropout, set_dropout
 from support.builders import base
-from support.variants import VARIANTS
+from support.variants import variant
 
 CPU = torch.device("cpu")
 
@@ -119,8 +119,8 @@ def test_without_p_each_layer_keeps_its_own():
 @pytest.mark.parametrize(("name", "own"), [("timm-vit-class-token", 0.0), ("timm-eva-qkv-apart", 0.4)])
 def test_paths_are_dropped_as_in_timm(name, own):
     """Given the same seed; without a share of ours the architecture's own holds."""
-    (variant,) = (v for v in VARIANTS if str(v) == name)
-    sample = base(replace(variant, options=variant.options | {"drop_path_rate": own}))
+    plain = variant(name)
+    sample = base(replace(plain, options=plain.options | {"drop_path_rate": own}))
     model, library = sample.model().train(), sample.library().train()
     x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -141,9 +141,9 @@ def test_paths_are_dropped_as_in_timm(name, own):
 
 @pytest.mark.parametrize("name", ["transformers-vit-plain", "transformers-bert-plain"])
 def test_what_skips_the_last_block_hangs_on_none_of_its_attention_and_mlp(name):
-    (variant,) = (v for v in VARIANTS if str(v) == name)
+    plain = variant(name)
     still = {"attention_probs_dropout_prob": 0.0}
-    sample = base(replace(variant, options=variant.options | still))
+    sample = base(replace(plain, options=plain.options | still))
     model, inputs = sample.model().train(), sample.inputs(batch=4)
     noise = set_dropout(model, 0.0, path=1 - 1e-7)
     first, _, last = model.tower().layers()

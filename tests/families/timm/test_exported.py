@@ -8,7 +8,7 @@ import torch
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.hydra import Hydra
 from support.builders import base
-from support.variants import VARIANTS
+from support.variants import variant
 
 KEEP = ((0, 2, 3), (), (1,))
 NAMES = (
@@ -23,7 +23,7 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_compiles_and_exports(name):
-    sample = base(next(v for v in VARIANTS if str(v) == name))
+    sample = base(variant(name))
     hydra = Hydra([sample.model(), sample.pruned(*KEEP).model()])
     inputs = sample.inputs(batch=3)
     torch._dynamo.reset()

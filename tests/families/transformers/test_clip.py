@@ -9,11 +9,11 @@ from torch import nn
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.registry import FAMILIES
 from support.builders import base
-from support.variants import VARIANTS
+from support.variants import variant
 
 
 def named(name):
-    return next(v for v in VARIANTS if str(v) == f"transformers-{name}")
+    return variant(f"transformers-{name}")
 
 
 @pytest.mark.parametrize("option", ["bar.x", "text.bar", "bar"])

@@ -18,17 +18,13 @@ from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
 from support.builders import base
 from support.text_folders import WORDS, save_text_model, save_tokenizer
-from support.variants import VARIANTS
+from support.variants import VARIANTS, variant
 
 TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"} and "pooling" not in v.options]
 PAIRS = [v for v in VARIANTS if v.family in {"transformers-clip", "transformers-siglip"}]
 ONE_EACH = list({v.family: v for v in reversed(TEXTS)}.values())
 REFUSED_LEFT = {"transformers-deberta", "transformers-modernbert", "transformers-ultrabert"}
 SENTENCES = ["the cat sat", "on the mat the cat sat on a mat on a cat", "mat"]
-
-
-def named(name):
-    return next(v for v in VARIANTS if str(v) == name)
 
 
 @pytest.mark.parametrize("variant", [*ONE_EACH, *PAIRS], ids=str)
@@ -50,7 +46,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path, variant, left):
 
 
 def test_import_refuses_it_too_and_leaves_nothing(tmp_path):
-    sample = base(named("transformers-bert-plain"))
+    sample = base(variant("transformers-bert-plain"))
     sample.library().save_pretrained(tmp_path / "m")
     torch.save(sample.state, tmp_path / "w.pth")
 
@@ -62,8 +58,8 @@ def test_import_refuses_it_too_and_leaves_nothing(tmp_path):
 
 
 def test_a_vocabulary_is_enough(tmp_path):
-    variant = named("transformers-bert-plain")
-    base(variant).library().save_pretrained(tmp_path)
+    bert = variant("transformers-bert-plain")
+    base(bert).library().save_pretrained(tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
 
     how = open_model(str(tmp_path)).header.preprocess
@@ -72,7 +68,7 @@ def test_a_vocabulary_is_enough(tmp_path):
 
 def test_half_a_vocabulary_is_not(tmp_path):
     """A byte-pair encoding needs its merges."""
-    base(named("transformers-roberta-plain")).library().save_pretrained(tmp_path)
+    base(variant("transformers-roberta-plain")).library().save_pretrained(tmp_path)
     vocabulary = {word: i for i, word in enumerate(("<s>", "<pad>", "</s>", "<unk>", "<mask>", "a"))}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
 
@@ -81,7 +77,7 @@ def test_half_a_vocabulary_is_not(tmp_path):
 
 
 def test_a_tokenizer_that_panics_is_one_error(tmp_path, capfd):
-    save_text_model(named("transformers-bert-plain"), tmp_path)
+    save_text_model(variant("transformers-bert-plain"), tmp_path)
     file = tmp_path / "tokenizer.json"
     document = json.loads(file.read_text())
     file.write_text(
@@ -135,8 +131,8 @@ def test_sides_travel_and_the_usual_ones_are_not_written(tmp_path):
 
 @torch.inference_mode()
 def test_a_mask_that_is_missing_is_all_ones():
-    for variant in (*ONE_EACH, named("transformers-clip-plain")):
-        sample = base(variant)
+    for one in (*ONE_EACH, variant("transformers-clip-plain")):
+        sample = base(one)
         inputs = dict(sample.inputs())
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         bare = {k: v for k, v in inputs.items() if k != "attention_mask"}

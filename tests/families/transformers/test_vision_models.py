@@ -14,7 +14,7 @@ from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES, family_for_config
 from support.builders import base
-from support.variants import VARIANTS
+from support.variants import VARIANTS, variant
 
 VISION = [
     v
@@ -26,7 +26,7 @@ every_variant = pytest.mark.parametrize("variant", VISION, ids=str)
 
 
 def named(name):
-    return next(v for v in VISION if str(v) == f"transformers-{name}")
+    return variant(f"transformers-{name}")
 
 
 def saved(folder, variant, size=None, **options):

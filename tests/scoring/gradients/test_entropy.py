@@ -10,11 +10,7 @@ from hydractl.inputs import map_inputs
 from hydractl.scoring.gradients.entropy import attention_entropy, relative_entropy
 from support.builders import base
 from support.jobs import changed, job_for, labelled, library_for
-from support.variants import VARIANTS, variant
-
-
-def variant_of(name):
-    return next(v for v in VARIANTS if str(v) == name)
+from support.variants import variant
 
 
 def literal(weights, lengths):
@@ -69,7 +65,7 @@ def test_what_padding_asks_does_not_count_even_if_it_is_no_number():
 
 @pytest.mark.parametrize("kind", ["transformers-vit-plain", "transformers-bert-plain"])
 def test_entropies_are_those_of_the_librarys_own_attention(kind):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
     inputs, labels = labelled(sample, 6)
 
     found = attention_entropy(job_for(sample, (inputs, labels)))
@@ -90,7 +86,7 @@ def test_entropies_are_those_of_the_librarys_own_attention(kind):
 
 
 def test_padding_further_changes_nothing():
-    sample = base(variant_of("transformers-modernbert-plain"))
+    sample = base(variant("transformers-modernbert-plain"))
     texts, labels = labelled(sample, 6)
     texts = map_inputs(lambda x: x[:, :12], texts)
     fill = {"input_ids": sample.header.preprocess.pad_id}
@@ -102,7 +98,7 @@ def test_padding_further_changes_nothing():
 
 
 def test_the_prompts_count_once_however_many_batches_there_are():
-    sample = base(variant_of("transformers-clip-plain"))
+    sample = base(variant("transformers-clip-plain"))
 
     one, many = (attention_entropy(job_for(sample, batch=n)) for n in (10, 3))
 

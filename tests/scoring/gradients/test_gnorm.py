@@ -13,7 +13,7 @@ from hydractl.scoring.settings import BudgetMeaning
 from support import naive
 from support.builders import base
 from support.jobs import Killed, changed, job_for, labelled, library_for, together
-from support.variants import VARIANTS, variant
+from support.variants import variant
 
 WEIGHTS = {
     "timm-vit-class-token": [f"blocks.{i}.attn.qkv.weight" for i in range(3)],
@@ -26,10 +26,6 @@ WEIGHTS = {
         for t in ("text", "vision") for i in range(3) for p in "qkv"
     ],
 }  # fmt: skip
-
-
-def variant_of(name):
-    return next(v for v in VARIANTS if str(v) == name)
 
 
 def rows(tables):
@@ -57,7 +53,7 @@ def norms(library, kind, inputs, labels):
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_scores_are_products_of_three_norms(kind):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
     data = labelled(sample, 6)
 
     found = gradient_norms(job_for(sample, data))
@@ -71,7 +67,7 @@ def test_scores_are_products_of_three_norms(kind):
     "kind", ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
 )
 def test_heads_go_one_by_one_and_scores_are_computed_anew(kind):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
     data = labelled(sample, 6)
 
     found = score_gnorm(job_for(sample, data, budget=5), SILENT)
@@ -94,7 +90,7 @@ def test_heads_go_one_by_one_and_scores_are_computed_anew(kind):
 
 
 def test_more_than_three_projections_keep_the_cube():
-    sample = base(variant_of("transformers-deberta-own-projections"))
+    sample = base(variant("transformers-deberta-own-projections"))
     prefix = "deberta.encoder.layer.1.attention.self."
     job, (texts, labels) = job_for(sample), labelled(sample, 10)
 
@@ -113,7 +109,7 @@ def test_more_than_three_projections_keep_the_cube():
 @pytest.mark.parametrize("factor", [0.5, 3.0])
 @pytest.mark.parametrize("kind", ["timm-vit-class-token", "transformers-deberta-own-projections"])
 def test_scores_scale_with_the_cube_of_the_loss(monkeypatch, kind, factor):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
     plain = rows(gradient_norms(job_for(sample)).tables)
     losses_of = gradients.losses_of
     monkeypatch.setattr(gradients, "losses_of", lambda *a: factor * losses_of(*a))

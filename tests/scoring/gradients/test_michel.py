@@ -72,7 +72,7 @@ def test_scores_are_the_derivatives_by_gates(one):
 
 @pytest.mark.parametrize("towers", [("text",), ("vision",)])
 def test_one_tower_has_the_scores_that_both_have(towers):
-    sample = base(variant_of("transformers-clip-plain"))
+    sample = base(variant("transformers-clip-plain"))
 
     both = gate_importance(job_for(sample), "sample")
     one = gate_importance(job_for(sample, towers=towers), "sample")
@@ -81,13 +81,9 @@ def test_one_tower_has_the_scores_that_both_have(towers):
     assert rows(one.tables) == pytest.approx(rows({"": both.tables[towers[0]]}), rel=1e-12)
 
 
-def variant_of(name):
-    return next(v for v in VARIANTS if str(v) == name)
-
-
 @pytest.mark.parametrize("kind", ["timm-vit-class-token", "transformers-clip-plain"])
 def test_the_mean_of_absolute_values_is_no_less_than_that_of_the_mean(kind):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
 
     one, many, single = (
         rows(gate_importance(job_for(sample, count=8, batch=batch), form).tables)
@@ -151,7 +147,7 @@ def test_a_model_that_answers_all_alike_has_scores_of_zero(form):
 @pytest.mark.parametrize("kind", ["transformers-bert-plain", "transformers-modernbert-plain"])
 @pytest.mark.parametrize("form", FORMS)
 def test_padding_further_changes_nothing(kind, form):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
     texts, labels = labelled(sample, 6)
     texts = map_inputs(lambda x: x[:, :12], texts)
     fill = {"input_ids": sample.header.preprocess.pad_id}
@@ -171,7 +167,7 @@ def test_padding_further_changes_nothing(kind, form):
     ],
 )
 def test_pruning_in_steps_is_scoring_anew_without_what_is_gone(kind, form, recompute):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
     data = labelled(sample, 8)
     settings = MichelSettings(form=form, recompute=recompute)
 
@@ -243,7 +239,7 @@ def test_the_number_of_processes_changes_no_bit(settings, world):
     [("none", (), True), ("none", ("vision",), False), ("layer", (), False), ("tower", (), False)],
 )
 def test_towers_that_cannot_be_compared_are_named_with_both_ways_out(normalize, towers, warned):
-    sample, heard = base(variant_of("transformers-clip-plain")), Heard()
+    sample, heard = base(variant("transformers-clip-plain")), Heard()
 
     score_michel(job_for(sample, towers=towers, settings=MichelSettings(normalize=normalize)), heard)
 

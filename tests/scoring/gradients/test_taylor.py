@@ -15,14 +15,10 @@ from support import naive
 from support.builders import base
 from support.heard import Heard
 from support.jobs import changed, job_for, labelled, library_for, together
-from support.variants import VARIANTS, variant
+from support.variants import variant
 
 ALL = TaylorSettings(scope="global")
 MOLCHANOV = TaylorSettings(scope="global", variant="molchanov")
-
-
-def variant_of(name):
-    return next(v for v in VARIANTS if str(v) == name)
 
 
 def rows(tables):
@@ -67,7 +63,7 @@ def test_a_layer_that_keeps_more_than_it_has_keeps_all():
     "kind", ["timm-vit-class-token", "transformers-bert-plain", "transformers-vit-plain"]
 )
 def test_scores_are_those_of_torch_pruning_on_q_k_and_v(kind):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
     inputs, labels = labelled(sample, 10)
 
     found = rows(scored(sample, settings=ALL))
@@ -98,7 +94,7 @@ def alone(module):
 @pytest.mark.parametrize("kind", ["timm-vit-class-token", "transformers-clip-plain"])
 @pytest.mark.parametrize("batch", [3, 10])
 def test_molchanov_squares_the_sum_of_each_batch(kind, batch):
-    sample = base(variant_of(kind))
+    sample = base(variant(kind))
     inputs, labels = labelled(sample, 10)
 
     found = rows(scored(sample, batch=batch, settings=MOLCHANOV))
@@ -174,7 +170,7 @@ def test_scores_are_normalised_at_the_end(scope):
 def test_towers_that_cannot_be_compared_are_warned_of(settings, warned):
     heard = Heard()
 
-    score_taylor(job_for(base(variant_of("transformers-clip-plain")), settings=settings), heard)
+    score_taylor(job_for(base(variant("transformers-clip-plain")), settings=settings), heard)
 
     assert bool(heard.warnings) == warned
 

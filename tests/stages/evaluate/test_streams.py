@@ -39,9 +39,9 @@ from support.heard import Heard
 from support.lake import TEXTS, Lake, image, most_held, serve, stored, text
 from support.text_folders import save_text_model
 from support.together import as_processes, shares, together
-from support.variants import VARIANTS
+from support.variants import variant
 
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 STREAM, FOREIGN = "hf:org/name::streaming=true", "hf:org/other::streaming=true"
 CLASSES = [str(i) for i in range(7)]
 DIGITS = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=CLASSES))

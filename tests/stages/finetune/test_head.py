@@ -22,11 +22,11 @@ from hydractl.training.recipes.recipe import Recipe
 from support.builders import base
 from support.heard import Heard
 from support.text_folders import save_text_model
-from support.variants import VARIANTS
+from support.variants import variant
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4"
 RECIPE = Recipe(lr=(1e-3,), steps=2, warmup=0, batch_size=16)
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 KEPT = replace(RECIPE, reset_head=False)
 ANIMALS = ("bird", "cat", "dog")
 

@@ -22,9 +22,9 @@ from hydractl.training.recipes.recipe import Recipe
 from support.heard import Cut, Heard
 from support.lake import TEXTS, Lake, image, of_images, of_texts, serve, stored, text
 from support.text_folders import save_text_model
-from support.variants import VARIANTS
+from support.variants import variant
 
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=2"
 STREAM = "hf:org/name::streaming=true"
 RECIPE = Recipe(lr=(1e-3,), epochs=3, batch_size=16, augment=("shift",), dropout=0.1)

@@ -29,11 +29,11 @@ from hydractl.stages.shared.predictions import PreparedData
 from support.builders import base, perturbed, sha
 from support.heard import Heard
 from support.informed import informed
-from support.variants import PLAIN, VARIANTS
+from support.variants import PLAIN, variant
 
 VAL = DataRef.parse("digits::split=val,classes=0-6,limit=50")
 TEST = DataRef.parse("digits::split=test,classes=0-6,limit=40")
-CLIP = next(v for v in VARIANTS if str(v) == "transformers-clip-plain")
+CLIP = variant("transformers-clip-plain")
 ASKED = Measuring(data=VAL, device="cpu")
 
 

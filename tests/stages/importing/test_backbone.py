@@ -16,12 +16,12 @@ from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
 from support.builders import base
 from support.text_folders import save_text_model
-from support.variants import VARIANTS
+from support.variants import variant
 
 OPTIONS = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 32, "depth": 2, "num_heads": 4}
 NAME = "vit_tiny_patch16_224"
 ARCH = f"{NAME}::{','.join(f'{k}={v}' for k, v in OPTIONS.items())}"
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 
 
 class Heard:
@@ -141,7 +141,7 @@ def images(**said):
 
 
 def test_a_folder_that_does_not_say_how_images_are_read(tmp_path):
-    sample = base(next(v for v in VARIANTS if str(v) == "transformers-vit-plain"))
+    sample = base(variant("transformers-vit-plain"))
     sample.library().save_pretrained(tmp_path / "m")
     source = tmp_path / "m" / "model.safetensors"
     header, _, lines = bring(source, tmp_path / "b.st", arch=tmp_path / "m")

@@ -19,7 +19,7 @@ from hydractl.stages.shared.classes import Classes, Naming, with_classes
 from support.builders import base
 from support.pairs import pair
 from support.text_folders import WORDS, edit_config, save_text_model
-from support.variants import VARIANTS
+from support.variants import VARIANTS, variant
 
 FIRST = list({v.family: v for v in VARIANTS if v.family.startswith("transformers")}.values())
 RENAMED = [v for v in VARIANTS if v.family.startswith("transformers") and FAMILIES[v.family].on_disk]
@@ -57,7 +57,7 @@ def test_a_folder_of_transformers_has_the_parts_of_its_model(tmp_path, variant):
 
 @pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-deberta-v3"])
 def test_a_folder_is_told_of_as_the_base_made_of_it(tmp_path, name):
-    save_text_model(next(v for v in VARIANTS if str(v) == name), tmp_path / "theirs")
+    save_text_model(variant(name), tmp_path / "theirs")
     opened = open_model(str(tmp_path / "theirs"))
     with (tmp_path / "ours.st").open("wb") as file:
         write_tensors(file, opened.checkpoint.tensors(), header=opened.header)
@@ -91,7 +91,7 @@ def test_a_zero_shot_model_tells_how_classes_are_asked_about(tmp_path):
 
 @pytest.mark.parametrize("trained", ["BertModel", "BertForMaskedLM"])
 def test_a_folder_without_a_classifier_says_what_gives_it_one(tmp_path, trained):
-    save_text_model(next(v for v in VARIANTS if str(v) == "transformers-bert-plain"), tmp_path / "m")
+    save_text_model(variant("transformers-bert-plain"), tmp_path / "m")
     edit_config(tmp_path / "m", architectures=[trained])
 
     found = look(tmp_path / "m")
@@ -103,7 +103,7 @@ def test_a_folder_without_a_classifier_says_what_gives_it_one(tmp_path, trained)
 
 
 def test_one_tower_of_two_says_what_gives_it_a_classifier(tmp_path):
-    sample = base(next(v for v in VARIANTS if str(v) == "transformers-clip-plain"))
+    sample = base(variant("transformers-clip-plain"))
     sample.library().save_pretrained(tmp_path / "m")
     edit_config(tmp_path / "m", architectures=["CLIPVisionModel"])
 

@@ -25,9 +25,9 @@ from support.builders import Sample, base
 from support.heard import Heard
 from support.text_folders import save_text_model
 from support.together import as_processes, together
-from support.variants import VARIANTS
+from support.variants import variant
 
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 NAMES = tuple("abcdefg")
 TEXTS = ["mat", "the cat sat on a mat on a mat", "the cat sat", "", "a cat on the mat", "sat"]
 FILES = ("flat/a.png", "flat/b.png", "tree/3.png", "tree/x/1.jpg", "tree/x/deep/2.png")

@@ -18,9 +18,9 @@ from support.heard import Heard
 from support.lake import IMAGES, TEXTS, Lake, image, most_held, serve, stored, text
 from support.text_folders import save_text_model
 from support.together import as_processes, shares, together
-from support.variants import VARIANTS
+from support.variants import variant
 
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 STREAM = "hf:org/name::streaming=true"
 
 

@@ -14,9 +14,9 @@ from support.builders import base
 from support.pairs import pair
 from support.reviews import arch, reviews
 from support.text_folders import save_text_model
-from support.variants import VARIANTS
+from support.variants import variant
 
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 
 
 @pytest.fixture(scope="module")

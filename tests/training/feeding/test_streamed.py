@@ -28,9 +28,9 @@ from hydractl.training.feeding.streamed import buffer_order
 from support.builders import base
 from support.lake import IMAGES, Lake, image, most_held, of_images, of_texts, serve, stored
 from support.text_folders import save_text_model
-from support.variants import VARIANTS
+from support.variants import variant
 
-BERT = next(v for v in VARIANTS if str(v) == "transformers-bert-plain")
+BERT = variant("transformers-bert-plain")
 REF = DataRef.parse("hf:org/name::streaming=true,buffer=20", endless=True, buffered=True)
 WHOLE = Share(first=0, pieces=1, total=1)
 
