@@ -1,4 +1,4 @@
-"""Jobs for circuit extraction on tiny models, ours and the library's, in float64."""
+"""Jobs for circuit extraction on tiny models, in float64."""
 
 from __future__ import annotations
 
@@ -6,43 +6,13 @@ import torch
 
 from hydractl.inputs import cut_batch, map_inputs
 from hydractl.scoring.job import Forgetful, Samples, ScoreJob
-from support.variants import VARIANTS
-
-DOUBLE = torch.float64
-
-
-CLASSES = 7
-
-
-def named(name):
-    """Return a variant by what its test is called."""
-    return next(v for v in VARIANTS if str(v) == name)
+from support.jobs import CLASSES, DOUBLE, model_for
 
 
 def asked(sample, count, seed):
     """Return inputs without what names a zero-shot model's classes."""
     inputs = sample.inputs(batch=count, seed=seed, dtype=DOUBLE)
     return inputs["pixel_values"] if sample.header.prompting else inputs
-
-
-def prompts(sample):
-    inputs = sample.inputs(batch=CLASSES, seed=5)
-    return {name: x for name, x in inputs.items() if name != "pixel_values"}
-
-
-def library_for(sample):
-    """Return the library's own model; a zero-shot one compares with the same prompts as ours."""
-    library = sample.library(DOUBLE)
-    if sample.header.prompting:
-        library.texts = prompts(sample)
-    return library
-
-
-def model_for(sample):
-    model = sample.model(DOUBLE)
-    if sample.header.prompting:
-        model.answer.ask(prompts(sample), templates=1)
-    return model
 
 
 def data_for(sample, *, count=40, others=30):

@@ -11,7 +11,8 @@ from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from support import naive
 from support.builders import base
-from support.circuits import Interrupted, data_for, job_for, library_for, named, removed
+from support.circuits import Interrupted, data_for, job_for, removed
+from support.jobs import library_for
 from support.variants import VARIANTS, variant
 
 OBJECTIVES = [
@@ -36,7 +37,7 @@ def settings(objective, **changes):
     ),
 ])  # fmt: skip
 def test_same_removals_as_algorithm_1(name, objective):
-    sample = base(named(name))
+    sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
 
     ranking = score_circuit(job_for(sample, data, budget=4, settings=settings(objective)), SILENT)

@@ -15,8 +15,8 @@ from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.job import Samples
 from support.builders import base
-from support.circuits import data_for, job_for, named, removed
-from support.variants import VARIANTS
+from support.circuits import data_for, job_for, removed
+from support.variants import VARIANTS, variant
 
 SMOOTH = CircuitSettings(objective="0.5*acc-0.1*nll")
 """Moves with each logit."""
@@ -52,7 +52,7 @@ def test_candidates_have_the_same_values_by_two_graphs_a_tower(count, one):
 
 @pytest.mark.newer
 def test_neither_layers_nor_batches_nor_removals_are_compiled_for(count):
-    sample = base(named("timm-vit-class-token"))
+    sample = base(variant("timm-vit-class-token"))
     images, labels, others = data_for(sample, count=33, others=17)
     job = job_for(sample, (images, labels, others), compiles="it", budget=6)
     for size in (7, 3):
@@ -84,7 +84,7 @@ def test_neither_layers_nor_batches_nor_removals_are_compiled_for(count):
     ],
 )
 def test_what_is_compiled_rounds_at_most(name, dtype, tolerance):
-    sample = base(named(name))
+    sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
     jobs = [job_for(sample, data, budget=4, settings=SMOOTH, compiles=name) for name in (None, "it")]
     for job in jobs:
@@ -101,7 +101,7 @@ def test_what_is_compiled_rounds_at_most(name, dtype, tolerance):
 @pytest.mark.newer
 @pytest.mark.parametrize("search", ["exact", "lazy"])
 def test_memory_is_measured_as_uncompiled(count, search):
-    sample = base(named("timm-vit-class-token"))
+    sample = base(variant("timm-vit-class-token"))
     settings, data = CircuitSettings(search=search), data_for(sample)
     fits = []
     for compiles in (None, "it"):
@@ -117,7 +117,7 @@ def test_memory_is_measured_as_uncompiled(count, search):
 
 @pytest.mark.newer
 def test_more_graphs_than_torch_keeps_are_refused(count):
-    sample = base(named("transformers-beit-plain"))  # the first block drops no path, the others do
+    sample = base(variant("transformers-beit-plain"))  # the first block drops no path, the others do
 
     with (
         torch._dynamo.config.patch(recompile_limit=1),

@@ -18,8 +18,8 @@ from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.circuit.swaps import Swaps
 from support import naive
 from support.builders import base
-from support.circuits import Interrupted, data_for, job_for, library_for, named, removed
-from support.jobs import together
+from support.circuits import Interrupted, data_for, job_for, removed
+from support.jobs import library_for, together
 from support.variants import variant
 
 FAMILIES = ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
@@ -35,7 +35,7 @@ def run(sample, data, *, budget=7, log=None, search="lazy", **changes):
 @pytest.mark.parametrize("objective", ["avg", "nll", "ece", "fpr95"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_valuing_every_head_is_exact(name, objective, every_head):
-    sample = base(named(name))
+    sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
     expected = run(sample, data, objective=objective, budget=4, search="exact")
 
@@ -53,7 +53,7 @@ def test_valuing_every_head_is_exact(name, objective, every_head):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_recorded_is_true_of_the_circuit(monkeypatch, name, kept):
     monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
-    sample = base(named(name))
+    sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
 
     ranking = run(sample, data, budget=6)
@@ -161,7 +161,7 @@ def poor(sample, data, objective):
 @pytest.mark.parametrize(("objective", "recheck"), [("avg", 24), ("nll", 4)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_swaps_raise_the_objective(name, objective, recheck):
-    sample = base(named(name))
+    sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
     log = poor(sample, data, objective)
 
@@ -210,7 +210,7 @@ def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, wor
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_enters_a_layer_is_computed_once_for_all_trials(monkeypatch, name, kept):
     monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
-    sample = base(named(name))
+    sample = base(variant(name))
     circuit = Circuit(job_for(sample, data_for(sample, count=24, others=20)), keeps=True)
     tower = next(name for name in circuit.left if name not in circuit.model.answer.fixed)
     first = circuit.model.tower(tower).layers()[0]

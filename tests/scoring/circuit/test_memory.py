@@ -12,7 +12,8 @@ from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import CircuitSettings
 from support.builders import base
-from support.circuits import data_for, job_for, named, removed
+from support.circuits import data_for, job_for, removed
+from support.variants import variant
 
 FAMILIES = ["timm-vit-class-token", "transformers-bert-plain", "transformers-clip-plain"]
 
@@ -43,7 +44,7 @@ def peak_of(job):
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("times", [1, 3])
 def test_no_more_is_taken_than_is_given(monkeypatch, name, search, times):
-    sample = base(named(name))
+    sample = base(variant(name))
     data = data_for(sample)
     settings = CircuitSettings(search=search)
     monkeypatch.setattr(circuit_memory, "STREAM_ELEMENTS", 1)
@@ -59,7 +60,7 @@ def test_no_more_is_taken_than_is_given(monkeypatch, name, search, times):
 @pytest.mark.parametrize("search", ["exact", "lazy"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_bound_changes_no_removal(monkeypatch, name, search):
-    sample = base(named(name))
+    sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
     settings = CircuitSettings(search=search)
     expected = score_circuit(job_for(sample, data, budget=4, settings=settings), SILENT)
@@ -74,7 +75,7 @@ def test_a_bound_changes_no_removal(monkeypatch, name, search):
 
 
 def test_too_little_for_one_candidate_is_refused():
-    sample = base(named("timm-vit-class-token"))
+    sample = base(variant("timm-vit-class-token"))
     job = job_for(sample, data_for(sample), max_memory=10_000)
 
     with pytest.raises(
@@ -86,7 +87,7 @@ def test_too_little_for_one_candidate_is_refused():
 
 
 def test_more_room_runs_more_side_by_side(monkeypatch):
-    sample = base(named("timm-vit-class-token"))
+    sample = base(variant("timm-vit-class-token"))
     monkeypatch.setattr(circuit_memory, "STREAM_ELEMENTS", 1 << 40)
     seen = []
     for limit in (600_000, 1_500_000, 100_000_000):
