@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from hydractl.cli.app import command_tree
 from hydractl.data.dataset import open_data
-from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.training.methods.packed import narrowed
 from hydractl.training.methods.reference import parse_method
+from support.commands import check_plan
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "benchmarks" / "paper"
@@ -86,15 +85,7 @@ def test_claims_are_about_rows_that_are_made(claims, plan, zero_shot_plan):
 
 @pytest.mark.parametrize("options", [(), ("--template", "a {label}")], ids=["tuned", "zero-shot"])
 def test_commands_are_ones_that_a_user_could_type(plan, zero_shot_plan, options):
-    tree, plan = command_tree(), zero_shot_plan if options else plan
-
-    for words in (
-        *(made.command for made in plan.files.values()),
-        plan.report("report.json", *options, ood=not options),
-    ):
-        tree.commands[words[0]].make_context(words[0], list(words[1:]))
-    for row in plan.rows:
-        NamedModels.parse(f"{row.name}={','.join(row.models)}")
+    check_plan(zero_shot_plan if options else plan, *options, ood=not options)
 
 
 def test_hydras_of_a_quarter_know_its_classes(zero_shot_plan):

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from hydractl.cli.app import command_tree
 from hydractl.cli.commands.demo import command as demo
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
+from support.commands import check_order, check_typed
 
 TASKS = ("digits", "text")
 
@@ -32,11 +32,7 @@ def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path, t
     seen = call("demo", "--task", task, "-o", tmp_path / "demo")
 
     assert seen.code == 0
-    tree = command_tree()
-    for arguments, _ in commands:
-        tree.make_context("hydractl", list(arguments))
-        command = tree.commands[arguments[0]]
-        command.make_context(arguments[0], list(arguments[1:]))
+    check_typed(arguments for arguments, _ in commands)
     assert [a[0] for a, _ in commands].count("finetune") == 3 + 4 + 10
     assert commands[-1][0][0] == "eval"
 
@@ -72,16 +68,7 @@ def test_what_a_command_reads_an_earlier_one_has_written(call, commands, tmp_pat
     call("demo", "--task", task, "-o", tmp_path / "demo")
 
     written = set(map(str, (tmp_path / "demo").iterdir()))
-    for arguments, _ in commands:
-        out = arguments[arguments.index("-o") + 1]
-        named = {
-            p
-            for a in arguments
-            for p in a.replace("=", ",").split(",")
-            if p.startswith(str(tmp_path)) and p != out
-        }
-        assert named <= written
-        written |= {out.replace("{i}", str(i)) for i in range(3)}
+    check_order([arguments for arguments, _ in commands], tmp_path, written)
 
 
 def test_each_line_is_shown_before_it_runs(call, commands, tmp_path):

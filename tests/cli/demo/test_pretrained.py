@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from hydractl.cli.app import command_tree
 from hydractl.cli.commands.demo import pretrained as steps
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 from hydractl.errors import InputError
+from support.commands import check_order, check_typed
 
 
 @pytest.fixture
@@ -28,20 +28,12 @@ def commands(out, seed=0):
 
 
 def test_every_command_is_one_that_a_user_could_type(tmp_path):
-    tree = command_tree()
-    for command in commands(tmp_path):
-        tree.commands[command[0]].make_context(command[0], list(command[1:]))
-
+    check_typed(commands(tmp_path))
     assert [c[0] for c in commands(tmp_path)] == [*["finetune"] * 4, *["fuse"] * len(steps.TRUNKS), "eval"]
 
 
 def test_what_a_command_reads_was_made_before_it(tmp_path):
-    written = {str(tmp_path / steps.ENCODER)}
-    for command in commands(tmp_path):
-        out = command[command.index("-o") + 1]
-        words = (p for a in command for p in a.replace("=", ",").split(","))
-        assert {p for p in words if p.startswith(str(tmp_path)) and p != out} <= written
-        written.add(out)
+    check_order(commands(tmp_path), tmp_path, {str(tmp_path / steps.ENCODER)})
 
 
 def test_members_differ_in_their_seed_alone(tmp_path):

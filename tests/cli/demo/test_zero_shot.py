@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 
-from hydractl.cli.app import command_tree
 from hydractl.cli.commands.demo import zero_shot as steps
 from hydractl.data.dataset import open_data
 from hydractl.stages.shared.classes import Naming
 from hydractl.training import contrastive
+from support.commands import check_order, check_typed
 
 
 @pytest.fixture
@@ -39,25 +39,13 @@ def test_three_models_differ_in_their_seed_alone(trained, tmp_path):
 
 
 def test_every_command_is_one_that_a_user_could_type(tmp_path):
-    tree = command_tree()
-    for command in commands(tmp_path):
-        tree.commands[command[0]].make_context(command[0], list(command[1:]))
-
+    check_typed(commands(tmp_path))
     assert [c[0] for c in commands(tmp_path)] == [*["score"] * 4, *["prune"] * 3, *["fuse"] * 2, "eval"]
 
 
 def test_what_a_command_reads_was_made_before_it(tmp_path):
     written = {str(tmp_path / name) for name in ("clip", "clip-1", "clip-2")}
-    for command in commands(tmp_path):
-        out = command[command.index("-o") + 1]
-        named = {
-            p
-            for a in command
-            for p in a.replace("=", ",").split(",")
-            if p.startswith(str(tmp_path)) and p != out
-        }
-        assert named <= written
-        written |= {out.replace("{i}", str(i)) for i in range(3)}
+    check_order(commands(tmp_path), tmp_path, written)
 
 
 def test_seeds_follow_the_demos(tmp_path):
