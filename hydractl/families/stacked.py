@@ -32,9 +32,13 @@ class Abreast(nn.Module):
         self._stack: tuple[nn.Module, ...] = ()  # in a tuple, as its tensors are none of the model's own
 
     def stack(self, on: bool) -> None:
-        """Copy the members' weights as they are now, to be run at once from here on; or forget the copy."""
+        """Copy the members' weights as they are now, to be run at once from here on; or forget the copy.
+
+        Nothing is copied in training: what holds the copy has the members' own parts without weights, and to switch it to
+        evaluation would end their dropout.
+        """
         with torch.no_grad():
-            found = self.at_once() if on else None
+            found = self.at_once() if on and not self.training else None
         self._stack = () if found is None else (found.eval(),)
 
     def at_once(self) -> nn.Module | None:

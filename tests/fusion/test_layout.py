@@ -97,6 +97,13 @@ def test_training_sees_the_members_own_weights_and_leaves_them_stacked_anew(hydr
     assert in_step(hydra.eval(), images)
 
 
+def test_what_is_stacked_leaves_no_part_in_evaluation(hydra, images):
+    """Each member drops in training; the parts of a stacked one are the first member's own."""
+    hydra.eval()(images)
+    assert all(part.training for part in hydra.train().modules())
+    assert not any(part.training for part in hydra.eval().modules())
+
+
 def test_gradients_flow_in_evaluation_too(files, hydra, images):
     for one in (hydra, load(files["timm-vit-class-token"][0])):
         one(images).logits.sum().backward()
