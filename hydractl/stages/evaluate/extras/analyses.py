@@ -104,12 +104,13 @@ class Analyst:
         scaling: Scaling,
     ) -> Subject:
         parts: list[Part] = []
-        for opened, model in zip(models, row.models, strict=True):
+        made = any(named.rivals)  # which makes one model of several
+        for opened, model in () if made else zip(models, row.models, strict=True):
             parts.append(Part(opened, model, sum(part.members for part in parts)))
         return Subject(
-            parts=() if any(named.rivals) else parts,
+            parts=parts,
             base=next((found for model in models if (found := base_of(model, self.opened))), None),
-            apart=() if any(named.rivals) else apart_of(models, self.opened),
+            apart=() if made else apart_of(models, self.opened),
             batches=self._batches,
             counts={name: len(inputs) for name, inputs in self.data.inputs.items()},
             labels=self.data.known.labels,
