@@ -31,6 +31,23 @@ def pytest_addoption(parser):
         "--torture", nargs="?", const=10, type=int, default=0, metavar="N",
         help="N tenths of all that `tests/torture` can try, by default all of it, not a small share",
     )  # fmt: skip
+    parser.addoption(
+        "--made-up-gpu",
+        action="store_true",
+        help="all on a GPU that is made up, where `--device` is not said; what is compiled fails",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _gpu(request):
+    """Let there be a GPU if it is asked for."""
+    if not request.config.getoption("made_up_gpu"):
+        yield
+        return
+    from support.gpu import made_up  # loads torch's compiler
+
+    with made_up():
+        yield
 
 
 def pytest_collection_modifyitems(config, items):

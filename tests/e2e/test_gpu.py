@@ -1,0 +1,173 @@
+"""Each stage on a GPU that is made up writes what it writes on the processor.
+
+What has to be tried on a real one is its kernels, its streams and its memory; nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hydractl.cli.app import main
+from hydractl.scoring.methods import METHODS
+from support.gpu import made_up
+
+pytestmark = pytest.mark.newer  # what the GPU is made of, torch 2.5 does not have
+
+DEVICES = {"cpu": contextlib.nullcontext, "cuda": made_up}
+TRAIN, VAL = "digits::classes=0-6,split=train,limit=140", "digits::classes=0-6,split=val,limit=70"
+OOD = "digits::classes=9,limit=40"
+OOD_DATA = ("--ood", OOD)
+TINY = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=3,num_heads=4,num_classes=7,proj_drop_rate=0.1"
+TRAINS = ("--data", TRAIN, "--val", VAL, "--epochs", "4", "--lr", "1e-3", "--keep-last")
+SCORED = {
+    "circuit": (*OOD_DATA, "--remove", "3"),
+    "circuit, lazily": (*OOD_DATA, "--remove", "3", "--search", "lazy"),
+    "l0": ("--epochs", "1", "--training", "joint"),
+    "dsp": ("--epochs", "1", "--keep", "2"),
+}
+TUNED = {
+    "whole": (),
+    "bf16": ("--precision", "bf16"),
+    "of few weights": ("--last-blocks", "1", "--reset-head", "--layer-decay", "0.9"),
+    "in pieces": ("--accumulate", "2", "--gradient-checkpointing", "--clip", "1"),
+    "averaged": ("--ema", "0.9"),
+    "swa": ("--swa", "0.5"),
+    "noisy": (
+        "--mixup",
+        "0.2",
+        "--cutmix",
+        "1",
+        "--augment",
+        "shift",
+        "--drop-path",
+        "0.2",
+        "--label-smoothing",
+        "0.1",
+    ),
+    "taught": ("--teacher", "hydra.st", "--optimizer", "sgd"),
+    "lora-ensemble": ("--method", "lora-ensemble::rank=2"),
+    "singular-values": ("--method", "singular-values"),
+    "batch-ensemble": ("--method", "batch-ensemble::members=2"),
+    "oba": ("--method", "oba::keep=0.8,batches=1"),
+}
+ROWS = {
+    "MC": "mc:base.st::passes=2,rate=0.2",
+    "Laplace": f"laplace:base.st::data={TRAIN}",
+    "SWAG": "swag:m-0.st,t-0.st,t-1.st::samples=2",
+    "apart": "m-0.st,m-1.st",
+}
+
+
+def run(*command, device=None):
+    """Run a command on a device."""
+    given = () if device is None else ("--device", device)
+    with DEVICES[device or "cpu"]():
+        assert main([*command, *given, "-q"]) == 0
+
+
+def same(one, other, *, within=0.0):
+    """Check that two files hold the same tensors."""
+    found, expected = load_file(one), load_file(other)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=within, equal_nan=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models(tmp_path_factory):
+    """Begin in a folder with a trained model, two members of it, and a hydra."""
+    with contextlib.chdir(tmp_path_factory.mktemp("models")):
+        run("finetune", TINY, *TRAINS, "-o", "base.st", device="cpu")
+        run("score", "base.st", "--method", "random", "-o", "s.json")
+        run("prune", "base.st", "--scores", "s.json", "--remove", "4", "--members", "2", "--pool", "6", "-o", "m-{i}.st")  # fmt: skip
+        run("fuse", "m-0.st", "m-1.st", "-o", "hydra.st")
+        for i in range(2):
+            run("finetune", "m-0.st", *TRAINS, "--seed", str(i), "-o", f"t-{i}.st", device="cpu")
+        yield
+
+
+@pytest.mark.parametrize("method", {**dict.fromkeys(METHODS, ()), **SCORED})
+def test_scores_are_the_same(method):
+    for device in DEVICES:
+        given = ("--data", VAL, *SCORED.get(method, ()), "-o", f"{method}-{device}.json")
+        run("score", "base.st", "--method", method.partition(",")[0], *given, device=device)
+
+    one, other = (json.loads(Path(f"{method}-{device}.json").read_text()) for device in DEVICES)
+    assert one == {**other, "asked": one["asked"]}
+
+
+@pytest.mark.parametrize("how", TUNED)
+def test_a_member_is_tuned_the_same(how):
+    name = "e-{i}" if how == "batch-ensemble" else "t"
+    for device in DEVICES:
+        run("finetune", "m-0.st", *TRAINS, *TUNED[how], "-o", f"{name}-{device}.st", "--force", device=device)
+
+    same(*(f"{name}-{device}.st".format(i=0) for device in DEVICES), within=1e-6)
+
+
+def test_a_hydra_is_tuned_as_a_whole_the_same():
+    for device in DEVICES:
+        run("finetune", "hydra.st", *TRAINS, "--optimizer", "sgd", "-o", f"h-{device}.st", device=device)
+
+    same(*(f"h-{device}.st" for device in DEVICES), within=1e-6)
+
+
+def test_rows_of_a_report_are_the_same():
+    rows = [word for name, row in ROWS.items() for word in ("--compare", f"{name}={row}")]
+    for device in DEVICES:
+        given = (
+            "--data",
+            VAL,
+            "--near",
+            OOD,
+            "--corrupt",
+            "fog:3",
+            "--temperature",
+            VAL,
+            "--analyse",
+            "all",
+            "--scores",
+            "s.json",
+        )
+        outputs = ("--save-predictions", f"p-{device}.safetensors", "-o", f"r-{device}.json")
+        run("eval", "hydra.st", "--compare", "base=base.st", *rows, *given, *outputs, device=device)
+
+    same(*(f"p-{device}.safetensors" for device in DEVICES), within=1e-5)
+
+
+def test_predictions_are_the_same():
+    for device in DEVICES:
+        run("predict", "hydra.st", VAL, "-o", f"p-{device}.jsonl", device=device)
+
+    one, other = (Path(f"p-{device}.jsonl").read_text().splitlines() for device in DEVICES)
+    assert len(one) == len(other) == 70
+    for found, expected in zip(map(json.loads, one), map(json.loads, other), strict=True):
+        assert found.keys() == expected.keys()
+        assert found["probability"] == pytest.approx(expected["probability"], abs=1e-5)
+
+
+def test_diverse_members_are_the_same():
+    for device in DEVICES:
+        run("prune", "base.st", "--scores", "s.json", "--strategy", "diverse", "--data", VAL, "--candidates", "5", "--remove", "4", "--members", "2", "--pool", "6", "-o", f"d-{{i}}-{device}.st", device=device)  # fmt: skip
+
+    for i in range(2):
+        same(*(f"d-{i}-{device}.st" for device in DEVICES))
+
+
+def test_tensors_of_both_devices_are_refused():
+    """The device is worth nothing that takes what a GPU refuses."""
+    with made_up():
+        layer, x = torch.nn.Linear(3, 2).to("cuda"), torch.randn(4, 3)
+        with pytest.raises(RuntimeError, match="same device"):
+            layer(x)
+        found = layer(x.cuda())
+        assert found.is_cuda
+        with pytest.raises(TypeError, match="numpy"):
+            found.detach().numpy()
+        assert not found.cpu().is_cuda

@@ -1,0 +1,242 @@
+"""A GPU that is made up: tensors that say they lie on `cuda:0`, and refuse what those of a real one refuse.
+
+Each holds a tensor of the processor, on which operators run: what is computed on the device is what the processor computes,
+bit for bit, so that code which moves tensors between devices can be tried where there is but one. Refused are operators of
+tensors of both devices (but for those without dimensions, and for what takes both on a GPU) and to read a tensor as an array.
+What only a real one can tell is left: its kernels, its streams, its memory. Nothing is compiled while there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Self
+from unittest import mock
+
+import torch
+import torch._dynamo  # reads a table of torch's functions, of which some are others below
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+MIXING = {Tensor.copy_, torch.utils.swap_tensors, torch._has_compatible_shallow_copy_type}
+"""What takes tensors of both devices on a GPU as well; so do indices, and what else has underscores around its name."""
+
+
+class OnGpu(Tensor):
+    """A tensor of the device."""
+
+    held: Tensor
+
+    is_cuda, is_cpu = True, False
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Self:
+        """Take the place of a tensor of the processor, which torch's own code in C++ thinks that it still is."""
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=CPU,
+        )
+        made.held = held.detach()
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:
+        return CUDA
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    __array__ = numpy
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnGpu:
+        if id(self) not in memo:
+            memo[id(self)] = other = OnGpu(self.held.clone()).requires_grad_(self.requires_grad)
+            other.__dict__.update({k: v for k, v in vars(self).items() if k != "held"})
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a tensor of the device is pickled")
+
+    def __repr__(self, **_: Any) -> str:
+        return f"OnGpu({self.held!r})"
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator on the processor; its results are the device's if its tensors are, or it was asked for."""
+    known = {id(one.held): one for one in tree_iter((args, kwargs)) if isinstance(one, OnGpu)}
+    asked = kwargs.get("device")
+    if asked is not None and asked.type == "cuda":
+        kwargs = {**kwargs, "device": CPU}
+    args, kwargs = tree_map(lambda one: one.held if isinstance(one, OnGpu) else one, (args, kwargs))
+    out = func(*args, **kwargs)
+    if not known if asked is None or asked.type == "cpu" else asked.type != "cuda":
+        return out
+
+    def placed(one: Any) -> Any:
+        if isinstance(one, Tensor):
+            return (
+                known[id(one)] if id(one) in known else OnGpu(one)
+            )  # what is changed in place comes back as it came
+        return one
+
+    return tree_map(placed, out)
+
+
+class _Making(TorchDispatchMode):
+    """Makes tensors on the device of nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _Refusing(TorchFunctionMode):
+    """Refuses tensors of both devices."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.backward:
+            with self:  # hooks, and blocks that are computed again, run in it
+                return torch.autograd.backward(args[0], kwargs.pop("gradient", None), **kwargs)
+        name = getattr(func, "__name__", str(func))
+        if func not in MIXING and not name.startswith("__"):
+            tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+            if len({isinstance(one, OnGpu) for one in tensors if isinstance(one, OnGpu) or one.dim()}) > 1:
+                raise RuntimeError(
+                    f"{name}: expected all tensors to be on the same device, not cuda:0 and cpu"
+                )
+        return func(*args, **kwargs)
+
+
+class _Move(torch.autograd.Function):
+    """Moves a tensor to the other device, and its gradient back."""
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        return tensor.held.clone() if isinstance(tensor, OnGpu) else OnGpu(tensor.clone())
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return _Move.apply(gradient)
+
+
+# What asks CUDA itself in torch's own code.
+
+_to, _apply, _autocast = Tensor.to, nn.Module._apply, torch.autocast.__init__
+
+
+def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Do what `Tensor.to` does."""
+    copies, rest = kwargs.pop("copy", False), {}
+    if args and isinstance(args[0], Tensor):
+        device, dtype = args[0].device, args[0].dtype
+    else:
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        rest = {} if layout is None else {"memory_format": layout}
+    if device is not None and device.type == "meta":
+        return torch.empty_like(self.held if isinstance(self, OnGpu) else self, dtype=dtype, device=device)
+    out = _to(self, dtype or self.dtype, copy=copies, **rest)
+    return out if device is None or device.type == self.device.type else _Move.apply(out)
+
+
+def new_tensor(self: Tensor, values: Any, **kwargs: Any) -> Tensor:
+    """Do what `Tensor.new_tensor` does."""
+    return torch.tensor(values, **{"dtype": self.dtype, "device": self.device, **kwargs})
+
+
+def then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that makes a tensor of values on the processor, and moves it where it is asked for."""
+
+    def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        out = make(*args, **kwargs)
+        return out if device is None else out.to(device)
+
+    return made
+
+
+def apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Move a module's parameters, which stay the objects that they are, as on a GPU."""
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        return _apply(self, *args, **kwargs)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
+
+
+def autocast(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+    """Cast what runs on the processor."""
+    _autocast(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+
+def without_gradients(self: torch.inference_mode) -> None:
+    """Enter inference mode, without what it leaves out of a tensor, which `OnGpu` needs."""
+    self.before = torch.is_grad_enabled()
+    torch.set_grad_enabled(self.before and not self.mode)
+
+
+def as_before(self: torch.inference_mode, *_: object) -> None:
+    """Leave it."""
+    torch.set_grad_enabled(self.before)
+
+
+FOUND: dict[str, Any] = {
+    "is_available": True,
+    "is_initialized": False,  # memory that a GPU reads from at once is nothing that can be made up
+    "is_bf16_supported": True,
+    "device_count": 1,
+    "current_device": 0,
+    "_exchange_device": 0,
+    "_maybe_exchange_device": 0,
+    "mem_get_info": (8 << 30, 8 << 30),
+    "memory_allocated": 0,
+    "max_memory_allocated": 0,
+    "get_rng_state": torch.empty(0, dtype=torch.uint8),
+    **dict.fromkeys(("_lazy_init", "set_device", "synchronize", "empty_cache"), None),
+    **dict.fromkeys(("reset_peak_memory_stats", "set_rng_state", "manual_seed", "manual_seed_all"), None),
+}
+"""What `torch.cuda` says. What is drawn on the device is drawn by the processor's generator."""
+
+
+@contextlib.contextmanager
+def made_up() -> Iterator[None]:
+    """Let the machine have one GPU."""
+    moves = {
+        "to": to,
+        "cuda": lambda self, *_, **__: to(self, CUDA),
+        "cpu": lambda self, *_, **__: to(self, CPU),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, said in FOUND.items():
+            stack.enter_context(mock.patch(f"torch.cuda.{name}", lambda *_, said=said, **__: said))
+        for patch in (
+            mock.patch("torch.accelerator.is_available", lambda: False),  # noqa: PT008 - compilers trace no mock
+            *(
+                mock.patch(f"torch.{name}", then_moved(getattr(torch, name)))
+                for name in ("tensor", "as_tensor")
+            ),
+            mock.patch.multiple(Tensor, new_tensor=new_tensor, **moves),
+            mock.patch.object(nn.Module, "_apply", apply),
+            mock.patch.object(torch.autocast, "__init__", autocast),
+            mock.patch.multiple(torch.inference_mode, __enter__=without_gradients, __exit__=as_before),
+            _Making(),
+            _Refusing(),
+        ):
+            stack.enter_context(patch)
+        yield
