@@ -13,10 +13,12 @@ from hydractl.scoring.circuit.doubt import Doubt, promise
 from hydractl.scoring.circuit.outcomes import Outcomes, values_of
 from hydractl.scoring.circuit.search import Exact, best_of
 from hydractl.scoring.circuit.settings import DOUBT, CircuitSettings
-from hydractl.scoring.circuit.swaps import Known, Swaps
+from hydractl.scoring.circuit.swaps import Effects, Swaps
 from hydractl.scoring.job import Memory, ScoreJob
 
 SPENT = "spent"
+LOOKED = 600
+"""A look around reads about so many samples, evenly spread: fewer do not tell which swaps are best."""
 AT_ONCE = 4
 """How many heads are valued before the next look."""
 LAST = 0.05
@@ -47,16 +49,19 @@ class Lazy(Exact):
         self.evaluations = self.work = self.exact_evaluations = self.exact_work = 0.0
         self.effects: dict[HeadId, Outcomes] = {}
         self.since: dict[HeadId, int] = {}
-        self.back: dict[HeadId, Outcomes] = {}
         self.swapped = 0
         self.doubt = Doubt(0.0)
         self.now: Outcomes | None = None
         self._next: dict[HeadId, Outcomes] = {}
         self.sizes = self.circuit.passes()
+        fixed = self.circuit.model.answer.fixed
+        samples = max((size for name, size in self.sizes.items() if name not in fixed), default=0)
+        self.every = max(1, samples // LOOKED)
+        self.circuit.looked = slice(None, None, self.every)
 
     @override
     def restart(self, done: int) -> int:
-        # swaps take up what the last removals left in memory
+        # swaps are tried from the streams that the last removal left
         last = done - 1 if done == self.budget and self.swaps else done
         return last - last % self._recheck
 
@@ -76,7 +81,7 @@ class Lazy(Exact):
         self.exact_work += self._base() + self._after(heads)
         self.work += self._base()
         if step % self._recheck == 0:
-            self.effects, self.back, self.now = {}, {}, None
+            self.effects, self.now = {}, None
             if step:
                 self.circuit.forget()
         now = self.now = self.circuit.whole()[1] if self.now is None else self.now
@@ -143,25 +148,29 @@ class Lazy(Exact):
     @override
     def gone(self, head: HeadId) -> None:
         super().gone(head)
-        effect = self.effects.pop(head, None)
-        if effect is not None:
-            self.back[head] = effect.times(-1)
+        self.effects.pop(head, None)
         self.now = self._next.get(head)
 
     def _value(self, heads: Sequence[HeadId]) -> tuple[float, Outcomes]:
-        """Return value and traits of the circuit with some heads cut out and others put back."""
+        """Return value and traits of the circuit with some heads cut out and others put back, see `Circuit.changed`."""
         self.evaluations += 1
         lowest = {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
         self.work += self._after(list(lowest.values()))
         outcomes, traits = self.circuit.changed(heads)
         return float(values_of(self.circuit.objective, outcomes)[0]), traits
 
+    def _around(self) -> tuple[Outcomes, Effects]:
+        """Return the circuit's traits, and how they move with each change of a head."""
+        now, after = self.circuit.around()
+        self.work += self._base() / self.every
+        self._count(list(after), 1 / self.every)
+        return now, {head: traits.less(now) for head, traits in after.items()}
+
     @override
     def refine(self, removals: Sequence[Removal]) -> list[Removal]:
         if not self.swaps or not removals:
             return list(removals)
-        now = self.circuit.whole()[1] if self.now is None else self.now
-        swaps = Swaps(self.circuit, self._value, Known(now, self.effects, self.back), removals)
+        swaps = Swaps(self.circuit, self._value, self._around, removals)
         swaps.run(self.swaps)
         self.swapped = swaps.made
         return self._in_order(swaps.removals, swaps.first)
@@ -172,15 +181,15 @@ class Lazy(Exact):
         self.circuit.change([removal.id for removal in later])
         valued = list(removals[:first])
         for removal in later[:-1]:
+            value, _ = self._seen([removal.id], trails=True)[removal.id]
+            valued.append(removal.model_copy(update={"objective": value}))
             self.circuit.remove(removal.id)
-            self._count([removal.id])
-            valued.append(removal.model_copy(update={"objective": self.circuit.value()}))
         return [*valued, *later[-1:]]
 
-    def _count(self, heads: Sequence[HeadId]) -> None:
-        """Take note that candidates are valued."""
-        self.evaluations += len(heads)
-        self.work += self._after(heads)
+    def _count(self, heads: Sequence[HeadId], share: float = 1) -> None:
+        """Take note that candidates are valued, on a share of the samples."""
+        self.evaluations += len(heads) * share
+        self.work += self._after(heads) * share
 
     def _base(self) -> float:
         return sum(float(len(left) * self.sizes[name]) for name, left in self.circuit.left.items())

@@ -14,14 +14,16 @@ Candidates of one layer run side by side on the batch axis.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
 import torch
 
 from hydractl.errors import DataError
-from hydractl.inputs import Inputs, batch_of
+from hydractl.families.head_group import HeadGroup
+from hydractl.families.tower import Model
+from hydractl.inputs import Inputs, batch_of, map_inputs
 from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.joins import compile_joins
 from hydractl.scoring.circuit.memory import Room
@@ -36,11 +38,14 @@ from hydractl.scoring.circuit.outcomes import (
 )
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.circuit.streams import Streams
-from hydractl.scoring.circuit.tower import Entered, Picks
+from hydractl.scoring.circuit.tower import Entered, Picks, each_without, heads_of, with_all_heads
 from hydractl.scoring.job import Samples, ScoreJob
 
 _Kind: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None, Objective, str], dict[str, torch.Tensor]]"
 _Logits: TypeAlias = "Callable[[Batch], Iterable[torch.Tensor]]"
+
+ALL = slice(None)
+"""Of each batch's samples."""
 
 
 class Batch:
@@ -51,15 +56,31 @@ class Batch:
         number: Its own among all batches of the set, whichever process has it.
         inputs: What the model is asked.
         labels: Of its samples, None for OOD data.
+        taken: Those of its samples that are asked.
     """
 
-    def __init__(self, role: str, number: int, samples: Samples) -> None:
-        self.role, self.number = role, number
-        self.inputs, self.labels = samples
+    def __init__(self, role: str, number: int, samples: Samples, taken: slice = ALL) -> None:
+        self.role, self.number, self.taken = role, number, taken
+        self.inputs, labels = samples
+        self.labels = labels if labels is None else labels[taken]
+
+    def asked(self, model: Model) -> dict[str, Inputs]:
+        """Return what each tower is asked; those that are always asked the same are asked all of it."""
+        fixed = model.answer.fixed
+        return {
+            name: inputs if name in fixed else map_inputs(lambda x: x[self.taken], inputs)
+            for name, inputs in model.routed(self.inputs).items()
+        }
 
 
 class Circuit:
-    """A model that loses heads, and the value of the objective without each further one."""
+    """A model that loses heads, and the value of the objective without each further one.
+
+    Attributes:
+        looked: Of each batch's samples, those that a look around reads.
+    """
+
+    looked = ALL
 
     def __init__(self, job: ScoreJob, *, keeps: bool = False) -> None:
         """Take over a job's model.
@@ -86,7 +107,7 @@ class Circuit:
         self._groups = {
             name: [block.attn.groups()[0] for block in job.model.tower(name).layers()] for name in self.left
         }
-        self._held: dict[tuple[object, ...], tuple[torch.Tensor, list[torch.Tensor]]] = {}
+        self._held: dict[Hashable, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._streams = Streams(self.room.kept // max(1, self.batches()) if keeps else 0)
         self._whole: tuple[Outcomes, Outcomes] | None = None
 
@@ -129,13 +150,20 @@ class Circuit:
         self._whole = None
 
     def changed(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Outcomes]:
-        """Return what the circuit would make of the data after `change`: outcomes and traits of one candidate."""
-        lowest = self._toggle(heads)
+        """Return what the circuit would make of the data after `change`: outcomes, and traits of the samples that are looked at."""
+        lowest = {head.tower: head.layer for head in sorted(heads, key=lambda head: -head.layer)}
+        first = {
+            head: self._groups[head.tower][head.layer].select([head.head])
+            for head in heads
+            if head.layer == lowest[head.tower]
+        }
+        later = [head for head in heads if head not in first]
         made: dict[str, torch.Tensor] = {}
+        self._toggle(later)
         try:
-            return self._gather(lambda batch: [self._answered(batch, lowest, made)])
+            return self._gather(lambda batch: [self._answered(batch, first, made)], traced=self.looked)
         finally:
-            self._toggle(heads)
+            self._toggle(later)
 
     def _toggle(self, heads: Iterable[HeadId]) -> dict[str, int]:
         """Cut heads out or put them back; return the lowest layer that changed, by tower."""
@@ -173,6 +201,20 @@ class Circuit:
         self._streams.trails = trails
         picks = self._picks(heads)
         return self._gather(lambda batch: self._without(batch, picks))
+
+    def around(self) -> tuple[Outcomes, dict[HeadId, Outcomes]]:
+        """Return traits of the samples that are looked at: the circuit's, and those after a change of each head, by itself."""
+        picks = [
+            Picks(
+                name,
+                {i: tuple(range(g.heads)) if name in self.towers else () for i, g in enumerate(groups)},
+                around=True,
+            )
+            for name, groups in self._groups.items()
+        ]
+        heads = [HeadId(own.tower, i, h) for own in picks for i, some in own.heads.items() for h in some]
+        _, traits = self._gather(lambda batch: self._without(batch, picks), asked=self.looked)
+        return traits.candidate(len(heads)), {head: traits.candidate(i) for i, head in enumerate(heads)}
 
     def expected(self, traits: Sequence[Outcomes]) -> list[float]:
         """Return the objective's values that follow from traits of one candidate each."""
@@ -215,47 +257,70 @@ class Circuit:
         self._whole = None
 
     def _without(self, batch: Batch, picks: Sequence[Picks]) -> Iterator[torch.Tensor]:
-        """Yield logits (k, B, C) of one batch: candidates' in order, each of the circuit without its head."""
-        asked = self.model.routed(batch.inputs)
+        """Yield logits (k, B, C) of one batch: candidates' in order, each without its head; around the circuit its own are the last."""
+        asked = batch.asked(self.model)
         if len(asked) == 1:
             (own,) = (p for p in picks if p.tower in asked)
-            for _, found in self._outputs(batch, asked[own.tower], own):
+            for layer, (entered, found) in enumerate(self._outputs(batch, asked[own.tower], own), start=1):
                 yield from (self.model.answer({own.tower: each}) for each in found)
+                if own.around and layer == len(self.left[own.tower]):
+                    outputs = self.model.tower(own.tower).finish(entered.leaving).unsqueeze(0)
+                    yield self.model.answer({own.tower: outputs})
             return
         whole: dict[str, torch.Tensor] = {}
         gone: dict[str, list[torch.Tensor]] = {}
         for own in picks:
             whole[own.tower], gone[own.tower] = self._whole_and_without(batch, asked[own.tower], own)
-        at_once = self.room.answers(self.model.answer(whole).numel())
-        for name, outputs in gone.items():
-            if outputs:
-                for some in torch.cat(outputs).split(at_once):
+        last = self.model.answer(whole)
+        at_once = self.room.answers(last.numel())
+        for name, several in gone.items():
+            if several:
+                for some in torch.cat(several).split(at_once):
                     yield self.model.answer({**whole, name: some})
+        if picks[0].around:
+            yield last
 
     def _answered(
-        self, batch: Batch, lowest: Mapping[str, int], made: dict[str, torch.Tensor]
+        self, batch: Batch, first: Mapping[HeadId, HeadGroup], made: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Return logits (1, B, C) of one batch; of towers in `lowest` what enters a layer is kept, and counts, below that one only.
+        """Return logits (1, B, C) of one batch after a change of the heads `first`, each a group; of a tower they are of one layer.
 
-        `made` holds outputs of those of them that are always asked the same.
+        What enters that layer is kept, and counts; what follows runs as it is. `made` holds outputs of towers that are always
+        asked the same.
         """
         nothing = {own.tower: own for own in self._picks(())}
         outputs: dict[str, torch.Tensor] = {}
-        for name, asked in self.model.routed(batch.inputs).items():
-            if name not in lowest:
+        for name, asked in batch.asked(self.model).items():
+            own = {head: group for head, group in first.items() if head.tower == name}
+            if not own:
                 outputs[name] = self._whole_and_without(batch, asked, nothing[name])[0]
             elif name in made:
                 outputs[name] = made[name]
             else:
-                tower, fixed = self.model.tower(name), name in self.model.answer.fixed
-                key = None if fixed else (name, batch.role, batch.number)
-                below = deque(islice(self._streams.entering(key, tower, asked), lowest[name]), maxlen=1)
-                found = tower.resume(below[0].leaving, lowest[name]) if below else tower(asked)
-                outputs[name] = found.unsqueeze(0)
-                if fixed:
+                outputs[name] = self._after_change(batch, asked, own).unsqueeze(0)
+                if name in self.model.answer.fixed:
                     made[name] = outputs[name]
         logits: torch.Tensor = self.model.answer(outputs)
         return logits
+
+    def _after_change(self, batch: Batch, asked: Inputs, heads: Mapping[HeadId, HeadGroup]) -> torch.Tensor:
+        """Return a tower's outputs (N, F) after a change of some heads of a layer."""
+        name, layer, _ = next(iter(heads))
+        tower, left = self.model.tower(name), self.left[name][layer]
+        key = None if name in self.model.answer.fixed else (name, batch.role, batch.number)
+        *below, (block, stream, z, y, _) = deque(
+            islice(self._streams.entering(key, tower, asked), layer + 1), maxlen=2
+        )
+        for head, group in heads.items():
+            if head.head in left:
+                at = left.index(head.head)
+                y = y - group.head_term(z[..., at : at + 1, :], 0)
+            else:
+                queries = tower.queries(layer)
+                # of the last block's stream only the tokens that are read are kept
+                entering = stream if queries is None else below[0].leaving if below else tower.embed(asked)
+                y = y + group.head_term(heads_of(block, group, entering, queries), 0)
+        return tower.resume(block.join(stream, y), layer + 1)
 
     def _whole_and_without(
         self, batch: Batch, asked: Inputs, own: Picks
@@ -278,22 +343,32 @@ class Circuit:
         self, batch: Batch, asked: Inputs, own: Picks
     ) -> Iterator[tuple[Entered, Iterator[torch.Tensor]]]:
         """Yield what enters each layer of a tower, and its outputs (k, N, F) without the picks of that layer."""
-        tower, streams = self.model.tower(own.tower), self._streams
+        tower, streams, left = self.model.tower(own.tower), self._streams, self.left[own.tower]
+        if own.around:
+            groups = self._groups[own.tower]
+            for layer, entered in enumerate(with_all_heads(tower, asked, groups, left)):
+                found = each_without(tower, layer, entered, own.heads[layer], self.room)
+                yield entered, (each.outputs for each in found)
+            return
         fixed = own.tower in self.model.answer.fixed
         key = None if fixed else (own.tower, batch.role, batch.number)
         for layer, entered in enumerate(streams.entering(key, tower, asked)):
-            left = self.left[own.tower][layer]
-            heads = [HeadId(own.tower, layer, left[i]) for i in own.heads[layer]]
+            heads = [HeadId(own.tower, layer, left[layer][i]) for i in own.heads[layer]]
             yield entered, streams.without(key, (tower, layer, entered), heads, own.heads[layer], self.room)
 
-    def _gather(self, logits_of: _Logits) -> tuple[Outcomes, Outcomes]:
-        kinds = (outcomes_of, traits_of) if self.room.keeps else (outcomes_of,)
+    def _gather(
+        self, logits_of: _Logits, *, asked: slice = ALL, traced: slice = ALL
+    ) -> tuple[Outcomes, Outcomes]:
+        """Return outcomes of the samples that are asked, and traits of those of them that are traced."""
+        kinds: dict[_Kind, slice] = {outcomes_of: ALL}
+        if self.room.keeps:
+            kinds[traits_of] = traced
         found: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in kinds]
         for role, data in self.data.items():
             names = outcomes_read(self.objective, labelled=role == "id")
             own: list[dict[str, list[torch.Tensor]]] = [{name: [] for name in names} for _ in kinds]
             for i, samples in enumerate(data):
-                batch = Batch(role, i * self.team.world + self.team.rank, samples)
+                batch = Batch(role, i * self.team.world + self.team.rank, samples, asked)
                 parts = [self._seen(logits, batch, kinds) for logits in self.room.grouped(logits_of(batch))]
                 for kind, shares in zip(own, zip(*parts, strict=True), strict=True):
                     for name in names:
@@ -305,8 +380,12 @@ class Circuit:
         return outcomes[0], outcomes[-1]
 
     def _seen(
-        self, logits: torch.Tensor, batch: Batch, kinds: Sequence[_Kind]
+        self, logits: torch.Tensor, batch: Batch, kinds: Mapping[_Kind, slice]
     ) -> list[dict[str, torch.Tensor]]:
         if not logits.isfinite().all():
             raise DataError("the model answers with numbers that are not finite on this data")
-        return [kind(logits, batch.labels, self.objective, self.ood_score) for kind in kinds]
+        labels = batch.labels
+        return [
+            kind(logits[:, some], labels if labels is None else labels[some], self.objective, self.ood_score)
+            for kind, some in kinds.items()
+        ]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from hydractl.manifest.heads import HeadId, Removal
 from hydractl.scoring.circuit.model import Circuit
-from hydractl.scoring.circuit.outcomes import Outcomes
+from hydractl.scoring.circuit.outcomes import Outcomes, first_best
 
 Effects: TypeAlias = dict[HeadId, Outcomes]
-"""How each sample's traits move if a head goes or comes back."""
+"""How each sample's traits move if a head goes, or comes back if it went."""
 Valued: TypeAlias = Callable[[Sequence[HeadId]], tuple[float, Outcomes]]
 """Gives value and traits of the circuit with some heads cut out and others put back."""
+Around: TypeAlias = Callable[[], tuple[Outcomes, Effects]]
+"""Looks at every change of a head: gives the circuit's traits, and how they move then."""
 
-WIDTH = 8
+WIDTH = 12
 """Of the heads that may come back, and of those that may go, so many that promise most are paired."""
-PATIENCE = 1 / 2
-"""The search ends after so many swaps in vain, one after another, of the number of removals."""
+PATIENCE = 1 / 4
+"""After so many swaps in vain, one after another, of the number of removals, the search ends; or it looks around again, if as many
+were made since it looked last: then it is far from there, and began poorly."""
 
 
 class Swap(NamedTuple):
@@ -27,85 +30,83 @@ class Swap(NamedTuple):
     out: HeadId
 
 
-class Known(NamedTuple):
-    """What a search remembers: the circuit's traits, and the effects of heads that may go and of those that went."""
-
-    now: Outcomes
-    outs: Effects
-    backs: Effects
-
-
 class Swaps:
     """Local search around the circuit that a lazy search ends with.
 
-    A swap's value is expected as a head's is: from the effects of both, as they were last seen. Those that promise most
-    are tried on all data, and made if the objective rises; so it never falls. What a swap did is shared out among both
-    effects. In the order the head that comes back is left out, and the one that goes is the last.
+    It looks at what happens if each head that is there goes, and if each that went comes back, by itself and on a share of
+    the samples. Swaps are expected to do what both of their heads do. Those that promise most are tried on all data, and made
+    if the objective rises; so it never falls. What a swap did is shared out among both effects. Once several were in vain it
+    looks again if it has gone some way since it looked last, else it ends. In the order the head that comes back is left out, and the
+    one that goes is the last.
 
     Attributes:
         removals: In order; from the number `first` on, all but the last say an objective that is no longer true.
         made: How many swaps were made.
     """
 
-    def __init__(self, circuit: Circuit, valued: Valued, known: Known, removals: Sequence[Removal]) -> None:
+    def __init__(self, circuit: Circuit, valued: Valued, around: Around, removals: Sequence[Removal]) -> None:
         """Begin where a search ended.
 
         Args:
             circuit: After the removals.
             valued: Tries a change of it.
-            known: What it remembers; of some that went it may not know the effect.
+            around: Looks around it.
             removals: In order.
         """
-        self.circuit, self.valued, self.removals = circuit, valued, list(removals)
-        self.now, self.outs, self.backs = known
+        self.circuit, self.valued, self.around, self.removals = circuit, valued, around, list(removals)
         self.value = removals[-1].objective
         self.first = len(removals)
         self.tried: set[frozenset[HeadId]] = set()
         self.made = 0
 
+    @property
+    def gone(self) -> frozenset[HeadId]:
+        """The heads that went."""
+        return frozenset(removal.id for removal in self.removals)
+
     def run(self, trials: int) -> None:
-        """Try so many swaps at most, and no more after many in a row that were not worth making."""
-        for removal in self.removals:
-            if removal.id not in self.backs:  # it went before the last time that every head was valued
-                self.backs[removal.id] = self.valued([removal.id])[1].less(self.now)
-        in_vain = 0
-        for _ in range(trials):
-            swap = next(self._promising(), None) if in_vain < PATIENCE * len(self.removals) else None
-            if swap is None:
-                break
-            in_vain = 0 if self._try(swap) else in_vain + 1
+        """Try so many swaps at most."""
+        several = PATIENCE * len(self.removals)
+        looked = -several
+        while self.made - looked >= several and len(self.tried) < trials:
+            looked, in_vain = self.made, 0
+            self.now, self.effects = self.around()
+            while in_vain < several and len(self.tried) < trials:
+                swap = self._promising()
+                if swap is None:
+                    return
+                in_vain = 0 if self._try(swap) else in_vain + 1
 
-    def _promising(self) -> Iterator[Swap]:
-        """Yield swaps that were not tried yet, those that promise most first."""
-        backs, outs = (self._best(effects) for effects in (self.backs, self.outs))
-        pairs = [Swap(a, b) for a in backs for b in outs]
-        if not pairs:
-            return
-        values = self.circuit.expected([self.now.plus(self.backs[a]).plus(self.outs[b]) for a, b in pairs])
-        gone = frozenset(r.id for r in self.removals)
-        for i in sorted(range(len(pairs)), key=lambda i: -values[i]):
-            if gone ^ {*pairs[i]} not in self.tried:
-                yield pairs[i]
+    def _promising(self) -> Swap | None:
+        """Return the swap that promises most of those that were not tried yet."""
+        gone = self.gone
+        backs, outs = (self._best([h for h in self.effects if (h in gone) == went]) for went in (True, False))
+        swaps = [Swap(a, b) for a in backs for b in outs if gone ^ {a, b} not in self.tried]
+        if not swaps:
+            return None
+        after = [self.now.plus(self.effects[a]).plus(self.effects[b]) for a, b in swaps]
+        return swaps[first_best(self.circuit.expected(after))]
 
-    def _best(self, effects: dict[HeadId, Outcomes]) -> list[HeadId]:
-        heads = sorted(effects, key=lambda head: (head.tower, head.layer, head.head))
-        values = self.circuit.expected([self.now.plus(effects[head]) for head in heads]) if heads else []
+    def _best(self, heads: Sequence[HeadId]) -> list[HeadId]:
+        """Return the heads whose changes promise most, by themselves."""
+        values = self.circuit.expected([self.now.plus(self.effects[head]) for head in heads]) if heads else []
         return [heads[i] for i in sorted(range(len(heads)), key=lambda i: -values[i])[:WIDTH]]
 
     def _try(self, swap: Swap) -> bool:
         """Try a swap, and make it if the objective is higher then; return whether it is."""
-        backs, outs = self.backs, self.outs
+        effects = self.effects
         value, traits = self.valued(swap)
-        self.tried.add(frozenset(r.id for r in self.removals) ^ {*swap})
-        off = traits.less(self.now).less(backs[swap.back]).less(outs[swap.out]).times(0.5)
-        backs[swap.back], outs[swap.out] = backs[swap.back].plus(off), outs[swap.out].plus(off)
+        self.tried.add(self.gone ^ {*swap})
+        off = traits.less(self.now)
+        for head in swap:
+            off = off.less(effects[head])
+        for head in swap:
+            effects[head] = effects[head].plus(off.times(0.5))
         if value <= self.value:
             return False
         self.circuit.change(swap)
-        outs[swap.back], backs[swap.out] = (
-            backs.pop(swap.back).times(-1),
-            outs.pop(swap.out).times(-1),
-        )
+        for head in swap:
+            effects[head] = effects[head].times(-1)
         at = next(i for i, r in enumerate(self.removals) if r.id == swap.back)
         del self.removals[at]
         head = swap.out

@@ -5,24 +5,34 @@ Axes: k candidates, B or N batch, T tokens, H heads, K head width, D width, F a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from hydractl.families.head_group import HeadGroup
 from hydractl.families.tower import Block, Stream, Tower
 from hydractl.inputs import Inputs
 from hydractl.scoring.circuit.memory import Room
 
 
 class Entered(NamedTuple):
-    """A block with the stream that enters it, its heads' outputs z (B, T, H, K) and their projection y (B, T, D)."""
+    """A block with the stream that enters it, its heads' outputs z (B, T, H, K) and their projection y (B, T, D).
+
+    Or outputs of all heads of a group, in y only those of the block's own; of the others z is the negative.
+    """
 
     block: Block
     stream: Stream
     z: torch.Tensor
     y: torch.Tensor
+    group: HeadGroup | None = None
+
+    def without(self, head: int) -> torch.Tensor:
+        """Return the projection without one of z's heads, or with it if it is none of the block's own."""
+        group = self.group or self.block.attn.groups()[0]
+        return self.y - group.head_term(self.z, head)
 
     def of(self, rows: slice) -> Entered:
         """Return it for some samples of the batch."""
@@ -70,16 +80,50 @@ def following(tower: Tower, stream: Stream, layer: int) -> Iterator[Entered]:
             stream = blocks[i].join(stream, y)
 
 
+def heads_of(block: Block, group: HeadGroup, stream: Stream, queries: slice | None) -> torch.Tensor:
+    """Return the outputs (B, T', H, K) of other heads than a block has."""
+    own = block.attn.members[0]
+    block.attn.members[0] = group
+    try:
+        return block.heads(stream, queries)
+    finally:
+        block.attn.members[0] = own
+
+
+def with_all_heads(
+    tower: Tower, inputs: Inputs, groups: Sequence[HeadGroup], left: Sequence[Sequence[int]]
+) -> Iterator[Entered]:
+    """Yield each block with what enters it, and with the outputs of all heads.
+
+    Args:
+        tower: It has the heads that are left.
+        inputs: What it is asked.
+        groups: All heads of each layer.
+        left: Their numbers.
+    """
+    stream = tower.embed(inputs)
+    for layer, (block, every, kept) in enumerate(zip(tower.layers(), groups, left, strict=True)):
+        queries = tower.queries(layer)
+        z = heads_of(block, every, stream, queries)
+        if queries is not None:
+            stream = stream.with_tokens(stream.tokens[:, queries])
+        signs = z.new_tensor([[1.0 if head in kept else -1.0] for head in range(every.heads)])
+        entered = Entered(block, stream, signs * z, block.project(z[..., list(kept), :]), every)
+        yield entered
+        stream = entered.leaving
+
+
 class Picks(NamedTuple):
-    """Heads of a tower: its name, and for each layer their positions among those that are left."""
+    """Heads of a tower: its name, and for each layer their positions among those that are left, or `around` them among all."""
 
     tower: str
     heads: Mapping[int, tuple[int, ...]]
+    around: bool = False
 
     @property
-    def key(self) -> tuple[str, tuple[tuple[int, tuple[int, ...]], ...]]:
+    def key(self) -> Hashable:
         """The same for the same heads."""
-        return self.tower, tuple(sorted(self.heads.items()))
+        return self.tower, tuple(sorted(self.heads.items())), self.around
 
 
 class Without(NamedTuple):
@@ -122,17 +166,22 @@ def without(
 
 
 def each_without(
-    tower: Tower, layer: int, entered: Entered, positions: Sequence[int], room: Room, *, trails: bool
+    tower: Tower,
+    layer: int,
+    entered: Entered,
+    positions: Sequence[int],
+    room: Room,
+    *,
+    trails: bool = False,
 ) -> Iterator[Without]:
     """Yield what there is without each of a layer's heads at `positions`, several heads side by side.
 
     With `trails`, also what enters the blocks that follow, where there is room for that.
     """
-    block, stream, z, y = entered
-    group = block.attn.groups()[0]
+    block, stream, z, y, _ = entered
 
     def some(heads: Sequence[int], *, trails: bool) -> Without:
-        rest = torch.cat([y - group.head_term(z, head) for head in heads])
+        rest = torch.cat([entered.without(head) for head in heads])
         joined = block.join(stream.tile(len(heads)), rest)
         later = list(following(tower, joined, layer + 1)) if trails else []
         outputs = tower.finish(later[-1].leaving) if later else tower.resume(joined, layer + 1)

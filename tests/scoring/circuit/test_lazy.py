@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from hydractl.errors import ManifestError
+from hydractl.inputs import map_inputs
 from hydractl.manifest.heads import HeadId, Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import memory as circuit_memory
 from hydractl.scoring.circuit.doubt import Doubt, promise
+from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.outcomes import values_of
@@ -192,18 +194,86 @@ def test_no_more_swaps_are_tried_than_wanted(monkeypatch, swaps):
 
 
 @pytest.mark.parametrize(
-    ("swaps", "worth", "tries"),
-    [(20, [], 3), (20, [2, 4], 8), (2, [], 2), (None, range(20), 6)],
-    ids=["in-vain", "some", "few", "default"],
+    ("swaps", "worth", "tries", "looks"),
+    [(20, [], 2, 1), (20, [1], 4, 1), (20, [1, 2], 7, 2), (2, [], 2, 1), (None, range(20), 6, 1)],
+    ids=["in-vain", "one", "several", "few", "default"],
 )
-def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, worth, tries):
-    tried = []
-    monkeypatch.setattr(Swaps, "_try", lambda _, swap: tried.append(swap) or len(tried) - 1 in worth)
+def test_swaps_end_where_a_quarter_as_many_as_go_were_in_vain(monkeypatch, swaps, worth, tries, looks):
+    looked, look = [], Circuit.around
+    monkeypatch.setattr(Circuit, "around", lambda self: looked.append(self) or look(self))
+
+    def tried(self, swap):
+        made = len(self.tried) in worth
+        self.tried.add(self.gone ^ {*swap})
+        self.made += made
+        return made
+
+    monkeypatch.setattr(Swaps, "_try", tried)
+    seen = []
+    run_swaps = Swaps.run
+    monkeypatch.setattr(Swaps, "run", lambda self, trials: run_swaps(self, trials) or seen.append(self))
+    monkeypatch.setattr(Lazy, "_in_order", lambda _, removals, __: removals)
     sample = base(variant("class-token"))
 
     run(sample, data_for(sample), budget=6, swaps=swaps)
 
-    assert len(tried) == tries
+    assert (len(seen[0].tried), len(looked)) == (tries, looks)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_look_around_sees_each_change_on_every_other_sample(name):
+    sample = base(variant(name))
+    data = data_for(sample, count=24, others=20)
+    settings = CircuitSettings(search="lazy")
+    circuit = Circuit(job_for(sample, data, settings=settings), keeps=True)
+    circuit.looked = slice(None, None, 2)
+    some = tuple(map_inputs(lambda x: x[::2], each) for each in data)
+    half = Circuit(job_for(sample, some, settings=settings), keeps=True)
+    towers = list(circuit.left)
+    gone = [HeadId(tower, layer, 2 * layer % 3) for tower in towers for layer in (0, 1, 2)]
+    with torch.inference_mode():
+        circuit.change(gone)
+        before = circuit.value()
+        now, after = circuit.around()
+
+        assert set(after) == {*circuit.candidates(), *gone}
+        assert circuit.value() == before
+        half.change(gone)
+        same_traits(now, half.whole()[1])
+        for head, traits in after.items():
+            half.change([head])
+            same_traits(traits, half.whole()[1])
+            half.change([head])
+
+
+def same_traits(found, expected):
+    for part, other in zip(found, expected, strict=True):
+        for trait, values in part.items():
+            torch.testing.assert_close(values, other[trait], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 30])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_trial_sees_what_a_change_makes(monkeypatch, name, kept):
+    monkeypatch.setattr(circuit_memory, "KEPT_BYTES", kept)
+    sample = base(variant(name))
+    settings = CircuitSettings(search="lazy", objective="nll")
+    circuit = Circuit(job_for(sample, data_for(sample, count=24), settings=settings), keeps=True)
+    with torch.inference_mode():
+        for tower in circuit.left:
+            last = len(circuit.left[tower]) - 1
+            circuit.change([HeadId(tower, 0, 0), HeadId(tower, last, 1)])
+            for change in (
+                [(0, 0), (last, 0)],
+                [(last, 1), (0, 1)],
+                [(0, 0), (0, 2)],
+                [(last, 1), (last, 2)],
+            ):
+                heads = [HeadId(tower, *at) for at in change]
+                tried = float(values_of(circuit.objective, circuit.changed(heads)[0])[0])
+                circuit.change(heads)
+                assert circuit.value() == pytest.approx(tried, abs=1e-12)
+                circuit.change(heads)
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 30])

@@ -98,7 +98,7 @@ def test_a_search_is_recorded_unless_it_is_the_usual_one(model, tmp_path):
         "search": "lazy",
         "ood_score": "energy",
         "recheck": 24,
-        "doubt": 0.18,
+        "doubt": 0.5,
     }.items() <= other.options.items()
     assert other.objective == "-fpr95"
     assert set(other.results) == {"evaluations", "exact_evaluations", "work", "swapped"}
