@@ -77,7 +77,6 @@ SETTINGS: tuple[dict[str, float], ...] = (
     {"doubt": 1, "swaps": 0},
     {"doubt": 1},
     {"doubt": 0.2},
-    {"swaps": 0},
 )
 """Of `lazy`, the default first: what is claimed is claimed of that."""
 TASKS = {"digits": (demo_digits, demo_digits.DIGITS, 25), "text": (demo_text, demo_text.REVIEWS, 3)}
