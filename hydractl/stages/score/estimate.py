@@ -17,7 +17,7 @@ from hydractl.inputs import batch_of
 from hydractl.manifest.heads import HeadId
 from hydractl.parallel import Team, own_device
 from hydractl.progress import SILENT, Progress
-from hydractl.scoring.circuit.lazy import trials_of
+from hydractl.scoring.circuit.lazy import LOOKED, trials_of
 from hydractl.scoring.circuit.memory import Peak
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import RECHECK, CircuitSettings
@@ -30,8 +30,8 @@ from hydractl.stages.shared.reading import open_reader, open_sets
 DEVICES = (1, 2, 4, 8, 16)
 BATCHES, LAYERS, AT_ONCE = 2, 3, 4
 """So many batches of each set, layers of each tower before its last, and heads of a layer are measured."""
-LAZY_SHARE = 0.35
-"""Of what an exact step values a lazy one does, as `benchmarks/results/search.md` has it; more where heads are few."""
+LAZY_SHARE = 0.25
+"""Of what an exact step values a lazy one does; of 48 heads it is a fifth, of 24 two fifths."""
 
 
 class Timed(NamedTuple):
@@ -71,7 +71,7 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
         heads = [head for head in circuit.candidates() if head.layer == 0]
         memory = _highest(circuit.model.device, partial(circuit.outcomes, heads))
         seconds = _timed(Circuit(job_of_few), sum(counts.values()) / measured)
-    candidates, total = _summed(job, seconds, total_heads(scored))
+    candidates, total = _summed(job, seconds, heads=total_heads(scored), samples=sum(counts.values()))
     dealt = sum(batches.values())
     held = (
         sum(_bytes(samples) for found in few.values() for samples in found) * sum(counts.values()) // measured
@@ -135,7 +135,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _summed(job: ScoreJob, seconds: Timed, heads: int) -> tuple[int, float]:
+def _summed(job: ScoreJob, seconds: Timed, *, heads: int, samples: int) -> tuple[int, float]:
     """Return how many candidates are valued, and the seconds of the whole search."""
     every = sum(job.scored[name].num_heads * cost for name, costs in seconds.layers.items() for cost in costs)
     settings = job.set_for(CircuitSettings)
@@ -146,10 +146,12 @@ def _summed(job: ScoreJob, seconds: Timed, heads: int) -> tuple[int, float]:
         share = LAZY_SHARE if lazy and step % (settings.recheck or RECHECK) else 1.0
         valued += share * left * heads
         spent += share * left * every + (0 if lazy and share < 1 else seconds.whole)
-    if lazy:
-        # most searches find half of the swaps in vain and end; then removals are valued in their new order
-        trials = trials_of(settings, job.budget) / 2 + job.budget
-        valued, spent = valued + trials, spent + trials * seconds.whole / 2
+    if lazy and (most := trials_of(settings, job.budget)):
+        # a look at all heads; then most searches end early, and some removals are valued in their new order
+        share = 1 / (samples // LOOKED or 1)
+        trials = min(most, job.budget / 4) + job.budget / 4
+        valued += share * heads + trials
+        spent += share * (every + seconds.whole) + trials * seconds.whole / 2
     return round(valued), spent
 
 
