@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
-from scipy.stats import t as student
+from intervals import half_interval
 
 from hydractl.reporting.figures import pareto
 
@@ -73,7 +72,8 @@ class Point(NamedTuple):
 def claims(runs: Sequence[Run]) -> dict[str, bool]:
     """Return what is claimed of the default setting, and whether it is so."""
     differences = [run.difference for run in runs]
-    mean, half = interval([run.held_out for run in runs])
+    held = [run.held_out for run in runs]
+    mean, half = statistics.mean(held), half_interval(held)
     fast = statistics.median(run.faster for run in runs)
     return {
         f"at least {FASTER:g} times faster than naive in the median": fast >= FASTER,
@@ -84,14 +84,6 @@ def claims(runs: Sequence[Run]) -> dict[str, bool]:
         f"and at least {WORST} at worst": min(differences) >= WORST,
         "held out, the mean difference is not below 0 by more than its interval": mean + half >= 0,
     }
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a mean and half its 95 % interval, by Student."""
-    if len(values) < 2:
-        return values[0], math.inf
-    quantile = float(student.ppf(0.975, len(values) - 1))
-    return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def spelt(setting: Mapping[str, float]) -> str:
@@ -138,7 +130,8 @@ def row(search: str, point: Point, runs: Sequence[Run]) -> str:
     if search == EXACT:
         speed = f"{point.faster:.1f} ({min(run.exhaustive for run in runs):.1f})"
         return f"| {EXACT} | {speed} " + "| " * (len(COLUMNS) - 2) + "|"
-    mean, half = interval([run.held_out for run in runs])
+    held = [run.held_out for run in runs]
+    mean, half = statistics.mean(held), half_interval(held)
     cells = (
         search,
         f"{point.faster:.1f} ({min(run.faster for run in runs):.1f})",
