@@ -10,6 +10,7 @@ from hydractl.errors import ManifestError
 from hydractl.manifest.document import Option
 from hydractl.manifest.heads import HeadId, Removal
 from hydractl.scoring.circuit.doubt import Doubt, promise
+from hydractl.scoring.circuit.model import lowest_of
 from hydractl.scoring.circuit.outcomes import Outcomes, values_of
 from hydractl.scoring.circuit.search import Exact, best_of
 from hydractl.scoring.circuit.settings import DOUBT, CircuitSettings
@@ -56,7 +57,7 @@ class Lazy(Exact):
         self.sizes = self.circuit.passes()
         fixed = self.circuit.model.answer.fixed
         samples = max((size for name, size in self.sizes.items() if name not in fixed), default=0)
-        self.every = max(1, samples // LOOKED)
+        self.every = looked_at(samples)
         self.circuit.looked = slice(None, None, self.every)
 
     @override
@@ -154,8 +155,7 @@ class Lazy(Exact):
     def _value(self, heads: Sequence[HeadId]) -> tuple[float, Outcomes]:
         """Return value and traits of the circuit with some heads cut out and others put back, see `Circuit.changed`."""
         self.evaluations += 1
-        lowest = {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
-        self.work += self._after(list(lowest.values()))
+        self.work += self._after(list(lowest_of(heads).values()))
         outcomes, traits = self.circuit.changed(heads)
         return float(values_of(self.circuit.objective, outcomes)[0]), traits
 
@@ -220,6 +220,11 @@ class Lazy(Exact):
             "work": round(self.work / self.exact_work, 4) if self.exact_work else 0.0,
             **({"swapped": self.swapped} if self.swaps else {}),
         }
+
+
+def looked_at(samples: int) -> int:
+    """Return of how many samples a look around reads one."""
+    return max(1, samples // LOOKED)
 
 
 def trials_of(settings: CircuitSettings, budget: int) -> int:

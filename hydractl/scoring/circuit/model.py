@@ -48,6 +48,11 @@ ALL = slice(None)
 """Of each batch's samples."""
 
 
+def lowest_of(heads: Iterable[HeadId]) -> dict[str, HeadId]:
+    """Return of some heads one of each tower that lies lowest in it."""
+    return {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
+
+
 class Batch:
     """One batch of a set of data.
 
@@ -142,20 +147,21 @@ class Circuit:
         self._whole = None
         self._streams.gone(head)
 
-    def change(self, heads: Iterable[HeadId]) -> None:
+    def change(self, heads: Sequence[HeadId]) -> None:
         """Cut heads out of the model that are in it, and put back those that are not."""
-        for tower, layer in self._toggle(heads).items():
-            self._streams.cut(tower, layer)
+        self._toggle(heads)
+        for tower, head in lowest_of(heads).items():
+            self._streams.cut(tower, head.layer)
         self._held.clear()
         self._whole = None
 
     def changed(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Outcomes]:
         """Return what the circuit would make of the data after `change`: outcomes, and traits of the samples that are looked at."""
-        lowest = {head.tower: head.layer for head in sorted(heads, key=lambda head: -head.layer)}
+        lowest = lowest_of(heads)
         first = {
             head: self._groups[head.tower][head.layer].select([head.head])
             for head in heads
-            if head.layer == lowest[head.tower]
+            if head.layer == lowest[head.tower].layer
         }
         later = [head for head in heads if head not in first]
         made: dict[str, torch.Tensor] = {}
@@ -165,16 +171,13 @@ class Circuit:
         finally:
             self._toggle(later)
 
-    def _toggle(self, heads: Iterable[HeadId]) -> dict[str, int]:
-        """Cut heads out or put them back; return the lowest layer that changed, by tower."""
-        lowest: dict[str, int] = {}
+    def _toggle(self, heads: Iterable[HeadId]) -> None:
+        """Cut heads out or put them back."""
         for head in heads:
             left = self.left[head.tower][head.layer]
             left[:] = sorted({*left} ^ {head.head})
             attention = self.model.tower(head.tower).layers()[head.layer].attn
             attention.members[0] = self._groups[head.tower][head.layer].select(left)
-            lowest[head.tower] = min(head.layer, lowest.get(head.tower, head.layer))
-        return lowest
 
     def value(self) -> float:
         """Return the objective of the circuit as it is."""

@@ -17,10 +17,11 @@ from hydractl.inputs import batch_of
 from hydractl.manifest.heads import HeadId
 from hydractl.parallel import Team, own_device
 from hydractl.progress import SILENT, Progress
-from hydractl.scoring.circuit.lazy import LOOKED, trials_of
+from hydractl.scoring.circuit.lazy import looked_at, trials_of
 from hydractl.scoring.circuit.memory import Peak
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import RECHECK, CircuitSettings
+from hydractl.scoring.circuit.swaps import PATIENCE
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.stages.score.config import Estimate, ScoreConfig
 from hydractl.stages.score.run import Run, amounts, make_job, scored_towers
@@ -148,8 +149,8 @@ def _summed(job: ScoreJob, seconds: Timed, *, heads: int, samples: int) -> tuple
         spent += share * left * every + (0 if lazy and share < 1 else seconds.whole)
     if lazy and (most := trials_of(settings, job.budget)):
         # a look at all heads; then most searches end early, and some removals are valued in their new order
-        share = 1 / (samples // LOOKED or 1)
-        trials = min(most, job.budget / 4) + job.budget / 4
+        share = 1 / looked_at(samples)
+        trials = min(most, PATIENCE * job.budget) + job.budget / 4
         valued += share * heads + trials
         spent += share * (every + seconds.whole) + trials * seconds.whole / 2
     return round(valued), spent
