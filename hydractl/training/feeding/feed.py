@@ -18,7 +18,7 @@ from hydractl.data.sources.passing import Shuffled
 from hydractl.inputs import Inputs
 from hydractl.training.engine import Share
 from hydractl.training.feeding.mix import Mix, Mixing, rows_read
-from hydractl.training.feeding.sources import ImageSource, Planned, Source, open_source
+from hydractl.training.feeding.sources import Planned, Source, open_source
 from hydractl.training.feeding.streamed import StreamSource, buffer_order
 
 
@@ -111,10 +111,7 @@ class ItemFeed:
 
     def reseeded(self, seed: int) -> ItemFeed:
         """Return the same items in the order, and with the augmentation, of another seed."""
-        source = self.source
-        if isinstance(source, ImageSource):
-            source = replace(source, seed=seed)
-        return replace(self, source=source, seed=seed)
+        return replace(self, source=self.source.reseeded(seed), seed=seed)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -6,7 +6,7 @@ Axes: N samples, C channels, H height, W width, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, Protocol
 
@@ -38,6 +38,11 @@ class Source(Protocol):
     def steps(self, plan: Sequence[Planned], *, epoch: int) -> Iterator[list[Inputs]]:
         """Yield the inputs of each step's pieces; they hang on the items, the epoch and the step's batch alone."""
         ...
+
+    def reseeded(self, seed: int) -> Source:
+        """Return the same items with the augmentation of another seed; itself where nothing is random."""
+        del seed
+        return self
 
 
 def open_source(items: Items, how: Reading, *, augment: tuple[str, ...], seed: int) -> Source:
@@ -118,6 +123,10 @@ class ImageSource(Source):
         inputs = self._inputs(indices, epoch, sizes=[len(piece) for step in plan for piece in step.pieces])
         for step in plan:
             yield [next(inputs) for _ in step.pieces]
+
+    @override
+    def reseeded(self, seed: int) -> ImageSource:
+        return replace(self, seed=seed)
 
     def _inputs(self, indices: torch.Tensor, epoch: int, *, sizes: Sequence[int]) -> Iterator[torch.Tensor]:
         """Yield the augmented inputs of `indices`, `sizes` of them at a time."""

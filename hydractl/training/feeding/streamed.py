@@ -105,6 +105,10 @@ class StreamSource(Source):
             chosen = {index: held.pop(index) for index in own}
             yield from self._made(chosen, some, epoch)
 
+    @override
+    def reseeded(self, seed: int) -> StreamSource:
+        return replace(self, seed=seed)
+
     def _read(self, step: Planned) -> torch.Tensor:
         """Return the rows that a step needs here: of texts all of its batch, since the longest says how long all are."""
         return step.batch if isinstance(self.how, Tokenization) else torch.cat(step.pieces)

@@ -109,6 +109,14 @@ def test_batches_are_those_of_a_file_wherever_one_begins(served, kind, share):
                 same(piece, like)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_seed_gives_the_batches_that_it_gives_of_a_file(served, kind):
+    made, model, augment = KINDS[kind]
+    both = (feed.reseeded(9).steps(0, 4, WHOLE) for feed in feeds(served(made(75)), model, augment))
+    for one, two in zip(*both, strict=True):
+        same(one[0], two[0])
+
+
 def test_mixed_images_are_those_of_a_file(served):
     mine, other = feeds(served(of_images(75)), "vit.st", ("flip",))
     _, *size = open_model("vit.st").header.preprocess.input_size
