@@ -68,12 +68,12 @@ class Streams:
         room: Room,
     ) -> Iterator[torch.Tensor]:
         """Yield a tower's outputs (k, N, F) without each of a layer's heads, and keep what enters later blocks then."""
-        trails = self.trails and self.room > 0
+        kept = key if self.trails and self.room > 0 else None
         begin = 0
-        for found in each_without(*at, positions, room, trails=trails and key is not None):
-            if trails and key is not None and self._fits(key, found.size):
+        for found in each_without(*at, positions, room, trails=kept is not None):
+            if kept is not None and self._fits(kept, found.size):
                 for number, head in enumerate(heads[begin : begin + len(found.outputs)]):
-                    self._without.setdefault(head, {})[key] = (found, number)
+                    self._without.setdefault(head, {})[kept] = (found, number)
             begin += len(found.outputs)
             outputs = found.outputs
             del found  # or the next is made while this is still there
@@ -106,6 +106,7 @@ class Streams:
             self._kept[key[1:]] += sum(entered.size for entered in known)
 
     def _fits(self, key: Key, size: int) -> bool:
+        """Whether so many bytes more fit into a batch's room, which they then take."""
         batch = key[1:]
         fits = self._kept[batch] + size <= self.room
         self._kept[batch] += size * fits
