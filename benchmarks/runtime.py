@@ -317,7 +317,7 @@ def report(found: dict[str, Times], rows: dict[str, Row], setting: Setting) -> t
         value = ratio(found[row].seconds, found[against].seconds)
         failed += value > bound
         verdict = "FAILS" if value > bound else "holds"
-        print(f"  {verdict}: {row} / {against} = {value:.3f}, claimed at most {bound:.2f}")
+        print(f"  {verdict}: {row} / {against} = {value:.3f}, claimed at most {bound:.3f}")
     return table, failed
 
 
