@@ -246,11 +246,15 @@ def exhaustive(task: Task, seed: int) -> Exhaustive:
     path = folder_of(task.name, seed) / "exact.json"
     if not path.exists():
         ranking, faster = against_naive(task, task.job(task.val, search="exact"))
-        removals = [removal.model_dump() for removal in ranking.removals or ()]
-        path.write_text(json.dumps({"faster": faster, "removals": removals}))
-    found = json.loads(path.read_text())
-    best = tuple(Removal.model_validate(each) for each in found["removals"])
-    return Exhaustive(found["faster"], best, held_out(task, best))
+        found = {
+            "faster": faster,
+            "removals": [removal.model_dump() for removal in ranking.removals or ()],
+            "held_out": held_out(task, ranking.removals or ()),
+        }
+        path.write_text(json.dumps(found))
+    known = json.loads(path.read_text())
+    removals = tuple(Removal.model_validate(each) for each in known["removals"])
+    return Exhaustive(known["faster"], removals, known["held_out"])
 
 
 def path_of(name: str, seed: int, setting: dict[str, float]) -> Path:
