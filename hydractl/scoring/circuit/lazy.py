@@ -18,8 +18,6 @@ from hydractl.scoring.circuit.swaps import Effects, Swaps
 from hydractl.scoring.job import Memory, ScoreJob
 
 SPENT = "spent"
-LOOKED = 600
-"""A look around reads about so many samples, evenly spread: fewer do not tell which swaps are best."""
 AT_ONCE = 4
 """How many heads are valued before the next look."""
 LAST = 0.05
@@ -55,10 +53,6 @@ class Lazy(Exact):
         self.now: Outcomes | None = None
         self._next: dict[HeadId, Outcomes] = {}
         self.sizes = self.circuit.passes()
-        fixed = self.circuit.model.answer.fixed
-        samples = max((size for name, size in self.sizes.items() if name not in fixed), default=0)
-        self.every = looked_at(samples)
-        self.circuit.looked = slice(None, None, self.every)
 
     @override
     def restart(self, done: int) -> int:
@@ -101,7 +95,7 @@ class Lazy(Exact):
         self, now: Outcomes, heads: Sequence[HeadId], step: int
     ) -> dict[HeadId, tuple[float, Outcomes]]:
         """Return value and traits of some heads, the best among them."""
-        hopes = self.circuit.expected([self.effects[head].plus(now) for head in heads])
+        hopes = self.circuit.expected(Outcomes.stacked([self.effects[head] for head in heads]).plus(now))
         expected = dict(zip(heads, hopes, strict=True))
         costs = {head: self._cost(head) for head in heads}
         # those that cost next to nothing give the first bar, and the one that promises most
@@ -153,17 +147,17 @@ class Lazy(Exact):
         self.now = self._next.get(head)
 
     def _value(self, heads: Sequence[HeadId]) -> tuple[float, Outcomes]:
-        """Return value and traits of the circuit with some heads cut out and others put back, see `Circuit.changed`."""
+        """Return value and traits of the circuit with some heads cut out and others put back."""
         self.evaluations += 1
         self.work += self._after(list(lowest_of(heads).values()))
         outcomes, traits = self.circuit.changed(heads)
         return float(values_of(self.circuit.objective, outcomes)[0]), traits
 
-    def _around(self) -> tuple[Outcomes, Effects]:
-        """Return the circuit's traits, and how they move with each change of a head."""
-        now, after = self.circuit.around()
-        self.work += self._base() / self.every
-        self._count(list(after), 1 / self.every)
+    def _around(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Effects]:
+        """Return the circuit's traits, and how they move with a change of each of some heads."""
+        now, after = self.circuit.around(heads)
+        self.work += self._base()
+        self._count(heads)
         return now, {head: traits.less(now) for head, traits in after.items()}
 
     @override
@@ -186,10 +180,10 @@ class Lazy(Exact):
             self.circuit.remove(removal.id)
         return [*valued, *later[-1:]]
 
-    def _count(self, heads: Sequence[HeadId], share: float = 1) -> None:
-        """Take note that candidates are valued, on a share of the samples."""
-        self.evaluations += len(heads) * share
-        self.work += self._after(heads) * share
+    def _count(self, heads: Sequence[HeadId]) -> None:
+        """Take note that candidates are valued."""
+        self.evaluations += len(heads)
+        self.work += self._after(heads)
 
     def _base(self) -> float:
         return sum(float(len(left) * self.sizes[name]) for name, left in self.circuit.left.items())
@@ -220,11 +214,6 @@ class Lazy(Exact):
             "work": round(self.work / self.exact_work, 4) if self.exact_work else 0.0,
             **({"swapped": self.swapped} if self.swaps else {}),
         }
-
-
-def looked_at(samples: int) -> int:
-    """Return of how many samples a look around reads one."""
-    return max(1, samples // LOOKED)
 
 
 def trials_of(settings: CircuitSettings, budget: int) -> int:

@@ -16,14 +16,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from hydractl.errors import DataError
 from hydractl.families.head_group import HeadGroup
-from hydractl.families.tower import Model
-from hydractl.inputs import Inputs, batch_of, map_inputs
+from hydractl.inputs import Inputs, batch_of
 from hydractl.manifest.heads import HeadId
 from hydractl.scoring.circuit.joins import compile_joins
 from hydractl.scoring.circuit.memory import Room
@@ -39,13 +38,10 @@ from hydractl.scoring.circuit.outcomes import (
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.circuit.streams import Streams
 from hydractl.scoring.circuit.tower import Entered, Picks, each_without, heads_of, with_all_heads
-from hydractl.scoring.job import Samples, ScoreJob
+from hydractl.scoring.job import ScoreJob
 
 _Kind: TypeAlias = "Callable[[torch.Tensor, torch.Tensor | None, Objective, str], dict[str, torch.Tensor]]"
 _Logits: TypeAlias = "Callable[[Batch], Iterable[torch.Tensor]]"
-
-ALL = slice(None)
-"""Of each batch's samples."""
 
 
 def lowest_of(heads: Iterable[HeadId]) -> dict[str, HeadId]:
@@ -53,7 +49,7 @@ def lowest_of(heads: Iterable[HeadId]) -> dict[str, HeadId]:
     return {head.tower: head for head in sorted(heads, key=lambda head: -head.layer)}
 
 
-class Batch:
+class Batch(NamedTuple):
     """One batch of a set of data.
 
     Attributes:
@@ -61,31 +57,16 @@ class Batch:
         number: Its own among all batches of the set, whichever process has it.
         inputs: What the model is asked.
         labels: Of its samples, None for OOD data.
-        taken: Those of its samples that are asked.
     """
 
-    def __init__(self, role: str, number: int, samples: Samples, taken: slice = ALL) -> None:
-        self.role, self.number, self.taken = role, number, taken
-        self.inputs, labels = samples
-        self.labels = labels if labels is None else labels[taken]
-
-    def asked(self, model: Model) -> dict[str, Inputs]:
-        """Return what each tower is asked; those that are always asked the same are asked all of it."""
-        fixed = model.answer.fixed
-        return {
-            name: inputs if name in fixed else map_inputs(lambda x: x[self.taken], inputs)
-            for name, inputs in model.routed(self.inputs).items()
-        }
+    role: str
+    number: int
+    inputs: Inputs
+    labels: torch.Tensor | None
 
 
 class Circuit:
-    """A model that loses heads, and the value of the objective without each further one.
-
-    Attributes:
-        looked: Of each batch's samples, those that a look around reads.
-    """
-
-    looked = ALL
+    """A model that loses heads, and the value of the objective without each further one."""
 
     def __init__(self, job: ScoreJob, *, keeps: bool = False) -> None:
         """Take over a job's model.
@@ -127,18 +108,22 @@ class Circuit:
         heads = [head for head in self.candidates() if self.left[head.tower][head.layer][0] == head.head]
         for role, data in self.data.items():
             for samples in islice(data, 1):
-                for _ in self._without(Batch(role, 0, samples), self._picks(heads)):
+                for _ in self._without(Batch(role, 0, *samples), self._picks(heads)):
                     pass
+
+    def heads(self) -> list[HeadId]:
+        """Return all heads that may go or have gone, in order."""
+        return [
+            HeadId(tower, i, h)
+            for tower, groups in self._groups.items()
+            if tower in self.towers
+            for i, group in enumerate(groups)
+            for h in range(group.heads)
+        ]
 
     def candidates(self) -> list[HeadId]:
         """Return the heads that are still there, in order."""
-        return [
-            HeadId(tower, i, h)
-            for tower, layers in self.left.items()
-            if tower in self.towers
-            for i, heads in enumerate(layers)
-            for h in heads
-        ]
+        return [head for head in self.heads() if head.head in self.left[head.tower][head.layer]]
 
     def remove(self, head: HeadId) -> None:
         """Cut a head out of the model."""
@@ -156,7 +141,7 @@ class Circuit:
         self._whole = None
 
     def changed(self, heads: Sequence[HeadId]) -> tuple[Outcomes, Outcomes]:
-        """Return what the circuit would make of the data after `change`: outcomes, and traits of the samples that are looked at."""
+        """Return what the circuit would make of the data after `change`: outcomes and traits of one candidate."""
         lowest = lowest_of(heads)
         first = {
             head: self._groups[head.tower][head.layer].select([head.head])
@@ -167,7 +152,7 @@ class Circuit:
         made: dict[str, torch.Tensor] = {}
         self._toggle(later)
         try:
-            return self._gather(lambda batch: [self._answered(batch, first, made)], traced=self.looked)
+            return self._gather(lambda batch: [self._answered(batch, first, made)])
         finally:
             self._toggle(later)
 
@@ -205,23 +190,27 @@ class Circuit:
         picks = self._picks(heads)
         return self._gather(lambda batch: self._without(batch, picks))
 
-    def around(self) -> tuple[Outcomes, dict[HeadId, Outcomes]]:
-        """Return traits of the samples that are looked at: the circuit's, and those after a change of each head, by itself."""
+    def around(self, heads: Iterable[HeadId]) -> tuple[Outcomes, dict[HeadId, Outcomes]]:
+        """Return the circuit's traits, and those after a change of each of some heads, by itself."""
+        wanted = set(heads)
         picks = [
             Picks(
                 name,
-                {i: tuple(range(g.heads)) if name in self.towers else () for i, g in enumerate(groups)},
+                {
+                    i: tuple(h for h in range(g.heads) if HeadId(name, i, h) in wanted)
+                    for i, g in enumerate(groups)
+                },
                 around=True,
             )
             for name, groups in self._groups.items()
         ]
-        heads = [HeadId(own.tower, i, h) for own in picks for i, some in own.heads.items() for h in some]
-        _, traits = self._gather(lambda batch: self._without(batch, picks), asked=self.looked)
-        return traits.candidate(len(heads)), {head: traits.candidate(i) for i, head in enumerate(heads)}
+        ordered = [HeadId(own.tower, i, h) for own in picks for i, some in own.heads.items() for h in some]
+        _, traits = self._gather(lambda batch: self._without(batch, picks))
+        return traits.candidate(len(ordered)), {head: traits.candidate(i) for i, head in enumerate(ordered)}
 
-    def expected(self, traits: Sequence[Outcomes]) -> list[float]:
-        """Return the objective's values that follow from traits of one candidate each."""
-        return values_of(self.objective, guessed(Outcomes.stacked(traits), self.ood_score)).tolist()
+    def expected(self, traits: Outcomes) -> list[float]:
+        """Return the objective's values that follow from the traits of some candidates."""
+        return values_of(self.objective, guessed(traits, self.ood_score)).tolist()
 
     def _picks(self, heads: Sequence[HeadId]) -> list[Picks]:
         wanted = set(heads)
@@ -261,7 +250,7 @@ class Circuit:
 
     def _without(self, batch: Batch, picks: Sequence[Picks]) -> Iterator[torch.Tensor]:
         """Yield logits (k, B, C) of one batch: candidates' in order, each without its head; around the circuit its own are the last."""
-        asked = batch.asked(self.model)
+        asked = self.model.routed(batch.inputs)
         if len(asked) == 1:
             (own,) = (p for p in picks if p.tower in asked)
             for layer, (entered, found) in enumerate(self._outputs(batch, asked[own.tower], own), start=1):
@@ -293,7 +282,7 @@ class Circuit:
         """
         nothing = {own.tower: own for own in self._picks(())}
         outputs: dict[str, torch.Tensor] = {}
-        for name, asked in batch.asked(self.model).items():
+        for name, asked in self.model.routed(batch.inputs).items():
             own = {head: group for head, group in first.items() if head.tower == name}
             if not own:
                 outputs[name] = self._whole_and_without(batch, asked, nothing[name])[0]
@@ -359,20 +348,19 @@ class Circuit:
             heads = [HeadId(own.tower, layer, left[layer][i]) for i in own.heads[layer]]
             yield entered, streams.without(key, (tower, layer, entered), heads, own.heads[layer], self.room)
 
-    def _gather(
-        self, logits_of: _Logits, *, asked: slice = ALL, traced: slice = ALL
-    ) -> tuple[Outcomes, Outcomes]:
-        """Return outcomes of the samples that are asked, and traits of those of them that are traced."""
-        kinds: dict[_Kind, slice] = {outcomes_of: ALL}
-        if self.room.keeps:
-            kinds[traits_of] = traced
+    def _gather(self, logits_of: _Logits) -> tuple[Outcomes, Outcomes]:
+        """Return outcomes; and traits, where those are kept."""
+        kinds: tuple[_Kind, ...] = (outcomes_of, traits_of) if self.room.keeps else (outcomes_of,)
         found: list[dict[str, dict[str, torch.Tensor]]] = [{} for _ in kinds]
         for role, data in self.data.items():
             names = outcomes_read(self.objective, labelled=role == "id")
             own: list[dict[str, list[torch.Tensor]]] = [{name: [] for name in names} for _ in kinds]
             for i, samples in enumerate(data):
-                batch = Batch(role, i * self.team.world + self.team.rank, samples, asked)
-                parts = [self._seen(logits, batch, kinds) for logits in self.room.grouped(logits_of(batch))]
+                batch = Batch(role, i * self.team.world + self.team.rank, *samples)
+                parts = [
+                    [kind(logits, batch.labels, self.objective, self.ood_score) for kind in kinds]
+                    for logits in map(_finite, self.room.grouped(logits_of(batch)))
+                ]
                 for kind, shares in zip(own, zip(*parts, strict=True), strict=True):
                     for name in names:
                         kind[name].append(torch.cat([share[name] for share in shares]))
@@ -382,13 +370,8 @@ class Circuit:
         outcomes = [Outcomes(kind["id"], kind["ood"]) for kind in found]
         return outcomes[0], outcomes[-1]
 
-    def _seen(
-        self, logits: torch.Tensor, batch: Batch, kinds: Mapping[_Kind, slice]
-    ) -> list[dict[str, torch.Tensor]]:
-        if not logits.isfinite().all():
-            raise DataError("the model answers with numbers that are not finite on this data")
-        labels = batch.labels
-        return [
-            kind(logits[:, some], labels if labels is None else labels[some], self.objective, self.ood_score)
-            for kind, some in kinds.items()
-        ]
+
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    if not logits.isfinite().all():
+        raise DataError("the model answers with numbers that are not finite on this data")
+    return logits

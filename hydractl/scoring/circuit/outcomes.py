@@ -43,6 +43,10 @@ class Outcomes(NamedTuple):
         """Return them times a number."""
         return self._each(lambda x, _: factor * x, self)
 
+    def mixed(self, weights: torch.Tensor) -> Outcomes:
+        """Return sums of the K candidates' by each row of weights (K', K)."""
+        return self._each(lambda x, _: weights.to(x) @ x, self)
+
     def less(self, other: Outcomes) -> Outcomes:
         """Return the differences."""
         return self._each(torch.sub, other)

@@ -62,7 +62,7 @@ class CircuitSettings(Settings):
     swaps: int | None = setting(
         None,
         "lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends "
-        "sooner where a quarter as many as go were in vain, one after another.",
+        "sooner where none promises anything, or half as many as go were in vain, one after another.",
         low=0,
         metavar="N",
         panel=CIRCUIT,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+import torch
+
 from hydractl.manifest.heads import HeadId, Removal
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.outcomes import Outcomes, first_best
@@ -13,14 +15,15 @@ Effects: TypeAlias = dict[HeadId, Outcomes]
 """How each sample's traits move if a head goes, or comes back if it went."""
 Valued: TypeAlias = Callable[[Sequence[HeadId]], tuple[float, Outcomes]]
 """Gives value and traits of the circuit with some heads cut out and others put back."""
-Around: TypeAlias = Callable[[], tuple[Outcomes, Effects]]
-"""Looks at every change of a head: gives the circuit's traits, and how they move then."""
+Around: TypeAlias = Callable[[Sequence[HeadId]], tuple[Outcomes, Effects]]
+"""Looks at changes of some heads, each by itself: gives the circuit's traits, and how they move then."""
 
 WIDTH = 12
 """Of the heads that may come back, and of those that may go, so many that promise most are paired."""
-PATIENCE = 1 / 4
-"""After so many swaps in vain, one after another, of the number of removals, the search ends; or it looks around again, if as many
-were made since it looked last: then it is far from there, and began poorly."""
+PATIENCE = 1 / 2
+"""After so many swaps in vain, one after another, of the number of removals, no more are tried."""
+FAR = 1 / 4
+"""Once so many swaps were made since the last look, of the number of removals, it is worth another: the circuit is far from there."""
 
 
 class Swap(NamedTuple):
@@ -33,11 +36,11 @@ class Swap(NamedTuple):
 class Swaps:
     """Local search around the circuit that a lazy search ends with.
 
-    It looks at what happens if each head that is there goes, and if each that went comes back, by itself and on a share of
-    the samples. Swaps are expected to do what both of their heads do. Those that promise most are tried on all data, and made
-    if the objective rises; so it never falls. What a swap did is shared out among both effects. Once several were in vain it
-    looks again if it has gone some way since it looked last, else it ends. In the order the head that comes back is left out, and the
-    one that goes is the last.
+    It looks at what happens if each head that is there goes, and if each that went comes back, by itself. A swap is expected to do
+    what both of its heads do. The one that promises most is tried, and made if the objective rises; so it never falls. What it did
+    is shared out among both effects. Once none promises anything, or several were in vain, it looks again, at the heads that promise
+    most, if it has gone far since it looked last; else it ends. In the order the head that comes back is left out, and the one
+    that goes is the last.
 
     Attributes:
         removals: In order; from the number `first` on, all but the last say an objective that is no longer true.
@@ -54,6 +57,7 @@ class Swaps:
             removals: In order.
         """
         self.circuit, self.valued, self.around, self.removals = circuit, valued, around, list(removals)
+        self.effects: Effects = {}
         self.value = removals[-1].objective
         self.first = len(removals)
         self.tried: set[frozenset[HeadId]] = set()
@@ -66,47 +70,56 @@ class Swaps:
 
     def run(self, trials: int) -> None:
         """Try so many swaps at most."""
-        several = PATIENCE * len(self.removals)
-        looked = -several
-        while self.made - looked >= several and len(self.tried) < trials:
-            looked, in_vain = self.made, 0
-            self.now, self.effects = self.around()
-            while in_vain < several and len(self.tried) < trials:
-                swap = self._promising()
-                if swap is None:
-                    return
+        several, far = (share * len(self.removals) for share in (PATIENCE, FAR))
+        made = -far
+        while self.made - made >= far and len(self.tried) < trials:
+            made, in_vain = self.made, 0
+            heads = [head for some in self._best() for head in some] if self.effects else self.circuit.heads()
+            self.now, self.effects = self.around(heads)
+            while in_vain < several and len(self.tried) < trials and (swap := self._promising()):
                 in_vain = 0 if self._try(swap) else in_vain + 1
 
+    def _best(self) -> list[list[HeadId]]:
+        """Return of the heads that went, and of those that are there, those whose changes promise most by themselves."""
+        gone, heads = self.gone, list(self.effects)
+        values = dict(zip(heads, self._expected([[head] for head in heads]), strict=True))
+        both = ([head for head in heads if (head in gone) == went] for went in (True, False))
+        return [sorted(each, key=lambda head: -values[head])[:WIDTH] for each in both]
+
     def _promising(self) -> Swap | None:
-        """Return the swap that promises most of those that were not tried yet."""
+        """Return the swap that promises most of those that were not tried yet, if it promises anything."""
         gone = self.gone
-        backs, outs = (self._best([h for h in self.effects if (h in gone) == went]) for went in (True, False))
+        backs, outs = self._best()
         swaps = [Swap(a, b) for a in backs for b in outs if gone ^ {a, b} not in self.tried]
         if not swaps:
             return None
-        after = [self.now.plus(self.effects[a]).plus(self.effects[b]) for a, b in swaps]
-        return swaps[first_best(self.circuit.expected(after))]
+        expected = self._expected(swaps)
+        best = first_best(expected)
+        return swaps[best] if expected[best] > self.value else None
 
-    def _best(self, heads: Sequence[HeadId]) -> list[HeadId]:
-        """Return the heads whose changes promise most, by themselves."""
-        values = self.circuit.expected([self.now.plus(self.effects[head]) for head in heads]) if heads else []
-        return [heads[i] for i in sorted(range(len(heads)), key=lambda i: -values[i])[:WIDTH]]
+    def _expected(self, changes: Sequence[Sequence[HeadId]]) -> list[float]:
+        """Return the objective that is expected after each of some changes, whose effects add up."""
+        heads = list(dict.fromkeys(head for change in changes for head in change))
+        moves = torch.tensor([[float(head in change) for head in heads] for change in changes])
+        effects = Outcomes.stacked([self.effects[head] for head in heads])
+        return self.circuit.expected(effects.mixed(moves).plus(self.now))
 
     def _try(self, swap: Swap) -> bool:
         """Try a swap, and make it if the objective is higher then; return whether it is."""
-        effects = self.effects
         value, traits = self.valued(swap)
         self.tried.add(self.gone ^ {*swap})
-        off = traits.less(self.now)
+        made = value > self.value
+        missed = traits.less(self.now)
         for head in swap:
-            off = off.less(effects[head])
+            missed = missed.less(self.effects[head])
         for head in swap:
-            effects[head] = effects[head].plus(off.times(0.5))
-        if value <= self.value:
-            return False
+            self.effects[head] = self.effects[head].plus(missed.times(0.5)).times(-1 if made else 1)
+        if made:
+            self._make(swap, value, traits)
+        return made
+
+    def _make(self, swap: Swap, value: float, traits: Outcomes) -> None:
         self.circuit.change(swap)
-        for head in swap:
-            effects[head] = effects[head].times(-1)
         at = next(i for i, r in enumerate(self.removals) if r.id == swap.back)
         del self.removals[at]
         head = swap.out
@@ -114,4 +127,3 @@ class Swaps:
         self.first = min(self.first, at)
         self.value, self.now = value, traits
         self.made += 1
-        return True

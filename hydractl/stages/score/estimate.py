@@ -17,7 +17,7 @@ from hydractl.inputs import batch_of
 from hydractl.manifest.heads import HeadId
 from hydractl.parallel import Team, own_device
 from hydractl.progress import SILENT, Progress
-from hydractl.scoring.circuit.lazy import looked_at, trials_of
+from hydractl.scoring.circuit.lazy import trials_of
 from hydractl.scoring.circuit.memory import Peak
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.settings import RECHECK, CircuitSettings
@@ -72,7 +72,7 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
         heads = [head for head in circuit.candidates() if head.layer == 0]
         memory = _highest(circuit.model.device, partial(circuit.outcomes, heads))
         seconds = _timed(Circuit(job_of_few), sum(counts.values()) / measured)
-    candidates, total = _summed(job, seconds, heads=total_heads(scored), samples=sum(counts.values()))
+    candidates, total = _summed(job, seconds, heads=total_heads(scored))
     dealt = sum(batches.values())
     held = (
         sum(_bytes(samples) for found in few.values() for samples in found) * sum(counts.values()) // measured
@@ -136,7 +136,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _summed(job: ScoreJob, seconds: Timed, *, heads: int, samples: int) -> tuple[int, float]:
+def _summed(job: ScoreJob, seconds: Timed, *, heads: int) -> tuple[int, float]:
     """Return how many candidates are valued, and the seconds of the whole search."""
     every = sum(job.scored[name].num_heads * cost for name, costs in seconds.layers.items() for cost in costs)
     settings = job.set_for(CircuitSettings)
@@ -148,11 +148,10 @@ def _summed(job: ScoreJob, seconds: Timed, *, heads: int, samples: int) -> tuple
         valued += share * left * heads
         spent += share * left * every + (0 if lazy and share < 1 else seconds.whole)
     if lazy and (most := trials_of(settings, job.budget)):
-        # a look at all heads; then most searches end early, and some removals are valued in their new order
-        share = 1 / looked_at(samples)
-        trials = min(most, PATIENCE * job.budget) + job.budget / 4
-        valued += share * heads + trials
-        spent += share * (every + seconds.whole) + trials * seconds.whole / 2
+        # a look at all heads, swaps, about half of them in vain; and about half of the removals are valued in their new order
+        trials = min(most, PATIENCE * job.budget) + job.budget / 2
+        valued += heads + trials
+        spent += every + seconds.whole + trials * seconds.whole / 2
     return round(valued), spent
 
 

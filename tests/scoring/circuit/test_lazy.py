@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from hydractl.errors import ManifestError
-from hydractl.inputs import map_inputs
 from hydractl.manifest.heads import HeadId, Removal
 from hydractl.progress import SILENT
 from hydractl.scoring.circuit import memory as circuit_memory
+from hydractl.scoring.circuit import swaps
 from hydractl.scoring.circuit.doubt import Doubt, promise
 from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.method import score_circuit
 from hydractl.scoring.circuit.model import Circuit
 from hydractl.scoring.circuit.outcomes import values_of
 from hydractl.scoring.circuit.settings import CircuitSettings
-from hydractl.scoring.circuit.swaps import Swaps
+from hydractl.scoring.circuit.swaps import Swap, Swaps
 from support import naive
 from support.builders import base
 from support.circuits import Interrupted, data_for, job_for, removed
@@ -187,20 +187,29 @@ def test_no_more_swaps_are_tried_than_wanted(monkeypatch, swaps):
         Circuit, "changed", lambda self, heads: tried.append(len(heads)) or whole(self, heads)
     )
     sample = base(variant("class-token"))
+    data = data_for(sample, count=24, others=20)
 
-    run(sample, data_for(sample), budget=6, swaps=swaps)
+    run(sample, data, budget=6, swaps=swaps, log=poor(sample, data, "avg"))
 
     assert tried.count(2) == swaps
 
 
 @pytest.mark.parametrize(
-    ("swaps", "worth", "tries", "looks"),
-    [(20, [], 2, 1), (20, [1], 4, 1), (20, [1, 2], 7, 2), (2, [], 2, 1), (None, range(20), 6, 1)],
-    ids=["in-vain", "one", "several", "few", "default"],
+    ("swaps", "worth", "promising", "tries", "looks"),
+    [
+        (20, [], 20, 3, 1),
+        (20, [1], 20, 5, 1),
+        (20, [1, 2], 20, 9, 2),
+        (2, [], 20, 2, 1),
+        (None, range(20), 20, 6, 1),
+        (20, [], 0, 0, 1),
+        (20, [0, 1], 2, 2, 2),
+    ],
+    ids=["in-vain", "one", "several", "few", "default", "nothing-promises", "nothing-more-promises"],
 )
-def test_swaps_end_where_a_quarter_as_many_as_go_were_in_vain(monkeypatch, swaps, worth, tries, looks):
+def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, worth, promising, tries, looks):
     looked, look = [], Circuit.around
-    monkeypatch.setattr(Circuit, "around", lambda self: looked.append(self) or look(self))
+    monkeypatch.setattr(Circuit, "around", lambda self, heads: looked.append(heads) or look(self, heads))
 
     def tried(self, swap):
         made = len(self.tried) in worth
@@ -208,7 +217,13 @@ def test_swaps_end_where_a_quarter_as_many_as_go_were_in_vain(monkeypatch, swaps
         self.made += made
         return made
 
+    def promises(self):
+        every = (Swap(a, b) for a in sorted(self.gone) for b in self.circuit.candidates())
+        untried = (swap for swap in every if self.gone ^ {*swap} not in self.tried)
+        return next(untried) if len(self.tried) < promising else None
+
     monkeypatch.setattr(Swaps, "_try", tried)
+    monkeypatch.setattr(Swaps, "_promising", promises)
     seen = []
     run_swaps = Swaps.run
     monkeypatch.setattr(Swaps, "run", lambda self, trials: run_swaps(self, trials) or seen.append(self))
@@ -220,30 +235,99 @@ def test_swaps_end_where_a_quarter_as_many_as_go_were_in_vain(monkeypatch, swaps
     assert (len(seen[0].tried), len(looked)) == (tries, looks)
 
 
+def test_what_promises_nothing_is_not_tried(monkeypatch):
+    monkeypatch.setattr(Swaps, "_expected", lambda self, changes: [self.value] * len(changes))
+    monkeypatch.setattr(Swaps, "_try", lambda *_: pytest.fail("tried"))
+    sample = base(variant("class-token"))
+    data = data_for(sample, count=24, others=20)
+
+    run(sample, data, budget=6, log=poor(sample, data, "avg"))
+
+
+def test_further_looks_are_at_the_heads_that_promise_most(monkeypatch):
+    monkeypatch.setattr(swaps, "WIDTH", 4)
+    monkeypatch.setattr(swaps, "FAR", 1 / 6)
+    looked, look = [], Circuit.around
+    monkeypatch.setattr(Circuit, "around", lambda self, heads: looked.append(len(heads)) or look(self, heads))
+    sample = base(variant("class-token"))
+    data = data_for(sample, count=24, others=20)
+
+    run(sample, data, budget=6, swaps=20, objective="nll", log=poor(sample, data, "nll"))
+
+    assert looked[:2] == [12, 8]
+
+
+@pytest.fixture
+def begun():
+    """Swaps around a circuit that have looked once."""
+    sample = base(variant("class-token"))
+    settings = CircuitSettings(search="lazy", objective="nll")
+    circuit = Circuit(job_for(sample, data_for(sample, count=24), settings=settings), keeps=True)
+
+    def valued(heads):
+        outcomes, traits = circuit.changed(heads)
+        return float(values_of(circuit.objective, outcomes)[0]), traits
+
+    def around(heads):
+        now, after = circuit.around(heads)
+        return now, {head: traits.less(now) for head, traits in after.items()}
+
+    with torch.inference_mode():
+        circuit.change([HeadId("vision", layer, 1) for layer in (0, 1, 2)])
+        removals = [
+            Removal(tower="vision", layer=layer, head=1, objective=circuit.value()) for layer in (0, 1, 2)
+        ]
+        found = Swaps(circuit, valued, around, removals)
+        found.now, found.effects = around(circuit.heads())
+        yield found
+
+
+def test_what_one_head_does_is_expected_rightly(begun):
+    heads = list(begun.effects)
+    expected = begun._expected([[head] for head in heads])
+    for head, value in zip(heads, expected, strict=True):
+        begun.circuit.change([head])
+        assert begun.circuit.value() == pytest.approx(value, abs=1e-6)
+        begun.circuit.change([head])
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_what_was_tried_is_expected_to_do_what_it_did_and_what_was_made_to_be_undone(begun, layer):
+    before = begun.value
+    for head in (0, 2, 3):
+        swap = Swap(HeadId("vision", layer, 1), HeadId("vision", 1, head))
+        value, _ = begun.valued(swap)
+        made = begun._try(swap)
+        assert begun._expected([swap])[0] == pytest.approx(before if made else value, abs=1e-6)
+        if made:
+            assert begun.value == value > before
+            break
+        assert begun.value == before >= value
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_look_around_sees_each_change_on_every_other_sample(name):
+def test_a_look_around_sees_each_change(name):
     sample = base(variant(name))
     data = data_for(sample, count=24, others=20)
-    settings = CircuitSettings(search="lazy")
-    circuit = Circuit(job_for(sample, data, settings=settings), keeps=True)
-    circuit.looked = slice(None, None, 2)
-    some = tuple(map_inputs(lambda x: x[::2], each) for each in data)
-    half = Circuit(job_for(sample, some, settings=settings), keeps=True)
+    circuit = Circuit(job_for(sample, data, settings=CircuitSettings(search="lazy")), keeps=True)
     towers = list(circuit.left)
     gone = [HeadId(tower, layer, 2 * layer % 3) for tower in towers for layer in (0, 1, 2)]
     with torch.inference_mode():
         circuit.change(gone)
         before = circuit.value()
-        now, after = circuit.around()
+        every = circuit.heads()
+        now, after = circuit.around(every)
+        _, some = circuit.around(every[::5])
 
-        assert set(after) == {*circuit.candidates(), *gone}
+        assert list(after) == every == sorted({*circuit.candidates(), *gone}, key=every.index)
+        assert list(some) == every[::5]
         assert circuit.value() == before
-        half.change(gone)
-        same_traits(now, half.whole()[1])
+        same_traits(now, circuit.whole()[1])
         for head, traits in after.items():
-            half.change([head])
-            same_traits(traits, half.whole()[1])
-            half.change([head])
+            circuit.change([head])
+            same_traits(traits, circuit.whole()[1])
+            same_traits(some.get(head, traits), traits)
+            circuit.change([head])
 
 
 def same_traits(found, expected):
