@@ -164,6 +164,7 @@ class Lazy(Exact):
     def refine(self, removals: Sequence[Removal]) -> list[Removal]:
         if not self.swaps or not removals:
             return list(removals)
+        self.effects.clear()  # a look gives them anew; both would take twice the memory
         swaps = Swaps(self.circuit, self._value, self._around, removals)
         swaps.run(self.swaps)
         self.swapped = swaps.made
