@@ -192,18 +192,7 @@ class Circuit:
 
     def around(self, heads: Iterable[HeadId]) -> tuple[Outcomes, dict[HeadId, Outcomes]]:
         """Return the circuit's traits, and those after a change of each of some heads, by itself."""
-        wanted = set(heads)
-        picks = [
-            Picks(
-                name,
-                {
-                    i: tuple(h for h in range(g.heads) if HeadId(name, i, h) in wanted)
-                    for i, g in enumerate(groups)
-                },
-                around=True,
-            )
-            for name, groups in self._groups.items()
-        ]
+        picks = self._picks(heads, around=True)
         ordered = [HeadId(own.tower, i, h) for own in picks for i, some in own.heads.items() for h in some]
         _, traits = self._gather(lambda batch: self._without(batch, picks))
         return traits.candidate(len(ordered)), {head: traits.candidate(i) for i, head in enumerate(ordered)}
@@ -212,16 +201,16 @@ class Circuit:
         """Return the objective's values that follow from the traits of some candidates."""
         return values_of(self.objective, guessed(traits, self.ood_score)).tolist()
 
-    def _picks(self, heads: Sequence[HeadId]) -> list[Picks]:
+    def _picks(self, heads: Iterable[HeadId], *, around: bool = False) -> list[Picks]:
+        """Return where some heads are among those that are left in their layers, or `around` the circuit among all."""
         wanted = set(heads)
+
+        def places(name: str, layer: int, left: Sequence[int]) -> tuple[int, ...]:
+            among = range(self._groups[name][layer].heads) if around else left
+            return tuple(place for place, head in enumerate(among) if HeadId(name, layer, head) in wanted)
+
         return [
-            Picks(
-                name,
-                {
-                    i: tuple(p for p, h in enumerate(left) if HeadId(name, i, h) in wanted)
-                    for i, left in enumerate(layers)
-                },
-            )
+            Picks(name, {i: places(name, i, left) for i, left in enumerate(layers)}, around)
             for name, layers in self.left.items()
         ]
 
