@@ -262,23 +262,13 @@ def begun():
     """Swaps around a circuit that have looked once."""
     sample = base(variant("class-token"))
     settings = CircuitSettings(search="lazy", objective="nll")
-    circuit = Circuit(job_for(sample, data_for(sample, count=24), settings=settings), keeps=True)
-
-    def valued(heads):
-        outcomes, traits = circuit.changed(heads)
-        return float(values_of(circuit.objective, outcomes)[0]), traits
-
-    def around(heads):
-        now, after = circuit.around(heads)
-        return now, {head: traits.less(now) for head, traits in after.items()}
-
+    search = Lazy(job_for(sample, data_for(sample, count=24), settings=settings))
     with torch.inference_mode():
-        circuit.change([HeadId("vision", layer, 1) for layer in (0, 1, 2)])
-        removals = [
-            Removal(tower="vision", layer=layer, head=1, objective=circuit.value()) for layer in (0, 1, 2)
-        ]
-        found = Swaps(circuit, valued, around, removals)
-        found.now, found.effects = around(circuit.heads())
+        search.circuit.change([HeadId("vision", layer, 1) for layer in (0, 1, 2)])
+        value = search.circuit.value()
+        removals = [Removal(tower="vision", layer=layer, head=1, objective=value) for layer in (0, 1, 2)]
+        found = Swaps(search.circuit, search._value, search._around, removals)
+        found.now, found.effects = search._around(search.circuit.heads())
         yield found
 
 
