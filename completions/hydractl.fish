@@ -53,7 +53,7 @@ complete -c hydractl -n '__hydractl_in score' -l search -x -a 'exact lazy' -d 'e
 complete -c hydractl -n '__hydractl_in score' -l recheck -x -d 'lazy: every head at each N-th removal (default 24)'
 complete -c hydractl -n '__hydractl_in score' -l max-memory -x -d 'circuit: bytes for what is computed with, beside the model and the data, such as 2GiB or 512MB (default: what suits the device)'
 complete -c hydractl -n '__hydractl_in score' -l doubt -x -d 'lazy: let a head go unseen whose valuing is expected to raise the objective by no more than X times how much heads differ at first (default 0.5; 0 values every head)'
-complete -c hydractl -n '__hydractl_in score' -l swaps -x -d 'lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends sooner where none promises anything, or half as many as go were in vain, one after another'
+complete -c hydractl -n '__hydractl_in score' -l swaps -x -d 'lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends sooner where half as many as go were in vain, one after another, and where none promises anything, but for a search that has cost less than a third of an exact one'
 complete -c hydractl -n '__hydractl_in score' -l scope -x -a 'layer global' -d 'Score layer by layer, each without what went before (default); or all at once'
 complete -c hydractl -n '__hydractl_in score' -l variant -x -a 'l1 molchanov' -d 'Σ|w g| (default), or (Σ w g)² a batch'
 complete -c hydractl -n '__hydractl_in score' -l form -x -a 'sample batch' -d 'michel: whose gradient the absolute value is of, each sample\'s (default) or each batch\'s'

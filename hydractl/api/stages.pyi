@@ -92,7 +92,7 @@ def score(
         recheck: lazy: every head at each N-th removal (default 24).
         max_memory: circuit: bytes for what is computed with, beside the model and the data, such as 2GiB or 512MB (default: what suits the device). It changes speed, results by no more than rounding.
         doubt: lazy: let a head go unseen whose valuing is expected to raise the objective by no more than X times how much heads differ at first (default 0.5; 0 values every head).
-        swaps: lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends sooner where none promises anything, or half as many as go were in vain, one after another.
+        swaps: lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends sooner where half as many as go were in vain, one after another, and where none promises anything, but for a search that has cost less than a third of an exact one.
         scope: Score layer by layer, each without what went before (default); or all at once.
         variant: Σ|w g| (default), or (Σ w g)² a batch.
         form: michel: whose gradient the absolute value is of, each sample's (default) or each batch's.

@@ -22,6 +22,8 @@ AT_ONCE = 4
 """How many heads are valued before the next look."""
 LAST = 0.05
 """What a candidate in a tower's last layer costs, in layers: one of few tokens."""
+CHEAP = 1 / 3
+"""Up to this share of the exact search's work the search was cheap: what it has saved is spent on more swaps."""
 
 
 class Lazy(Exact):
@@ -165,10 +167,13 @@ class Lazy(Exact):
         if not self.swaps or not removals:
             return list(removals)
         self.effects.clear()  # a look gives them anew; both would take twice the memory
-        swaps = Swaps(self.circuit, self._value, self._around, removals)
+        swaps = Swaps(self.circuit, self._value, self._around, self._cheap, removals)
         swaps.run(self.swaps)
         self.swapped = swaps.made
         return self._in_order(swaps.removals, swaps.first)
+
+    def _cheap(self) -> bool:
+        return self.work < CHEAP * self.exact_work
 
     def _in_order(self, removals: Sequence[Removal], first: int) -> list[Removal]:
         """Return removals with the objective after each, which from the number `first` on is known of the last alone."""

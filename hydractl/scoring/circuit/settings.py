@@ -62,7 +62,8 @@ class CircuitSettings(Settings):
     swaps: int | None = setting(
         None,
         "lazy: at the end try up to N swaps of a head that went for one that stayed (default: as many as go; 0: none); it ends "
-        "sooner where none promises anything, or half as many as go were in vain, one after another.",
+        "sooner where half as many as go were in vain, one after another, and where none promises anything, but for a search that has "
+        "cost less than a third of an exact one.",
         low=0,
         metavar="N",
         panel=CIRCUIT,

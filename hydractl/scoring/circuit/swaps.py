@@ -38,8 +38,9 @@ class Swaps:
 
     It looks at what happens if each head that is there goes, and if each that went comes back, by itself. A swap is expected to do
     what both of its heads do. The one that promises most is tried, and made if the objective rises; so it never falls. What it did
-    is shared out among both effects. Once none promises anything, or several were in vain, it looks again, at the heads that promise
-    most, if it has gone far since it looked last; else it ends. In the order the head that comes back is left out, and the one
+    is shared out among both effects. While the search was cheap, one that promises nothing is tried, too: it costs a fraction of a
+    look. Else, and once several were in vain, it looks again, at the heads that promise most, if it has gone far since it looked
+    last, or it ends. In the order the head that comes back is left out, and the one
     that goes is the last.
 
     Attributes:
@@ -47,16 +48,25 @@ class Swaps:
         made: How many swaps were made.
     """
 
-    def __init__(self, circuit: Circuit, valued: Valued, around: Around, removals: Sequence[Removal]) -> None:
+    def __init__(
+        self,
+        circuit: Circuit,
+        valued: Valued,
+        around: Around,
+        cheap: Callable[[], bool],
+        removals: Sequence[Removal],
+    ) -> None:
         """Begin where a search ended.
 
         Args:
             circuit: After the removals.
             valued: Tries a change of it.
             around: Looks around it.
+            cheap: Says whether the search has cost little so far.
             removals: In order.
         """
-        self.circuit, self.valued, self.around, self.removals = circuit, valued, around, list(removals)
+        self.circuit, self.valued, self.around, self.cheap = circuit, valued, around, cheap
+        self.removals = list(removals)
         self.effects: Effects = {}
         self.value = removals[-1].objective
         self.first = len(removals)
@@ -87,7 +97,7 @@ class Swaps:
         return [sorted(each, key=lambda head: -values[head])[:WIDTH] for each in both]
 
     def _promising(self) -> Swap | None:
-        """Return the swap that promises most of those that were not tried yet, if it promises anything."""
+        """Return the swap that promises most of those that were not tried yet, if it promises anything or the search was cheap."""
         gone = self.gone
         backs, outs = self._best()
         swaps = [Swap(a, b) for a in backs for b in outs if gone ^ {a, b} not in self.tried]
@@ -95,7 +105,7 @@ class Swaps:
             return None
         expected = self._expected(swaps)
         best = first_best(expected)
-        return swaps[best] if expected[best] > self.value else None
+        return swaps[best] if expected[best] > self.value or self.cheap() else None
 
     def _expected(self, changes: Sequence[Sequence[HeadId]]) -> list[float]:
         """Return the objective that is expected after each of some changes, whose effects add up."""

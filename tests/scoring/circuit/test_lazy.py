@@ -9,8 +9,8 @@ import torch
 from hydractl.errors import ManifestError
 from hydractl.manifest.heads import HeadId, Removal
 from hydractl.progress import SILENT
+from hydractl.scoring.circuit import lazy, swaps
 from hydractl.scoring.circuit import memory as circuit_memory
-from hydractl.scoring.circuit import swaps
 from hydractl.scoring.circuit.doubt import Doubt, promise
 from hydractl.scoring.circuit.lazy import Lazy
 from hydractl.scoring.circuit.method import score_circuit
@@ -235,13 +235,26 @@ def test_swaps_end_where_half_as_many_as_go_were_in_vain(monkeypatch, swaps, wor
     assert (len(seen[0].tried), len(looked)) == (tries, looks)
 
 
-def test_what_promises_nothing_is_not_tried(monkeypatch):
+@pytest.mark.parametrize(("cheap", "tries"), [(0, 0), (9, 3)], ids=["dear", "cheap"])
+def test_what_promises_nothing_is_tried_where_the_search_was_cheap(monkeypatch, cheap, tries):
+    tried = []
+    monkeypatch.setattr(lazy, "CHEAP", cheap)
     monkeypatch.setattr(Swaps, "_expected", lambda self, changes: [self.value] * len(changes))
-    monkeypatch.setattr(Swaps, "_try", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(
+        Swaps, "_try", lambda self, swap: tried.append(swap) or self.tried.add(self.gone ^ {*swap})
+    )
     sample = base(variant("class-token"))
-    data = data_for(sample, count=24, others=20)
 
-    run(sample, data, budget=6, log=poor(sample, data, "avg"))
+    run(sample, data_for(sample), budget=6)
+
+    assert len({*tried}) == len(tried) == tries
+
+
+def test_a_search_is_cheap_up_to_a_third_of_the_exact_ones_work(begun):
+    search = begun.cheap.__self__
+    search.exact_work = 3.0
+    for search.work, cheap in ((0.99, True), (1.0, False)):
+        assert begun.cheap() is cheap
 
 
 def test_further_looks_are_at_the_heads_that_promise_most(monkeypatch):
@@ -267,7 +280,7 @@ def begun():
         search.circuit.change([HeadId("vision", layer, 1) for layer in (0, 1, 2)])
         value = search.circuit.value()
         removals = [Removal(tower="vision", layer=layer, head=1, objective=value) for layer in (0, 1, 2)]
-        found = Swaps(search.circuit, search._value, search._around, removals)
+        found = Swaps(search.circuit, search._value, search._around, search._cheap, removals)
         found.now, found.effects = search._around(search.circuit.heads())
         yield found
 
