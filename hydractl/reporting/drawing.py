@@ -34,6 +34,10 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3")
 TEXT = 11.0
 MARK = "hydractl report"
 """Stands in every file of a report."""
+EDGE = 12.0
+"""Empty space around what a file shows."""
+HEADING = 14.0
+"""The letters of a file's title."""
 RESOLUTION = 2
 """Pixels of a PNG for each unit of a drawing."""
 
@@ -85,18 +89,18 @@ class Drawing:
 
 
 def joined(title: str, told: str, drawings: Sequence[Drawing], *, across: int) -> Drawing:
-    """Return drawings side by side, so many in a row."""
+    """Return drawings side by side, so many in a row, under their title: a sheet that is read by itself."""
     rows = [drawings[i : i + across] for i in range(0, len(drawings), across)]
-    shapes: list[Path | Text] = []
-    top = 0.0
+    shapes: list[Path | Text] = [Text(at=(EDGE, EDGE + HEADING), text=title, size=HEADING)]
+    top = 2 * EDGE + HEADING
     for row in rows:
-        left = 0.0
+        left = EDGE
         for drawing in row:
             shapes += (_moved(shape, left, top) for shape in drawing.shapes)
             left += drawing.width
         top += max(drawing.height for drawing in row)
     width = max(sum(drawing.width for drawing in row) for row in rows)
-    return Drawing(title=title, told=told, width=width, height=top, shapes=shapes)
+    return Drawing(title=title, told=told, width=width + 2 * EDGE, height=top + EDGE, shapes=shapes)
 
 
 def _moved(shape: Path | Text, right: float, down: float) -> Path | Text:

@@ -14,7 +14,7 @@ from PIL import Image
 from hydractl.manifest.curves import Bins
 from hydractl.manifest.heads import TowerKeep
 from hydractl.reporting.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, Series, look
-from hydractl.reporting.drawing import DASHES, PAINTS, Drawing, Path, Text, joined, png, svg
+from hydractl.reporting.drawing import DASHES, EDGE, HEADING, PAINTS, Drawing, Path, Text, joined, png, svg
 from hydractl.reporting.figures import pareto, pooled
 from hydractl.reporting.maps import head_map
 
@@ -100,6 +100,29 @@ def test_a_map_shows_every_head(layers, heads):
     assert len({*map(tuple, kept.parts)} | {*map(tuple, gone.parts)}) == layers * heads
 
 
+def colour_of(name):
+    return tuple(int(PAINTS[name][0][i : i + 2], 16) for i in (1, 3, 5))
+
+
+def test_a_file_shows_its_panels_under_its_title_with_space_around_them():
+    shapes = [Path(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1")]
+    panel = Drawing(title="t", told="t", width=40, height=20, shapes=shapes)
+
+    sheet = joined("Time", "told", [panel, panel, panel], across=2)
+
+    top = 2 * EDGE + HEADING
+    assert (sheet.width, sheet.height) == (80 + 2 * EDGE, top + 40 + EDGE)
+    title, *panels = sheet.shapes
+    assert title.text == "Time"
+    assert EDGE < title.at[1] < top
+    assert [shape.parts[0][0] for shape in panels] == [(EDGE, top), (EDGE + 40, top), (EDGE, top + 20)]
+    picture = Image.open(io.BytesIO(png(sheet))).convert("RGB")
+    x, y = (round(2 * place) for place in (EDGE, top))
+    assert picture.getpixel((x + 2, y + 2)) == colour_of("c1")
+    for outside in ((x - 2, y + 2), (x + 2, y - 2), (picture.width - x + 2, y + 2)):
+        assert picture.getpixel(outside) == colour_of("sheet")
+
+
 def test_a_picture_has_the_size_of_its_drawing_and_no_date():
     shapes = [
         Path(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1"),
@@ -108,12 +131,10 @@ def test_a_picture_has_the_size_of_its_drawing_and_no_date():
         Text(at=(40, 38), text="$x^2$ <&> 中\n", anchor="middle", turned=True),
     ]
     drawing = Drawing(title="t", told="t", width=80, height=40, shapes=shapes)
-    both = joined("two", "two", [drawing, drawing, drawing], across=2)
 
-    picture = Image.open(io.BytesIO(png(both)))
-    assert picture.size == (320, 160)
-    colour = tuple(int(PAINTS["c1"][0][i : i + 2], 16) for i in (1, 3, 5))
-    assert picture.convert("RGB").getpixel((20, 20)) == picture.convert("RGB").getpixel((180, 20)) == colour
+    picture = Image.open(io.BytesIO(png(drawing))).convert("RGB")
+    assert picture.size == (160, 80)
+    assert picture.getpixel((20, 20)) == colour_of("c1")
     assert png(drawing) == png(drawing)
     assert b"Date" not in png(drawing)
     assert re.search(r">\$x\^2\$ &lt;&amp;&gt; 中\?<", svg(drawing))
