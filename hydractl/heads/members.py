@@ -96,9 +96,9 @@ def check_enough(candidates: int, removals: int, *, members: int, start: int = 0
     """
     distinct = math.comb(candidates, removals)
     if distinct < members:
+        where = f" in layers from {start} on, beside those before," if start else ""
         raise ValueError(
-            f"{members} different masks are wanted, but removing {removals} of the "
-            f"{candidates} pool heads in layers from {start} on gives {distinct}"
+            f"{members} different masks are wanted, but removing {removals} of the {candidates} pool heads{where} gives {distinct}"
         )
 
 
