@@ -58,6 +58,21 @@ def test_the_file_that_is_not_what_it_claims_is_named(work, call):
     assert call("lineage", "hydra.st", "--verify", *FILES, "-q").out == ""
 
 
+def test_files_of_the_lineage_that_were_not_given_are_named(work, call):
+    shutil.copy("base.st", "renamed.st")
+    shutil.copy("m-1.st", "copy.st")
+    (work / "m-2.st").write_bytes((work / "five.st").read_bytes())
+    seen = call("lineage", "hydra.st", "--verify", "renamed.st", "copy.st", "m-2.st")
+
+    assert seen.out.splitlines()[-1] == "not given: `scores.json`, `m-0.st`"
+    assert json.loads(call("lineage", "hydra.st", "--verify", "copy.st", "--json").out)["left"] == [
+        "scores.json",
+        "m-0.st",
+        "m-2.st",
+    ]  # no stage made `base.st`
+    assert json.loads(call("lineage", "hydra.st", "--json").out)["left"] == []
+
+
 def test_a_lineage_that_was_edited_is_not_believed(work, call):
     checkpoint = Checkpoint.open(work / "hydra.st")
     step = checkpoint.header.made_by

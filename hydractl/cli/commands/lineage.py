@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hydractl.cli.command import QUIET, command
 from hydractl.cli.commands.inspect.documents import lineage_tree
 from hydractl.cli.output import Terminal, line, model_cell
+from hydractl.progress import quoted
 from hydractl.reporting.lineage import short
 from hydractl.stages.lineage.config import LineageConfig
 
@@ -45,6 +46,8 @@ def render(report: LineageReport, out: Console) -> None:
         for found in report.verified:
             as_read = f" is `{found.read_as}`" if not found.problem else f": {found.problem}"
             line(out, f"{'failed' if found.problem else 'ok'}: {found.file}{as_read}, {short(found.sha256)}")
+        if report.left:
+            line(out, f"not given: {quoted(report.left)}")
     elif report.step is None:
         line(out, f"{model_cell(report.model)}: a {report.kind} that no stage of hydractl made")
     else:

@@ -35,12 +35,21 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineageReport:
-    """Where a model is from; `step` is the last stage, None where nothing says one."""
+    """Where a model is from.
+
+    Attributes:
+        model: As it was named.
+        kind: Of checkpoint.
+        step: The last stage; None where nothing says one.
+        verified: What came of the files that were given.
+        left: Of the files that stages of the lineage made, those that were not given; empty where none was.
+    """
 
     model: str
     kind: str
     step: Step | None
     verified: tuple[Verified, ...] = ()
+    left: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
 
     def require_checks(self) -> None:
@@ -70,11 +79,17 @@ def run_lineage(config: LineageConfig, progress: Progress = SILENT) -> LineageRe
             hint="files that hydractl wrote do: `hydractl import` or `hydractl finetune` makes one",
         )
     recorded = tuple(source for step in steps_to(header.made_by) for source in step.inputs)
-    verified = (
+    verified = tuple(
         _verified(file, recorded) for file in progress.track(config.of, label="files", total=len(config.of))
     )
+    given = {found.read_as if found.problem else found.sha256 for found in verified}
+    made = {source.sha256: source.name for source in recorded if source.made_by is not None}
     return LineageReport(
-        model=config.model, kind=header.kind.value, step=header.made_by, verified=tuple(verified)
+        model=config.model,
+        kind=header.kind.value,
+        step=header.made_by,
+        verified=verified,
+        left=tuple(name for digest, name in made.items() if not {digest, name} & given) if verified else (),
     )
 
 
