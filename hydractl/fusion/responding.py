@@ -15,6 +15,9 @@ from hydractl.errors import InputError
 from hydractl.inputs import Inputs, batch_of, inputs_like
 from hydractl.metrics.samples import Responses
 
+NOT_FINITE = "try `--dtype fp32`; if that does not help, the weights are broken"
+"""The hint where a model computes with numbers that are not finite."""
+
 
 class Answers(Protocol):
     """What answers as a model does; one that runs elsewhere does too."""
@@ -63,7 +66,7 @@ def respond(model: Answers, inputs: Inputs, *, name: str, data: str) -> Response
     if not finite:
         raise InputError(
             f"{name}: gives logits that are not finite on `{data}`",
-            hint="try `--dtype fp32`; if that does not help, the weights are broken",
+            hint=NOT_FINITE,
         )
     return found
 

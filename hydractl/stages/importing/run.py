@@ -24,6 +24,7 @@ from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit, fit_encoder
 from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.shared.classes import POOLED
+from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_models, claim
@@ -80,7 +81,7 @@ def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
     progress.step(f"Reading {config.source}")
     weights = read_weights(files, ema=config.ema)
     fitted = _fitted(config, weights, header, drawn=bool(described.lacks) or config.head_seed is not None)
-    _check_finite(config.source, fitted)
+    check_finite(fitted.tensors, where=config.source)
     _tell(progress, config, weights, fitted, header)
     step = _step(config, files, family, header, weights, fitted)
     progress.step(f"Writing {config.out}")
@@ -260,23 +261,6 @@ def _classes_hint(config: ImportConfig, error: OtherClassesError) -> str | None:
     if config.labels is not None and config.num_classes is None:
         return f"give {counted(error.number, 'label')}: `--labels` has one name a class"
     return f"{error.hint}, or `--head-seed 0` for a new classifier"
-
-
-def _check_finite(source: str, fitted: Fitted) -> None:
-    """Refuse weights that are not numbers: whatever is made of them answers with none.
-
-    Raises:
-        CheckpointError: Naming the first tensor.
-    """
-    for name, tensor in fitted.tensors.items():
-        finite = tensor.isfinite() if tensor.is_floating_point() else None
-        if finite is not None and not finite.all():
-            count = finite.numel() - int(finite.sum())
-            raise CheckpointError(
-                f"{source}: tensor `{name}` holds {counted(count, 'number')} of {finite.numel()} that "
-                f"{'is' if count == 1 else 'are'} not finite",
-                hint="did the training diverge? take an earlier checkpoint of it",
-            )
 
 
 def _tell(progress: Progress, config: ImportConfig, weights: Weights, fitted: Fitted, header: Header) -> None:

@@ -29,6 +29,7 @@ from hydractl.stages.score.training import State, check_training, offered, open_
 from hydractl.stages.shared.asked import asked_of, typed_by
 from hydractl.stages.shared.choosing import quota_of
 from hydractl.stages.shared.classes import Classes, ask
+from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.lineage import TOOL, made_with
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.reading import Again, digests, labels_of, open_reader, open_sets
@@ -240,7 +241,9 @@ def make_job(
     """Return what the method is given, but for its amounts and its log."""
     device = own_device(config.device)
     dtype = torch_dtype(config.dtype) if config.dtype else None
-    model = load_model(opened, dtype=dtype).to(device)
+    model = load_model(opened, dtype=dtype)
+    check_finite(model.library_state(), where=config.model, dtype=config.dtype)
+    model = model.to(device)
     ask(model, opened, classes)
     like = torch.empty(0, device=device, dtype=model.dtype)
     loaded = {}

@@ -12,6 +12,7 @@ from hydractl.heads.budget import Budget
 from hydractl.jsonfile import compact
 from hydractl.manifest.heads import HeadScores
 from hydractl.runtime import digest_text
+from hydractl.scoring.methods import METHODS
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import base
@@ -382,3 +383,34 @@ def test_a_budget_that_layers_cannot_share_evenly_is_said(model, tmp_path, metho
 
     assert len(heard.warnings) == said
     assert all("equally many heads: 2 each, 6 heads in all" in message for message in heard.warnings)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_scores_weights_that_are_not_finite(tmp_path, method):
+    sample = base()
+    name = "blocks.0.attn.qkv.weight"
+    state = sample.state | {name: sample.state[name].index_fill(0, torch.tensor([0]), torch.nan)}
+    model = type(sample)(sample.header, state).save(tmp_path / "broken.st")
+    entry, objective = METHODS[method], {"ood": NINES} if method == "circuit" else {}
+    needs = {"data": DIGITS} | objective if entry.needs_data else {}
+
+    with pytest.raises(
+        CheckpointError, match=f"broken.st: tensor `{name}` holds .* that are not finite"
+    ) as caught:
+        run_score(ScoreConfig(model=str(model), out=tmp_path / "s.json", method=method, **needs))
+
+    assert caught.value.hint == "did the training diverge? take an earlier checkpoint of it"
+    assert [p.name for p in tmp_path.iterdir()] == ["broken.st"]
+
+
+def test_a_dtype_that_is_too_small_for_a_weight_is_what_is_wrong(tmp_path):
+    sample = base()
+    state = sample.state | {"norm.weight": sample.state["norm.weight"] * 1e6}
+    model = type(sample)(sample.header, state).save(tmp_path / "large.st")
+
+    with pytest.raises(CheckpointError, match=r"tensor `norm\.weight`") as caught:
+        run_score(
+            ScoreConfig(model=str(model), out=tmp_path / "s.json", method="michel", data=DIGITS, dtype="fp16")
+        )
+
+    assert "`--dtype fp32`" in str(caught.value.hint)
