@@ -26,6 +26,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.subject import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
+from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import claim, resumable
 from hydractl.stages.shared.trained import stored_tensors
@@ -111,6 +112,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
     ):
         work = prepare(config, progress, own)
         follow_leader("claim")
+        _check_weights(work)
         folder = None if config.state is None else StateFolder(config.state, fingerprint_of(work))
         start = Snapshot()
         if folder is not None:
@@ -291,15 +293,31 @@ def _copies(work: Work) -> int:
     return 1 if work.adapter is None else work.adapter.members
 
 
-def _plain(work: Work) -> Subject:
-    """Return it before a method makes weights of others: in fp32 whatever is stored, gradients where parameters train."""
+def _state(work: Work) -> dict[str, torch.Tensor]:
+    """Return the tensors that training begins with."""
     state = work.opened.checkpoint.tensors()
     if work.config.reset_head and work.config.head_seed is None:
-        state = reset_head(work.opened.family, state)
+        return reset_head(work.opened.family, state)
+    return state
+
+
+def _check_weights(work: Work) -> None:
+    """Refuse weights that are not finite before anything trains: no rate would help.
+
+    Raises:
+        CheckpointError: If the model has some, or a teacher.
+    """
+    check_finite(_state(work), where=work.config.model)
+    for teacher in work.teachers:
+        check_finite(teacher.checkpoint.tensors(), where=teacher.reference)
+
+
+def _plain(work: Work) -> Subject:
+    """Return it before a method makes weights of others: in fp32 whatever is stored, gradients where parameters train."""
     subject = Subject.of(
         work.opened.family,
         work.header,
-        state,
+        _state(work),
         where=work.config.model,
         apart=work.config.apart,
         copies=_copies(work),

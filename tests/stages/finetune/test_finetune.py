@@ -606,3 +606,27 @@ def test_weights_that_do_not_fit_their_dtype_are_not_written(tmp_path, monkeypat
     with pytest.raises(CheckFailed, match="is not finite as F16"):
         run_finetune(config(tmp_path / "out.st", model))
     assert [p.name for p in tmp_path.iterdir()] == ["model.st"]
+
+
+@pytest.mark.parametrize("teaches", [False, True])
+def test_weights_that_are_not_finite_are_named_and_no_rate_is_blamed(tmp_path, teaches):
+    sample = base()
+    sample.save(tmp_path / "whole.st")
+    state = sample.state | {"norm.bias": sample.state["norm.bias"] + torch.inf}
+    broken = type(sample)(sample.header, state).save(tmp_path / "broken.st")
+    changes = {"model": tmp_path / "whole.st", "teacher": (str(broken),)} if teaches else {"model": broken}
+
+    with pytest.raises(CheckpointError, match=r"broken\.st: tensor `norm\.bias` holds 32 numbers of 32"):
+        run_finetune(config(tmp_path / "out.st", **changes))
+    assert {p.name for p in tmp_path.iterdir()} == {"whole.st", "broken.st"}
+
+
+def test_a_classifier_that_is_replaced_need_not_be_finite(tmp_path):
+    sample = base()
+    state = sample.state | {"head.bias": sample.state["head.bias"] * torch.nan}
+    broken = type(sample)(sample.header, state).save(tmp_path / "broken.st")
+
+    with pytest.raises(CheckpointError, match=r"`head\.bias`"):
+        run_finetune(config(tmp_path / "out.st", broken))
+    reset = replace(RECIPE, reset_head=True)
+    assert tensors(tuned(tmp_path / "out.st", broken, recipe=reset))["head.bias"].isfinite().all()
