@@ -37,6 +37,10 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+class UnreadableError(DataError):
+    """An image of a set cannot be read; the message names it."""
+
+
 class Batch(NamedTuple, Generic[T_co]):
     """Some items of a data set.
 
@@ -200,7 +204,8 @@ def _read(
     """Return the images at `indices`, transformed as those with such `numbers` are.
 
     Raises:
-        DataError: If one is missing or corrupt, or the transform refuses it, and the set is not lenient; the message names it.
+        UnreadableError: If one is missing or corrupt, or the transform refuses it, and the set is not lenient; the message names
+            it.
     """
     inputs, bad = list[Tensor](), dict[int, str]()
     if dataset.fast and isinstance(transform, EvalTransform):
@@ -214,7 +219,7 @@ def _read(
             inputs.append(_transformed(transform, image, number))
         except DataError as error:
             if not dataset.lenient:
-                raise DataError(f"{where}{error.message}", hint=error.hint) from error
+                raise UnreadableError(f"{where}{error.message}", hint=error.hint) from error
             bad[number] = error.message
             inputs.append(_transformed(transform, Image.new("L", (8, 8)), number))
     return Part(stack(inputs), bad)

@@ -42,6 +42,7 @@ class Journal:
         blocks: Of an earlier run, how many lines each whole block has, and the digest of what was read for them.
         size: Bytes of the whole blocks and the first line; 0 where nothing is written yet.
         chain: The last block's digest.
+        begun: Whether this run has written to it.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Journal:
     blocks: list[tuple[int, str]]
     size: int = 0
     chain: str = ""
+    begun: bool = False
 
     def read(self) -> None:
         """Take note of the whole blocks that are there.
@@ -65,7 +67,7 @@ class Journal:
                 self.blocks.append((count, inputs))
                 self.size = file.tell()
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Write the first line, or cut off what is no whole block."""
         if not self.size:
             head = compact({"schema": SCHEMA, "fingerprint": self.fingerprint}) + "\n"
@@ -95,13 +97,16 @@ class Journal:
         return done
 
     def record(self, lines: Sequence[Line], items: Items, places: Sequence[int]) -> None:
-        """Add a block.
+        """Add a block. The first one makes the file: one without an answer would be of no use, and in another run's way.
 
         Args:
             lines: One an input.
             items: Where these are from.
             places: Which of them they are.
         """
+        if not self.begun:
+            self._begin()
+            self.begun = True
         inputs = identity(items, places)
         block = "".join(f"{compact(line)}\n" for line in lines)
         self.chain = _link(self.chain, inputs, block.encode())

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from hydractl.claims import Claim
+from hydractl.data.batches import UnreadableError
 from hydractl.data.crew import Crew
 from hydractl.data.items import Items
 from hydractl.errors import DataError
@@ -33,7 +34,7 @@ from hydractl.stages.predict.fitting import Fit, beside, held
 from hydractl.stages.predict.journal import Journal, OtherRunError, open_journal
 from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
 from hydractl.stages.predict.sources import Source, forgiving, lines, open_sources
-from hydractl.stages.predict.stream import Asked, window
+from hydractl.stages.predict.stream import Answered, Asked, window
 from hydractl.stages.predict.telling import Teller
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.lineage import recorded
@@ -192,7 +193,6 @@ class _Run:
     def _write(self, journal: Journal, blocks: Iterator[_Block], own: Claim, made_by: Step | None) -> None:
         """Write a file by way of its journal, and beside it what made it, if that is wanted."""
         try:
-            journal.begin()
             for block in blocks:
                 journal.record(block.told, block.items, block.places)
         except BaseException:
@@ -230,7 +230,7 @@ class _Run:
             asked = self._asked(device, ticks)
             begun = zip(self.sources, done, strict=True) if self.sources else ((s, 0) for s in self._lines())
             for source, start in begun:
-                for answered in asked.answers(source.items, start=start):
+                for answered in _with_way_out(asked.answers(source.items, start=start)):
                     told = self.teller.lines(source, answered) if self.team.leads else []
                     yield _Block(told, answered.items, answered.places)
 
@@ -286,3 +286,14 @@ class _Run:
             return None
         told = self.teller.score, self.fit
         return beside(self.config, opened, model, told, self.team, self.progress)
+
+
+def _with_way_out(answers: Iterator[Answered]) -> Iterator[Answered]:
+    """Yield answers; an image that cannot be read ends them with what to type instead."""
+    try:
+        yield from answers
+    except UnreadableError as error:
+        others = f"{error.hint}, or " if error.hint else ""
+        raise DataError(
+            error.message, hint=f"{others}add `--skip-bad` to be told of it in its line"
+        ) from error

@@ -191,9 +191,13 @@ def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
     Image.new("I;16", (9, 9)).save(work / "tree/deep.png")
     whole = told(models, *FILES[2:], out="whole.jsonl")
 
-    with pytest.raises(DataError, match=r"tree/(x/bad|deep).png: (is not an image|an image of mode)"):
+    with pytest.raises(
+        DataError, match=r"tree/(x/bad|deep).png: (is not an image|an image of mode)"
+    ) as caught:
         told(models, "tree")
-    assert not (work / "out.jsonl").exists()
+    assert str(caught.value.hint).endswith(", or add `--skip-bad` to be told of it in its line")
+    assert not list(work.glob("out*"))
+    assert len(told(models, "tree", skip_bad=True)) == 5
     found = told(models, "tree", skip_bad=True, out="lenient.jsonl")
     assert [line["path"] for line in found] == [
         "tree/3.png",
