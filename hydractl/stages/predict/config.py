@@ -123,7 +123,7 @@ class PredictConfig:
             self._check_lines()
         for given in self.data:
             if given != LINES and not is_image(given):
-                _check_reference(given)
+                parsed(given)
         refuse_shared_input(self.model)
 
     def _check_fit(self) -> None:
@@ -176,15 +176,6 @@ def is_image(given: str) -> bool:
 def is_file(given: str) -> bool:
     """Return whether DATA is one image file, though none may be there."""
     return is_image(given) and not os.path.isdir(given)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long
-
-
-def _check_reference(given: str) -> None:
-    if given.lower().endswith(".txt"):
-        raise UsageError(
-            f"`{given}`: texts come from a folder of .txt files, a table, or standard input",
-            hint=f"one a line: `hydractl predict MODEL - < {given}`",
-        )
-    parsed(given)
 
 
 def parsed(given: str) -> DataRef:

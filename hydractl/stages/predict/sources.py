@@ -14,7 +14,7 @@ from hydractl.data.crew import Crew
 from hydractl.data.given import GivenStore
 from hydractl.data.inputs import Reading, content_of, crewed, of_kind, open_items, open_stream
 from hydractl.data.items import Content, ImageSet, Items, TextSet
-from hydractl.data.reference import SOURCES_HINT, DataRef
+from hydractl.data.reference import LIST_SUFFIX, SOURCES_HINT, DataRef
 from hydractl.data.sources.stream import Stream
 from hydractl.errors import DataError, UsageError
 from hydractl.jsonfile import opened
@@ -42,7 +42,7 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
 
     Raises:
         DataError: If one cannot be opened.
-        UsageError: If image files are named for a model of texts.
+        UsageError: If image files, or a list of them, are named for a model of texts.
     """
     made: list[tuple[str, Items | Stream]] = []
     for files, group in groupby(config.data, is_file):
@@ -57,6 +57,11 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
 
 def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progress) -> Items | Stream:
     """Return what a reference selects: of a stream no more than is read at a time, unless some of its classes are chosen."""
+    if content_of(how) is Content.TEXTS and ref.source.lower().endswith(LIST_SUFFIX):
+        raise UsageError(
+            f"`{ref}`: texts come from a folder of .txt files, a table, or standard input",
+            hint=f"one a line: `hydractl predict MODEL - < {ref.source}`",
+        )
     if ref.streaming is not None and ref.classes is None:
         return open_stream(ref, how, workers=config.num_workers, progress=progress)
     return open_items(ref, how, labelled=False, workers=config.num_workers, progress=progress)

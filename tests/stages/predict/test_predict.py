@@ -186,6 +186,15 @@ def test_texts_and_pairs_of_a_table_need_no_labels(models, work):
     assert [line["label"] for line in found] == expected
 
 
+def test_a_list_of_images_is_read_as_by_every_other_command(models, work):
+    (work / "l.txt").write_text("".join(f"{name} {i}\n" for i, name in enumerate(FILES[:3])))
+
+    found, expected = told(models, "l.txt"), told(models, *FILES[:3], out="files.jsonl")
+
+    assert [line["label"] for line in found] == [line["label"] for line in expected]
+    assert len(found) == len(open_data("l.txt")) == 3
+
+
 def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
     (work / "tree/x/bad.png").write_bytes(b"no image")
     Image.new("I;16", (9, 9)).save(work / "tree/deep.png")
