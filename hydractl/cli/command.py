@@ -41,6 +41,7 @@ def command(
     *,
     quiet: Setting = QUIET,
     streams: tuple[str, ...] = ("out",),
+    prints: str | None = None,
     unchanged: Callable[[C, Terminal], None] | None = None,
     compares: bool = False,
     provenance: bool = False,
@@ -51,6 +52,7 @@ def command(
         config: Declares the options.
         quiet: What `--quiet` does.
         streams: The options that name an output; where one is `-`, standard output belongs to it.
+        prints: See `Terminal`.
         provenance: Whether it makes checkpoints, and so may say in a file of its own how.
         unchanged: What is said where outputs are as they would be written; None for their paths.
         compares: Whether the function itself makes outputs and compares them, as that is quick.
@@ -66,7 +68,7 @@ def command(
         def run(*, json: bool, quiet: bool, **typed: object) -> None:
             taken = [name for name in streams if is_stdout(Path(str(typed.get(name))))]
             typed |= dict.fromkeys(taken, STDOUT)
-            terminal = Terminal(as_json=json, quiet=quiet, out=STDOUT if taken else None)
+            terminal = Terminal(as_json=json, quiet=quiet, out=STDOUT if taken else None, prints=prints)
             made = configured(config, typed)
             if (wanted := CONFIGURATIONS.get()) is not None:
                 wanted.append(made)

@@ -44,17 +44,30 @@ class Terminal:
     A rank other than 0 says nothing. Colour and bars need a terminal; `NO_COLOR` switches colour off.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False, out: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        out: Path | None = None,
+        prints: str | None = None,
+    ) -> None:
         """Choose where things go.
 
         Args:
             as_json: Print one JSON document as the result.
             quiet: Print only the paths written, and no progress.
             out: The command's output; where it is `-`, stdout belongs to it and the result goes to stderr.
+            prints: What the command's output is on stdout, of one that goes there if no `-o` says otherwise.
         """
         if as_json and quiet:
             raise UsageError("`--json` and `-q` exclude each other")
         self.stdout_taken = out == STDOUT
+        if self.stdout_taken and as_json and prints is not None:
+            raise UsageError(
+                f"`--json`: standard output already has {prints}",
+                hint="leave `--json` out, or write them to a file: `-o FILE`",
+            )
         if self.stdout_taken and as_json:
             raise UsageError(
                 "`-o -` and `--json` both want standard output", hint="write the output to a file"

@@ -145,6 +145,11 @@ def test_arguments_become_a_configuration(config, line, expected):
             "`-o m.bin`: a model is a file that ends in .st or .safetensors",
         ),
         ("predict a.st digits -o p.json", "ends in .jsonl or .csv or .parquet"),
+        (
+            "predict a.st digits --json",
+            "`--json`: standard output already has the predictions, a JSON object",
+        ),
+        ("predict a.st digits --json", "hint: leave `--json` out, or write them to a file: `-o FILE`"),
         ("predict a.st digits -o p", "hint: for example `-o p.jsonl`"),
         ("inspect a.json --plot -", "`--plot -`: a figure is a file that ends in .png or .svg"),
     ],

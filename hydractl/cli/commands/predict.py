@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHOWN = 20
 
 
-@command(PredictConfig)
+@command(PredictConfig, prints="the predictions, a JSON object a line")
 def predict(config: PredictConfig, terminal: Terminal) -> None:
     """Tell of every input what a model says, and how sure it is: a line an input, in their order.
 
