@@ -95,6 +95,11 @@ def locate(reference: str) -> Located:
     )
 
 
+def named(path: Path) -> Path:
+    """Return a path whose last part is a name: of `.` and `..` where they lead."""
+    return path if path.name not in {"", ".."} else path.resolve()
+
+
 def of_hub(reference: str) -> bool:
     """Return whether `locate` would ask the Hub, as nothing here is called so."""
     path = Path(reference)

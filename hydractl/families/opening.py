@@ -17,7 +17,7 @@ from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization
 from hydractl.progress import counted
 from hydractl.publish import is_stream
-from hydractl.source import Located, folder_files, locate, parse_arch
+from hydractl.source import Located, folder_files, locate, named, parse_arch
 from hydractl.tensors import TensorSpec, spec_of
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ class OpenModel:
         """What to call the model in tables: its base name without the suffix."""
         if self.is_random:
             return without_folders(self.reference)
-        return Path(self.reference).stem if self.checkpoint.paths[0].is_file() else self.reference
+        return named(Path(self.reference)).stem if self.checkpoint.paths[0].is_file() else self.reference
 
     def as_input(self, *, digest: str | None = None) -> InputFile:
         """Return the lineage entry of this file; `digest` stands in for one that is not known yet."""
-        path = Path(without_folders(self.reference))
+        path = named(Path(without_folders(self.reference)))
         name = "-" if is_stream(path) else path.name  # a shell numbers its pipes as it likes
         return InputFile(name=name, sha256=digest or self.checkpoint.digest, made_by=self.header.made_by)
 

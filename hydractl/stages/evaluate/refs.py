@@ -14,6 +14,7 @@ from hydractl.errors import UsageError
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.rivals.reference import Rival, Swag, Vilu, is_rival, of_several, parse_rival
 from hydractl.settings import Role, Setting
+from hydractl.source import named
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
@@ -142,7 +143,7 @@ def model_name(reference: str) -> str:
     """Return what tables call a model without a name of its own: its file's name without suffix."""
     if reference == "-":
         return "stdin"
-    last = Path(reference.removeprefix("arch:").partition("::")[0])
+    last = named(Path(reference.removeprefix("arch:").partition("::")[0]))
     return last.stem if last.suffix in WEIGHTS_SUFFIXES else last.name
 
 

@@ -6,11 +6,13 @@ import pytest
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
+from hydractl.families.opening import open_model
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, TEMPERATURE, choose_metrics, needing
 from hydractl.settings import configured, options_of
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels, model_name
+from support.builders import base
 
 
 @pytest.mark.parametrize(
@@ -136,3 +138,16 @@ def test_chosen_metrics_come_in_the_order_of_reports():
 def test_what_cannot_be_measured_is_refused(name, message):
     with pytest.raises(UsageError, match=message):
         choose_metrics((name,), ood=False, latency=False)
+
+
+@pytest.mark.parametrize("reference", [".", "./", "inner/..", "$PWD/inner/.."])
+def test_a_folder_without_a_name_goes_by_where_it_leads(tmp_path, monkeypatch, reference):
+    (folder := tmp_path / "base").mkdir()
+    (folder / "inner").mkdir()
+    monkeypatch.chdir(folder)
+    reference = reference.replace("$PWD", str(folder))
+
+    assert NamedModels.parse(reference) == NamedModels(name="base", models=(reference,), typed=reference)
+    base().save(folder / "model.safetensors")
+    opened = open_model(reference)
+    assert (opened.name, opened.as_input().name) == ("base", "base")
