@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from hydractl.data.items import Content
 from hydractl.data.reference import LIST_SUFFIX
 from hydractl.errors import DataError
 from hydractl.jsonfile import NotJSONError, parse
 
 Rows = list[dict[str, object]]
+_EXAMPLES: Mapping[Content, str] = MappingProxyType(
+    {
+        Content.IMAGES: '{"image": "a.png", "label": "cat"}',
+        Content.TEXTS: '{"text": "a good film", "label": "good"}',
+    }
+)
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -41,7 +48,7 @@ def _read_csv(path: Path) -> Rows:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from error
 
 
-def _read_jsonl(path: Path) -> Rows:
+def _read_jsonl(path: Path, content: Content) -> Rows:
     rows: Rows = []
     for number, line in enumerate(_text_of(path).split("\n"), start=1):
         if not line.strip():
@@ -55,7 +62,7 @@ def _read_jsonl(path: Path) -> Rows:
                 f"{path}: line {number} is not JSON: {error.words}{place}",
                 hint=f"each line is an object of its own; `jq -c '.[]' {path}` makes such lines of an array"
                 if array
-                else 'each line is an object of its own, for example {"image": "a.png", "label": "cat"}',
+                else f"each line is an object of its own, for example {_EXAMPLES[content]}",
             ) from error
         if not isinstance(row, dict):
             raise DataError(f"{path}: line {number} is not a JSON object")
@@ -101,7 +108,17 @@ def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
     return DataError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}", hint=hint)
 
 
-ROWS: Mapping[str, Callable[[Path], Rows]] = MappingProxyType(
-    {".csv": _read_csv, ".jsonl": _read_jsonl, LIST_SUFFIX: _read_list}
-)
-"""What reads a file, by its suffix."""
+def read_rows(path: Path, content: Content) -> Rows:
+    """Return the rows of a file, which its suffix says how to read.
+
+    Args:
+        path: Ends in .csv, .jsonl or .txt, in any case.
+        content: What is looked for, for hints.
+
+    Raises:
+        DataError: If it cannot be read, or not as what its suffix says.
+    """
+    suffix = path.suffix.lower()
+    if suffix == LIST_SUFFIX:
+        return _read_list(path)
+    return _read_csv(path) if suffix == ".csv" else _read_jsonl(path, content)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.data.sources.rows import ROWS, Rows
+from hydractl.data.sources.rows import Rows, read_rows
 from hydractl.errors import DataError, HubError, reason_of
 from hydractl.hubclient import asking, without_bars
 from hydractl.progress import Progress, did_you_mean, quoted
@@ -186,7 +186,7 @@ def open_table(ref: DataRef, content: Content) -> Table:
     ref.check_there()
     if path.suffix.lower() == ".parquet":
         return ArrowTable(_read_parquet(path), ref, where=str(path))
-    return RowTable(ROWS[path.suffix.lower()](path), path, _folder(ref))
+    return RowTable(read_rows(path, content), path, _folder(ref))
 
 
 def _folder(ref: DataRef) -> Path:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import datasets
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.data.dataset import open_data
+from hydractl.data.items import Content
 from hydractl.data.sources.columns import LabelReader, read_labels
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
@@ -257,3 +260,13 @@ def test_an_array_of_rows_is_told_from_lines(here):
     with pytest.raises(DataError, match="line 1 is not JSON") as caught:
         open_data(str(here / "t.jsonl"))
     assert f"jq -c '.[]' {here}/t.jsonl" in caught.value.hint
+
+
+@pytest.mark.parametrize(("wants", "column"), [(Content.IMAGES, "image"), (Content.TEXTS, "text")])
+def test_a_line_that_is_no_row_is_shown_one_of_what_is_looked_for(here, wants, column):
+    (here / "t.jsonl").write_text("the cat sat\n")
+
+    with pytest.raises(DataError, match="line 1 is not JSON") as caught:
+        open_data(str(here / "t.jsonl"), wants=wants)
+    _, _, example = caught.value.hint.partition("for example ")
+    assert [*json.loads(example)] == [column, "label"]
