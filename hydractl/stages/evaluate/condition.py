@@ -51,8 +51,10 @@ class Condition:
     def __post_init__(self) -> None:
         metric = metric_named(self.metric)
         if not metric.low <= self.bound <= metric.high or not math.isfinite(self.bound):
+            always = OPERATORS[self.comparison](metric.low, self.bound)  # as of all other values
             raise UsageError(
-                f"`{self}`: {self.metric} lies between {metric.low:g} and {metric.high:g}, so this can never change",
+                f"`{self}`: {self.metric} lies between {metric.low:g} and {metric.high:g}, so this is "
+                f"{'always' if always else 'never'} so",
                 hint="95 % is written 0.95 or 95%" if 1 < self.bound <= 100 else None,
             )
 

@@ -59,9 +59,13 @@ def test_what_a_condition_says(text, metric, scope, comparison, bound):
         ("0.1<ece<0.2", "unknown metric `0`|expected METRIC|is not a number"),
         ("eec>0.1", "unknown metric `eec`"),
         ("accuracy<95", "lies between 0 and 1"),
-        ("nll>nan", "can never change"),
-        ("nll>inf", "can never change"),
-        ("ece>-0.1", "lies between 0 and 1"),
+        ("nll>nan", "so this is never so"),
+        ("nll>inf", "so this is never so"),
+        ("nll<inf", "so this is always so"),
+        ("ece>-0.1", "lies between 0 and 1, so this is always so"),
+        ("ece<-0.1", "so this is never so"),
+        ("accuracy<1.1", "so this is always so"),
+        ("accuracy>=1.1", "so this is never so"),
     ],
 )
 def test_malformed_conditions_are_refused(text, message):
