@@ -14,6 +14,8 @@ from typing_extensions import override
 
 from hydractl.data.inputs import Reading, content_of
 from hydractl.data.items import Content, ImageSet, ImageStore, Items, Text, TextSet, decode, read_bytes
+from hydractl.errors import DataError
+from hydractl.progress import did_you_mean_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,6 +57,7 @@ def given_items(items: Sequence[Item], how: Reading, *, name: str = "the items")
 
     Raises:
         TypeError: If an item is nothing that the model reads.
+        DataError: If a text names no image file.
     """
     if content_of(how) is Content.TEXTS:
         texts = tuple(item for item in items if is_text(item))
@@ -69,10 +72,15 @@ def checked_picture(item: object) -> Picture:
     """Return what an image can be made of, before any is read.
 
     Raises:
-        TypeError: If it is nothing of the kind, or a text that names no file.
+        TypeError: If it is nothing of the kind.
+        DataError: If it is a text that names no file.
     """
     if isinstance(item, str) and not os.path.isfile(item):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
-        raise TypeError(f"the model reads images, found {kinds([item])}: `{item}` is no file")
+        near = did_you_mean_path(item)
+        raise DataError(
+            f"{item}: no such file",
+            hint=near or "the model reads images: a `str` is the path of an image file",
+        )
     if isinstance(item, np.ndarray):
         channels = item.shape[2] if item.ndim == COLOURED else 1
         if item.dtype != np.uint8 or item.ndim not in {GREY, COLOURED} or channels not in {1, 3, 4}:

@@ -280,6 +280,7 @@ class Towers(nn.Module):
 
         Raises:
             TypeError: If they are not what the model reads, or it was not made by `hydractl.load`.
+            DataError: If an image cannot be read.
             CheckpointError: If a text model has no tokenizer.
         """
         if self.encoder is None:

@@ -196,6 +196,17 @@ def test_a_file_that_is_no_image_is_named(folder, tmp_path):
         hydractl.load(folder / "base.st").predict([folder / "0.png", tmp_path / "broken.png"])
 
 
+def test_a_path_of_no_file_is_named(folder):
+    model = hydractl.load(folder / "base.st")
+    for ask in (model.predict, model.encode):
+        with pytest.raises(DataError, match=r"gone\.jpeg: no such file") as caught:
+            ask([folder / "0.png", "gone.jpeg"])
+        assert caught.value.hint == "the model reads images: a `str` is the path of an image file"
+    with pytest.raises(DataError) as caught:
+        model.predict([f"{folder}/0.pngg"])
+    assert "0.png" in caught.value.hint
+
+
 MISUSED = {
     "one path": ("base.st", Path("0.png"), "a list of items, found one path"),
     "one image": ("base.st", Image.new("L", (8, 8)), "found one image"),
@@ -204,7 +215,6 @@ MISUSED = {
     "channels first": ("base.st", [np.zeros((3, 9, 9), np.uint8)], r"found uint8 \(3, 9, 9\)"),
     "nothing": ("base.st", [], "found nothing"),
     "an empty batch": ("base.st", torch.zeros(0, 1, 8, 8), "found nothing"),
-    "a text for an image": ("base.st", ["gone.png"], "found str: `gone.png` is no file"),
     "a pair for an image": ("base.st", [("a", "b")], "reads images, found tuple"),
     "an image for a text": ("bert", [Image.new("L", (8, 8))], "reads texts, found Image"),
     "a number for a text": ("bert", ["a", 1], "reads texts, found int, str"),
