@@ -248,6 +248,8 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
     kind: type[Any] = config
     asked = tuple((o, typed[o.name]) for o in options_of(config) if typed[o.name] is not None)
     given = {o.name: o.setting.read(value) for o, value in asked}
+    for option, _ in asked:  # what several options make knows its own bounds, under names that nobody typed
+        option.setting.check(option.name, given[option.name])
     for f in fields(kind):
         told = f.metadata.get(KEY)
         if isinstance(told, Setting) and f.name in given:

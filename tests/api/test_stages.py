@@ -119,3 +119,22 @@ def test_errors_are_those_of_the_command(work):
         hydractl.predict("m0.st", "digits")
     with pytest.raises(ValueError, match="classes: `a,b` holds a comma"):
         hydractl.predict("m0.st", "digits", out="x.csv", classes=["a,b", "c"])
+
+
+BOUNDED = {
+    f"{stage.name} {option.name}": (stage, option)
+    for stage in STAGES
+    for option in stage.options
+    if {option.setting.low, option.setting.above} != {None}
+}
+
+
+@pytest.mark.parametrize(("stage", "option"), BOUNDED.values(), ids=BOUNDED)
+def test_a_number_out_of_range_is_refused_as_the_option_is_called(stage, option):
+    needed = {o.name: "x" for o in stage.options if o.default is ...}
+    if suffix := {"predict": ".csv", "export": ".onnx"}.get(stage.name):
+        needed["out"] += suffix
+    least = option.setting.above if option.setting.low is None else option.setting.low
+
+    with pytest.raises(UsageError, match=f"`{option.setting.option(option.name)} "):
+        getattr(hydractl, stage.name)(**needed | {option.name: least - 1})

@@ -147,6 +147,8 @@ def mask_path(path: Path) -> Path | None:
 KEEP = Setting(
     "Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy "
     "method's objective.",
+    low=0,
+    tells=False,
     parse=parse_keep,
     metavar="N|auto",
     panel=shared.BUDGET_PANEL,
