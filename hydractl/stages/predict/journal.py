@@ -42,6 +42,7 @@ class Journal:
         blocks: Of an earlier run, how many lines each whole block has, and the digest of what was read for them.
         size: Bytes of the whole blocks and the first line; 0 where nothing is written yet.
         chain: The last block's digest.
+        found: The fingerprint that is there.
         begun: Whether this run has written to it.
     """
 
@@ -50,6 +51,7 @@ class Journal:
     blocks: list[tuple[int, str]]
     size: int = 0
     chain: str = ""
+    found: str = ""
     begun: bool = False
 
     def read(self) -> None:
@@ -68,11 +70,14 @@ class Journal:
                 self.size = file.tell()
 
     def _begin(self) -> None:
-        """Write the first line, or cut off what is no whole block."""
+        """Write the first line, and cut off what is no whole block."""
+        head = f"{compact({'schema': SCHEMA, 'fingerprint': self.fingerprint})}\n".encode()
         if not self.size:
-            head = compact({"schema": SCHEMA, "fingerprint": self.fingerprint}) + "\n"
-            self.path.write_bytes(head.encode())
-            self.size = len(head.encode())
+            self.path.write_bytes(head)
+            self.size = len(head)
+        elif self.found != self.fingerprint:
+            with self.path.open("r+b") as file:
+                file.write(head)  # as long as the one that is there
         os.truncate(self.path, self.size)
 
     def check(self, sets: Iterable[Items | Stream]) -> list[int]:
@@ -148,12 +153,13 @@ class OtherRunError(ManifestError):
     """A journal is not of this run."""
 
 
-def open_journal(out: Path, fingerprint: str, *, anew: str | None, progress: Progress) -> Journal:
+def open_journal(out: Path, fingerprint: str, *, also: str, anew: str | None, progress: Progress) -> Journal:
     """Open the journal of an output, `<out>.journal`.
 
     Args:
         out: The output that is being made.
         fingerprint: Of everything that shapes it but the inputs.
+        also: Of another run whose lines would be lines of this one; the journal becomes this run's with the next block.
         anew: Why what an earlier run left is dropped; None keeps it.
         progress: Hears of it.
 
@@ -169,9 +175,9 @@ def open_journal(out: Path, fingerprint: str, *, anew: str | None, progress: Pro
     if anew is not None:
         progress.warn(DROPPED.format(why=anew, where=path))
         return journal
-    if first.get("fingerprint") != fingerprint:
+    if first.get("fingerprint") not in {fingerprint, also}:
         raise _other_run(path)
-    journal.size = size
+    journal.found, journal.size = first["fingerprint"], size
     try:
         journal.read()
     except ValueError as error:

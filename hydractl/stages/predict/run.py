@@ -210,12 +210,13 @@ class _Run:
 
     def _journal(self, none: list[int]) -> tuple[Journal, list[int]]:
         """Return the journal, and how many items of each source are done."""
-        shaped = {
-            "told": self.teller.options() | (self.fit.options() if self.fit else {}),
-            "data": [s.name for s in self.sources],
-            "hydractl": __version__,
-        }
-        opened = partial(open_journal, self.config.out, digest_text(compact(shaped)), progress=self.progress)
+        told = self.teller.options() | (self.fit.options() if self.fit else {})
+        shaped = {"told": told, "data": [s.name for s in self.sources], "hydractl": __version__}
+        strict = shaped | {
+            "told": told | {"skip_bad": False}
+        }  # whose lines are those of a run that skips, too
+        own, also = (digest_text(compact(each)) for each in (shaped, strict))
+        opened = partial(open_journal, self.config.out, own, also=also, progress=self.progress)
         try:
             journal = opened(anew=FORCED if self.config.force or not self.sources else None)
             return journal, journal.check([source.items for source in self.sources])

@@ -238,6 +238,32 @@ def test_an_image_that_cannot_be_read_is_named_or_told_of(models, work):
     ]
 
 
+def test_a_run_that_met_a_bad_image_goes_on_with_skip_bad_and_not_back(models, work, monkeypatch):
+    monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 1)
+    (work / "tree/x/bad.png").write_bytes(b"no image")
+    told(models, "tree", batch_size=1, skip_bad=True, out="whole.jsonl")
+    with pytest.raises(DataError, match=r"bad\.png: is not an image"):
+        told(models, "tree", batch_size=1)
+    journal = work / "out.jsonl.journal"
+    assert len(journal.read_bytes().splitlines()) == 1 + 2 * 2
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "publish_together", None)
+        with pytest.raises(TypeError):
+            told(models, "tree", batch_size=1, skip_bad=True)
+    with pytest.raises(ManifestError, match="other inputs or options"):
+        told(models, "tree", batch_size=1)
+    heard = Heard()
+    settings = {"batch_size": 1, "skip_bad": True, "device": "cpu"}
+    run_predict(
+        PredictConfig(model=str(models / "hydra.st"), data=("tree",), out=out_of("out.jsonl"), **settings),
+        heard,
+    )
+
+    assert "Going on after 4 lines of an interrupted run" in heard.steps
+    assert (work / "out.jsonl").read_bytes() == (work / "whole.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize("model", ["hydra.st", "bert"])
 def test_a_run_that_is_cut_off_goes_on_and_ends_with_the_same_bytes(models, work, monkeypatch, model):
     """Cut off between two blocks, and within one."""
