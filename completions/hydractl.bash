@@ -457,7 +457,10 @@ _hydractl() {
         ;;
     run)
         case $prev in
-        --example | --set | --only | --from)
+        --example)
+            _hydractl_words 'vit bert clip'
+            ;;
+        --set | --only | --from)
             : # any text
             ;;
         *)

@@ -418,7 +418,7 @@ complete -c hydractl -n '__hydractl_in doctor' -s h -l help -d 'Show this messag
 complete -c hydractl -n '__hydractl_in completion' -l json -d 'Print the script within one JSON document'
 complete -c hydractl -n '__hydractl_in completion' -s h -l help -d 'Show this message and exit'
 complete -c hydractl -n '__hydractl_in completion' -a 'bash zsh fish'
-complete -c hydractl -n '__hydractl_in run' -l example -x -d 'Print a pipeline that works, with comments'
+complete -c hydractl -n '__hydractl_in run' -l example -x -a 'vit bert clip' -d 'Print a pipeline that works, with comments'
 complete -c hydractl -n '__hydractl_in run' -l set -x -d 'Give a parameter another value'
 complete -c hydractl -n '__hydractl_in run' -l only -x -d 'Run no other stages than these'
 complete -c hydractl -n '__hydractl_in run' -l from -x -d 'Leave out the stages before this one'

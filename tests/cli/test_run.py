@@ -205,7 +205,22 @@ def test_what_is_typed_wrongly_is_refused(pipeline, call, more, text):
     assert text in seen.err
 
 
-@pytest.mark.parametrize("name", runs.EXAMPLES)
+def test_examples_are_the_files_that_there_are(call):
+    there = {path.stem for path in (Path(runs.__file__).parent / "examples").glob("*.toml")}
+
+    assert {*runs.Example} == there
+    assert f"<{'|'.join(runs.Example)}>" in call("run", "-h").out
+
+
+@pytest.mark.parametrize("name", ["foo", "../examples/vit", ""])
+def test_an_example_that_there_is_not_is_refused(call, name):
+    seen = call("run", "--example", name)
+
+    assert (seen.code, seen.out) == (2, "")
+    assert all(repr(one.value) in seen.err for one in runs.Example)
+
+
+@pytest.mark.parametrize("name", runs.Example)
 def test_every_example_is_understood(work, call, name):
     Path("x.toml").write_text(call("run", "--example", name).out)
 

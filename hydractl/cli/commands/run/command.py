@@ -8,6 +8,7 @@ import json as jsons
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -19,17 +20,21 @@ from hydractl.cli.commands.run.pipeline import Stage, read
 from hydractl.cli.output import Terminal, say, written_out
 from hydractl.errors import UsageError
 from hydractl.progress import did_you_mean
-from hydractl.settings import Setting
 
-EXAMPLES = ("vit", "bert", "clip")
+
+class Example(StrEnum):
+    """The pipelines that come with the command: `examples/NAME.toml`."""
+
+    vit = "vit"
+    bert = "bert"
+    clip = "clip"
 
 
 def run(
     context: typer.Context,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The pipeline, in TOML.")] = None,
     example: Annotated[
-        str | None,
-        typed("example", Setting("Print a pipeline that works, with comments.", choices=EXAMPLES)),
+        Example | None, typer.Option("--example", help="Print a pipeline that works, with comments.")
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -87,7 +92,7 @@ def run(
     if example is not None:
         with written_out():
             sys.stdout.write(
-                (Path(__file__).parent / "examples" / f"{example}.toml").read_text(encoding="utf-8")
+                (Path(__file__).parent / "examples" / f"{example.value}.toml").read_text(encoding="utf-8")
             )
         return
     tree = context.find_root().command
