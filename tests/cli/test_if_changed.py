@@ -207,7 +207,7 @@ def test_inputs_that_changed_places_are_others(folder, call):
 @pytest.mark.parametrize(
     ("there", "text"),
     [
-        ("notes", "by something else"),
+        ("notes", "does not say what made it"),
         ("m-0.st", "by `hydractl prune`"),
         ("scores.json", "by `hydractl score`"),
     ],
@@ -233,7 +233,8 @@ def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
     seen = again("predict")
 
     assert (seen.code, Path("said.csv").read_bytes()) == (6, edited)
-    assert "by something else" in seen.err
+    assert "is not as it was written" in seen.err
+    assert "`--force` in place" in seen.err
     changed_image(folder)
     assert main([*COMMANDS["predict"].replace("--if-changed", "--force").split(), "-q"]) == 0
     assert "up to date" in again("predict").out
@@ -242,6 +243,26 @@ def test_predictions_that_somebody_has_changed_are_theirs(folder, again):
     seen = again("predict")
     assert (seen.code, Path("said.csv.lineage.json").read_text()) == (6, "mine")
     assert "said.csv.lineage.json: is where it is written down" in seen.err
+
+
+@pytest.mark.parametrize("name", {"predict", "export"} & {*COMMANDS})
+def test_what_was_made_without_being_asked_to_say_so_is_moved_away_once(folder, call, again, name):
+    plain = COMMANDS[name].removesuffix(" --if-changed")
+    out = Path(plain.split()[-1])
+    for path in folder.glob("*.lineage.json"):
+        path.unlink()
+    assert call(*plain.split(), "--force").code == 0
+    before = files(folder)
+
+    seen = again(name)
+
+    assert (seen.code, files(folder)) == (6, before)
+    assert f"no {out}.lineage.json says what made it" in seen.err
+    assert "--force" not in seen.err
+    for path in (out, Path("effect.json")):
+        path.rename(folder / f"moved-{path}") if path.exists() else None
+    assert again(name).code == 0
+    assert "up to date" in again(name).out
 
 
 def test_what_texts_are_called_counts_and_labels_do_not(tmp_path):

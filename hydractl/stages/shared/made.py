@@ -71,8 +71,13 @@ class Made:
         return digest_file(self.path)
 
 
-def made_by(path: Path, command: str) -> Made | None:
+def made_by(path: Path, command: str, *, beside: bool = False) -> Made | None:
     """Return what an output says; None where there is none.
+
+    Args:
+        path: The output.
+        command: The command that replaces no other's.
+        beside: Whether what it makes can say so in no other place than a file beside it, and does so only if asked.
 
     Raises:
         OutputExists: If `command` did not make what is there.
@@ -83,10 +88,18 @@ def made_by(path: Path, command: str) -> Made | None:
         found = Made(path=path, command="", versions={})
     if found is None or found.command == command:
         return found
-    by = f"by `hydractl {found.command}`" if found.command else "by something else"
+    if found.command:
+        said = f"was made by `hydractl {found.command}`"
+    elif is_recorded(path):
+        said = "is not as it was written"
+    else:
+        said = "does not say what made it"
+    hint = "choose another name with `-o`, move it away, or add `--force` in place of `--if-changed`"
+    if beside and not is_recorded(path):  # what `--force` makes then would say no more
+        said = f"was made without `--if-changed`, or by something else: no {Record.place(path).name} says what made it"
+        hint = "move it away once, and the same command makes both; or choose another name with `-o`"
     raise OutputExists(
-        f"{path}: was made {by}, and `--if-changed` replaces what `hydractl {command}` made",
-        hint="choose another name with `-o`, move it away, or add `--force` in place of `--if-changed`",
+        f"{path}: {said}, and `--if-changed` replaces what `hydractl {command}` made", hint=hint
     )
 
 

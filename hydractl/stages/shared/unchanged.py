@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from hydractl.errors import HydraError, UsageError
 from hydractl.publish import is_stream
 from hydractl.runtime import versions
-from hydractl.settings import Role
+from hydractl.settings import Role, declared
 from hydractl.stages.shared.asked import Stage, asked_of, references, settings_of
+from hydractl.stages.shared.settings import IF_CHANGED_BESIDE
 
 if TYPE_CHECKING:
     from hydractl.stages.shared.made import Made
@@ -92,7 +93,8 @@ def _made(config: Stage) -> dict[Path, Made | None]:
     """Return what every output says of itself; None of those that are not there."""
     from hydractl.stages.shared.made import made_by  # noqa: PLC0415 - loads pydantic, which `--help` does without
 
-    return {path: made_by(path, config.COMMAND) for path in check_comparable(config)}
+    beside = IF_CHANGED_BESIDE in declared(type(config)).values()
+    return {path: made_by(path, config.COMMAND, beside=beside) for path in check_comparable(config)}
 
 
 def _why(config: Stage, outputs: Sequence[Made]) -> str | None:
