@@ -431,7 +431,7 @@ complete -c hydractl -n '__hydractl_in demo' -l task -x -a 'digits text zero-sho
 complete -c hydractl -n '__hydractl_in demo' -s o -l output -l out -r -F -d 'Where every artefact is kept'
 complete -c hydractl -n '__hydractl_in demo' -l seed -x -d 'Seed of everything random'
 complete -c hydractl -n '__hydractl_in demo' -l prepare -d 'Make only what the commands need and do not make themselves, where it is not there yet'
-complete -c hydractl -n '__hydractl_in demo' -l force -d 'Replace an existing output'
+complete -c hydractl -n '__hydractl_in demo' -l force -d 'Use a folder that holds another demo or other files too; what is as this demo makes it stays'
 complete -c hydractl -n '__hydractl_in demo' -l json -d 'Print the result as one JSON document'
 complete -c hydractl -n '__hydractl_in demo' -s q -l quiet -d 'Print only the paths written, one a line'
 complete -c hydractl -n '__hydractl_in demo' -s h -l help -d 'Show this message and exit'

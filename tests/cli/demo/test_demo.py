@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from hydractl.cli.commands.demo import command as demo
+from hydractl.cli.commands.demo.plan import Part
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 from support.commands import check_order, check_typed
@@ -160,7 +162,83 @@ def test_a_folder_in_use_is_refused(call, commands, tmp_path):
     assert (seen.code, commands) == (6, [])
     assert "is not empty" in seen.err
     assert call("demo", "-o", tmp_path, "--force").code == 0
-    assert all(a[-2:] == ["--force", "-q"] for a, _ in commands[:-1])
+    assert all("--force" not in a for a, _ in commands)
+    assert (tmp_path / "mine").read_text() == "x"
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_an_interrupted_demo_goes_on_with_the_same_command(call, commands, monkeypatch, tmp_path, force):
+    line = ("demo", "-o", tmp_path / "demo", *force)
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "run", lambda *_, **__: 130)
+        first = call(*line)
+
+    again = call(*line)
+
+    assert (first.code, again.code) == (130, 0)
+    assert "the same command goes on from there" in first.err
+    assert "what is done is not done again" in again.err
+    assert all("--if-changed" in a for a, _ in commands)
+
+
+def test_another_demo_is_refused_where_one_was_begun(call, commands, tmp_path):
+    line = ("demo", "-o", tmp_path / "demo")
+    assert call(*line).code == 0
+
+    others = [call(*line, *more) for more in (["--seed", 1], ["--task", "text"])]
+
+    assert [(seen.code, "holds another demo" in seen.err) for seen in others] == [(6, True)] * 2
+    assert call(*line).code == 0
+    assert call(*line, "--seed", 1, "--force").code == 0
+    assert (call(*line).code, call(*line, "--seed", 1).code) == (6, 0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"task": "digits"}', "{", '{"wrong": 1}'])
+def test_a_record_that_says_nothing_is_another_demo(call, commands, tmp_path, text):
+    (tmp_path / demo.RECORD).write_text(text)
+
+    assert (call("demo", "-o", tmp_path).code, commands) == (6, [])
+    assert call("demo", "-o", tmp_path, "--force").code == 0
+    assert call("demo", "-o", tmp_path).code == 0
+
+
+def test_what_is_prepared_is_prepared_again_only_where_that_did_not_end(
+    call, commands, monkeypatch, tmp_path
+):
+    steps, prepared = demo.load(demo.Task.text), []
+    line = ("demo", "--task", "text", "-o", tmp_path / "demo")
+    whole = steps.prepare
+
+    def prepare(out, seed, said):
+        whole(out, seed, said)
+        prepared.append(seed)
+        if len(prepared) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "prepare", prepare)
+
+    assert [call(*line).code for _ in range(3)] == [130, 0, 0]
+    assert prepared == [0, 0]
+    (tmp_path / "demo" / "tokenizer.json").unlink()
+    assert call(*line).code == 0
+    assert call(*line, "--seed", 3, "--force").code == 0
+    assert prepared == [0, 0, 0, 3]
+
+
+def test_steps_that_are_done_are_not_done_again(call, monkeypatch, work):
+    """With real commands, of which the second is missing an input at first."""
+    made, late = Path("demo/first.st"), Path("late.st")
+    pruned = ("--strategy", "random", "--keep", "2", "--no-verify", "-o")
+    lines = (("prune", "base.st", *pruned, str(made)), ("prune", str(late), *pruned, "demo/second.st"))
+    monkeypatch.setattr(demo.load(demo.Task.digits), "plan", lambda *_: (Part("Prune twice", lines),))
+    monkeypatch.setattr(demo, "conclude", lambda *_: None)
+    assert call("demo", "-o", "demo").code == 3
+    first = made.stat().st_ino
+    late.write_bytes(Path("base.st").read_bytes())
+
+    assert call("demo", "-o", "demo").code == 0
+    assert made.stat().st_ino == first
+    assert Path("demo/second.st").exists()
 
 
 def test_a_comma_in_the_folders_name_is_refused(call, commands, tmp_path):

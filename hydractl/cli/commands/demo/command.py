@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Protocol, assert_never
@@ -18,7 +19,11 @@ from hydractl.cli.command import JSON, QUIET, typed
 from hydractl.cli.commands.demo.findings import findings
 from hydractl.cli.commands.demo.plan import Part
 from hydractl.cli.output import Terminal, say, written_out
+from hydractl.errors import OutputError, OutputExists, UsageError
+from hydractl.jsonfile import canonical, parse
+from hydractl.publish import publish_text
 from hydractl.stages.shared.settings import FORCE, SEED
+from hydractl.version import __version__
 
 
 class Task(StrEnum):
@@ -28,6 +33,30 @@ class Task(StrEnum):
     text = "text"
     zero_shot = "zero-shot"
     pretrained = "pretrained"
+
+
+RECORD = "demo.json"
+ELSEWHERE = replace(
+    FORCE,
+    help="Use a folder that holds another demo or other files too; what is as this demo makes it stays.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """Which demo a folder is of, so that the same one goes on there.
+
+    Attributes:
+        task: The task's name.
+        seed: The demo's.
+        hydractl: The release that began it.
+        prepared: Whether all is there that the commands do not make themselves.
+    """
+
+    task: str
+    seed: int
+    hydractl: str = __version__
+    prepared: bool = False
 
 
 class Steps(Protocol):
@@ -74,7 +103,7 @@ def demo(
             help="Make only what the commands need and do not make themselves, where it is not there yet.",
         ),
     ] = False,
-    force: Annotated[bool, typed("force", FORCE)] = False,
+    force: Annotated[bool, typed("force", ELSEWHERE)] = False,
     json: Annotated[bool, typed("json", JSON)] = False,
     quiet: Annotated[bool, typed("quiet", QUIET)] = False,
 ) -> None:
@@ -82,6 +111,7 @@ def demo(
 
     Trains a small base and two more seeds of it, scores, prunes, fine-tunes and fuses it, and compares everything in
     one table. `pretrained` tunes a real encoder instead, and averages what the members have in common.
+    What was interrupted goes on with the same command.
 
     Tasks:
       digits: a vision transformer on handwritten digits 0 to 6; digits 7 and 8 are near out-of-distribution data,
@@ -103,27 +133,36 @@ def demo(
     # also makes the numbers those of any machine with the same processor, whatever its number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     steps, silent = load(task), json or quiet
-    if prepare and not force and all((out / name).exists() for name in steps.NEEDED):
+    there = all((out / name).exists() for name in steps.NEEDED)
+    if prepare and not force and there:
         show(f"{out}: has what the commands of `{task.value}` need", unless=silent)
         return
-    make_folder(out, force=force or prepare)
-    steps.prepare(out, seed, lambda message: show(message, unless=silent))
+    this = Begun(task=task.value, seed=seed)
+    begun = begun_in(out, this)
+    make_folder(out, force=force or prepare or begun is not None)
+    if begun is not None and not prepare:
+        show(f"{out}: this demo was begun there; what is done is not done again", unless=silent)
+    if prepare or not (there and begun is not None and begun.prepared):
+        write_begun(out, this)
+        steps.prepare(out, seed, lambda message: show(message, unless=silent))
+        write_begun(out, replace(this, prepared=True))
     for part in () if prepare else steps.plan(out, seed):
         show(f"\n{part.title}", unless=silent, style="bold")
         for command in part.commands:
             last = command[0] == "eval"
             flags = {
-                "--force": force,
+                "--if-changed": True,
                 "--json": json and last,
                 "-q": quiet or not (last or (watched() and not json)),
             }
             arguments = [*command, *(flag for flag, given in flags.items() if given)]
             show(f"$ hydractl {shlex.join(arguments)}", unless=silent)
-            begun = time.monotonic()
+            started = time.monotonic()
             code = run(context.obj, arguments, loud=quiet or last)
             if code:
+                say(f"{out}: the demo ended with exit code {code}; the same command goes on from there")
                 raise typer.Exit(code)
-            show(f"done in {time.monotonic() - begun:.1f} s", unless=silent, style="dim")
+            show(f"done in {time.monotonic() - started:.1f} s", unless=silent, style="dim")
     if not (silent or prepare):
         conclude(steps, out)
 
@@ -181,6 +220,24 @@ def show(message: str, *, unless: bool, style: str | None = None) -> None:
         say(message, style=style)
 
 
+def begun_in(out: Path, this: Begun) -> Begun | None:
+    """Return how far this demo was begun in a folder; None where another was or none, or its record cannot be read."""
+    try:
+        found = Begun(**parse((out / RECORD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if replace(found, prepared=this.prepared) == this else None
+
+
+def write_begun(out: Path, begun: Begun) -> None:
+    """Write down which demo a folder is of.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    publish_text(out / RECORD, canonical(asdict(begun)))
+
+
 def make_folder(out: Path, *, force: bool) -> None:
     """Make the folder, or refuse one that is in use.
 
@@ -189,16 +246,20 @@ def make_folder(out: Path, *, force: bool) -> None:
         OutputExists: If there is something in it and `force` is off.
         OutputError: If it cannot be made.
     """
-    from hydractl.errors import OutputError, OutputExists, UsageError
-
     if "," in str(out):
         raise UsageError(
             f"`-o {out}`: the demo's commands name files in lists, which a comma would break",
             hint="choose a folder without a comma in its name",
         )
+    if (out / RECORD).is_file() and not force:
+        raise OutputExists(
+            f"{out}: holds another demo, of other options or another release",
+            hint="choose another folder with `-o`, or add `--force` to make again what this one has otherwise",
+        )
     if out.is_dir() and any(out.iterdir()) and not force:
         raise OutputExists(
-            f"{out}: is not empty", hint="add `--force` to start anew, or choose another folder with `-o`"
+            f"{out}: is not empty, and no demo was begun there",
+            hint="choose another folder with `-o`, or add `--force` to put the demo beside what is there",
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
