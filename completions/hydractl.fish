@@ -38,7 +38,7 @@ complete -c hydractl -n '__hydractl_in ""' -a schema -d 'Print the JSON Schema o
 complete -c hydractl -n '__hydractl_in ""' -a doctor -d 'Look whether everything that hydractl needs is there: libraries, devices, cache, Hub, token'
 complete -c hydractl -n '__hydractl_in ""' -a completion -d 'Print the script that completes commands, options, their values and files when Tab is pressed'
 complete -c hydractl -n '__hydractl_in ""' -a run -d 'Run the stages of a pipeline file in order, each with `--if-changed`: what is up to date is not made again'
-complete -c hydractl -n '__hydractl_in ""' -a demo -d 'Run the whole method in a few minutes, by default without a download'
+complete -c hydractl -n '__hydractl_in ""' -a demo -d 'Run the whole method in a quarter of an hour, by default without a download'
 complete -c hydractl -n '__hydractl_in ""' -l version -d 'Show the version and exit'
 complete -c hydractl -n '__hydractl_in ""' -s h -l help -d 'Show this message and exit'
 complete -c hydractl -n '__hydractl_in score' -s o -l output -l out -r -F -d 'Output file; `-` is standard output'

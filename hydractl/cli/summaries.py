@@ -19,5 +19,5 @@ SUMMARIES = {
     "doctor": "Look whether everything that hydractl needs is there: libraries, devices, cache, Hub, token.",
     "completion": "Print the script that completes commands, options, their values and files when Tab is pressed.",
     "run": "Run the stages of a pipeline file in order, each with `--if-changed`: what is up to date is not made again.",
-    "demo": "Run the whole method in a few minutes, by default without a download.",
+    "demo": "Run the whole method in a quarter of an hour, by default without a download.",
 }

@@ -82,6 +82,13 @@ def test_each_line_is_shown_before_it_runs(call, commands, tmp_path):
     assert "--seed 6" in shown[2]
 
 
+def test_each_step_says_which_of_how_many_it_is(call, commands, tmp_path):
+    said = call("demo", "-o", tmp_path / "demo").err.splitlines()
+
+    steps = [one for one, after in pairwise(said) if after.startswith("$ hydractl ")]
+    assert steps == [f"step {i + 1} of {len(commands)}" for i in range(len(commands))]
+
+
 def test_each_step_says_how_long_it_took(call, commands, tmp_path):
     seen = call("demo", "-o", tmp_path / "demo")
 

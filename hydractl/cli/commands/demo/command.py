@@ -107,7 +107,7 @@ def demo(
     json: Annotated[bool, typed("json", JSON)] = False,
     quiet: Annotated[bool, typed("quiet", QUIET)] = False,
 ) -> None:
-    """Run the whole method in a few minutes, by default without a download.
+    """Run the whole method in a quarter of an hour, by default without a download.
 
     Trains a small base and two more seeds of it, scores, prunes, fine-tunes and fuses it, and compares everything in
     one table. `pretrained` tunes a real encoder instead, and averages what the members have in common.
@@ -146,7 +146,9 @@ def demo(
         write_begun(out, this)
         steps.prepare(out, seed, lambda message: show(message, unless=silent))
         write_begun(out, replace(this, prepared=True))
-    for part in () if prepare else steps.plan(out, seed):
+    parts = () if prepare else steps.plan(out, seed)
+    step, total = 0, sum(len(part.commands) for part in parts)
+    for part in parts:
         show(f"\n{part.title}", unless=silent, style="bold")
         for command in part.commands:
             last = command[0] == "eval"
@@ -156,6 +158,8 @@ def demo(
                 "-q": quiet or not (last or (watched() and not json)),
             }
             arguments = [*command, *(flag for flag, given in flags.items() if given)]
+            step += 1
+            show(f"step {step} of {total}", unless=silent, style="dim")
             show(f"$ hydractl {shlex.join(arguments)}", unless=silent)
             started = time.monotonic()
             code = run(context.obj, arguments, loud=quiet or last)
