@@ -28,6 +28,14 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
+def lasting(seconds: float) -> str:
+    """Return a time as a person reads it, in the unit that fits: `0.40 s`, `12 s`, `3.5 min`, `2.0 h`."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2f} s"
+
+
 def listed(words: Sequence[str]) -> str:
     """Return words as a sentence has them: a, b and c."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

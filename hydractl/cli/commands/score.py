@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, table
-from hydractl.progress import counted
+from hydractl.progress import counted, lasting
 from hydractl.stages.score.config import Estimate, ScoreConfig, ScoreReport
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def render_estimate(estimate: Estimate, out: Console) -> None:
         f"{counted(estimate.removals, 'removal')}: {counted(estimate.candidates, 'candidate')} valued on "
         f"{counted(estimate.samples, 'sample')}, as long as {estimate.passes:.0f} passes over them",
     )
-    rows = [(str(count), f"{seconds / 3600:.3g}") for count, seconds in estimate.by_devices.items()]
-    out.print(table([f"devices ({estimate.device})", "hours"], rows))
+    rows = [(str(count), lasting(seconds)) for count, seconds in estimate.by_devices.items()]
+    out.print(table([f"devices ({estimate.device})", "about"], rows))
     if estimate.compiling:
-        line(out, f"Of that {estimate.compiling:.0f} s go into compiling, on each device at once")
+        line(out, f"Of that {lasting(estimate.compiling)} go into compiling, on each device at once")
     line(out, f"Memory of each: about {estimate.memory / 2**20:.0f} MiB. Nothing was written")
 
 

@@ -13,7 +13,7 @@ from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import parsed
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.errors import OutputError, OutputExists
-from hydractl.progress import Progress
+from hydractl.progress import Progress, lasting
 from hydractl.publish import publish_text
 
 if TYPE_CHECKING:
@@ -82,18 +82,10 @@ def _say(config: BenchConfig, names: tuple[str, ...], work: Work, pace: Pace) ->
     seconds = [pace.of(work, PLANS[name], config.members) for name in names]
     trained = [PLANS[name].trainings(config.members) for name in names]
     rows = [
-        [name, str(times or ""), told(time)]
+        [name, str(times or ""), lasting(time)]
         for name, times, time in zip(names, trained, seconds, strict=True)
     ]
     with written_out():
         out = console(stderr=True)
         out.print(table(["rival", "trainings", "about"], rows))
-        line(out, f"{told(sum(seconds))} in all, as {pace.step * 1000:.0f} ms a step of training say")
-
-
-def told(seconds: float) -> str:
-    """Return a time as a person reads it."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+        line(out, f"{lasting(sum(seconds))} in all, as {pace.step * 1000:.0f} ms a step of training say")
