@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family, is_replaceable, place_of
-from hydractl.families.registry import FAMILIES, family_for_config, family_for_name, family_of
+from hydractl.families.registry import FAMILIES, described_as, family_for_config, family_of
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization
 from hydractl.progress import counted
@@ -306,8 +306,7 @@ def _shards(located: Located) -> tuple[Path, ...]:
 
 def _describe(located: Located, arch: str | None, *, backbone: bool) -> Described:
     if arch is not None:
-        name, options = parse_arch(arch)
-        return family_for_name(name).describe(name, options)
+        return described_as(*parse_arch(arch))
     if located.config is None:
         raise CheckpointError(
             f"{located.reference}: does not say which architecture it is",
@@ -337,8 +336,7 @@ def base_header(described: Described) -> Header:
 
 
 def _fresh(located: Located, seed: int) -> OpenModel:
-    name = located.arch or ""
-    described = family_for_name(name).describe(name, located.options)
+    described = described_as(located.arch or "", located.options)
     family = FAMILIES[described.architecture.family]
     header = base_header(described)
     return OpenModel(

@@ -24,6 +24,10 @@ MOST_MODULES = 10_000
 SHOWN = 60
 
 
+class OptionsError(UnsupportedModelError):
+    """An architecture with an option that it does not have, or of a value that its library cannot build."""
+
+
 def check_options(
     name: str, options: Mapping[str, object], known: Collection[str], *, prefix: str = ""
 ) -> None:
@@ -36,12 +40,13 @@ def check_options(
         prefix: What a reference writes before each.
 
     Raises:
-        UnsupportedModelError: Naming the option.
+        OptionsError: Naming an option that there is not.
+        UnsupportedModelError: Naming one whose value is refused.
     """
     for key, value in options.items():
         if key not in known:
             hint = did_you_mean(key, known)
-            raise UnsupportedModelError(
+            raise OptionsError(
                 f"`{name}` has no option `{prefix}{key}`", hint=hint and hint.replace("`", f"`{prefix}", 1)
             )
         check_values(name, f"{prefix}{key}", value)
@@ -74,7 +79,7 @@ def building(library: str, name: str) -> Iterator[None]:
     """Say in words what comes of a library's constructor, whatever it raises, and end one that makes modules without end.
 
     Raises:
-        UnsupportedModelError: With the constructor's reason.
+        OptionsError: With the constructor's reason.
     """
     from torch.nn.modules.module import register_module_module_registration_hook
 
@@ -92,8 +97,8 @@ def building(library: str, name: str) -> Iterator[None]:
     except HydraError:
         raise
     except ValidationError as error:
-        raise UnsupportedModelError(f"{library} cannot build `{name}`: {first_problem(error)}") from error
+        raise OptionsError(f"{library} cannot build `{name}`: {first_problem(error)}") from error
     except Exception as error:
-        raise UnsupportedModelError(f"{library} cannot build `{name}`: {reason_of(error)}") from error
+        raise OptionsError(f"{library} cannot build `{name}`: {reason_of(error)}") from error
     finally:
         hook.remove()

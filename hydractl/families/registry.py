@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from hydractl.errors import EDITED, UnsupportedModelError
-from hydractl.families.base import Family
+from hydractl.errors import EDITED, UnsupportedModelError, UsageError
+from hydractl.families.base import Described, Family
 from hydractl.families.openclip.family import OPENCLIP
+from hydractl.families.options import OptionsError
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
 from hydractl.families.timm.models import LIBRARY as TIMM
 from hydractl.families.timm.names import check_known
@@ -18,7 +19,7 @@ from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.vision_models import IMAGES
 from hydractl.manifest.header import Architecture
-from hydractl.progress import did_you_mean
+from hydractl.progress import did_you_mean, quoted
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -70,6 +71,22 @@ def family_for_name(name: str) -> Family:
     if found.library == TIMM:
         check_known(name, others=(n for family in FAMILIES.values() for n in family.names))
     return found
+
+
+def described_as(name: str, options: Mapping[str, object]) -> Described:
+    """Return what an architecture is like that was typed, with options.
+
+    Raises:
+        UsageError: If it has no such option, or its library cannot build it with these.
+        UnsupportedModelError: If heads cannot be cut in it.
+    """
+    try:
+        return family_for_name(name).describe(name, options)
+    except OptionsError as error:
+        hint = error.hint
+        if error.__cause__ is not None and options:  # a library's own words, which name no option
+            hint = f"look at {quoted(f'{key}={value}' for key, value in options.items())}"
+        raise UsageError(error.message, hint=hint) from error
 
 
 def is_architecture(name: str) -> bool:

@@ -191,7 +191,8 @@ def test_what_a_file_says_wrongly_is_told_before_anything_runs(pipeline, call, o
     ("more", "text"),
     [
         (["--set", "member=3"], "did you mean `members`"),
-        (["--set", "members=many"], "must be a int"),
+        (["--set", "members=many"], "must be a whole number, as 2 is"),
+        (["--set", "members=-1"], "`--set members=-1`: is how often p.toml: stage `members` is repeated"),
         (["--set", "members"], "is not NAME=VALUE"),
         (["--only", "fuze"], "did you mean `fuse`"),
         (["--from", "fuse", "--only", "fuse"], "exclude each other"),

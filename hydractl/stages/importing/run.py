@@ -11,7 +11,7 @@ from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import OWN, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, resized
 from hydractl.families.opening import base_header, expected_specs
-from hydractl.families.registry import FAMILIES, family_for_config, family_for_name
+from hydractl.families.registry import FAMILIES, described_as, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.hub.folders import publish_models
 from hydractl.jsonfile import parse
@@ -209,7 +209,7 @@ def _described(config: ImportConfig, labels: int | None) -> Described:
         )
     if wanted is not None and key not in options:
         options[key] = wanted
-    described = _pooled(config, family.describe(name, options))
+    described = _pooled(config, described_as(name, options))
     if described.prompting is not None and (config.num_classes or labels):
         raise UsageError(
             f"`{name}` has no classes of its own: texts name them", hint="drop `--num-classes` and `--labels`"
@@ -218,7 +218,7 @@ def _described(config: ImportConfig, labels: int | None) -> Described:
         return described
     if not isinstance(described.preprocess, Tokenization) and described.prompting is None:
         raise UsageError(f"`--tokenizer` is for texts, which `{name}` does not read")
-    return _pooled(config, family.describe(name, options | {"tokenizer": str(config.tokenizer)}))
+    return _pooled(config, described_as(name, options | {"tokenizer": str(config.tokenizer)}))
 
 
 def _with_classes(config: ImportConfig, described: Described, number: int | None) -> Described:

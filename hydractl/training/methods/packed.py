@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from hydractl.errors import UnsupportedModelError, UsageError
-from hydractl.families.registry import family_for_name
+from hydractl.families.registry import described_as, family_for_name
 from hydractl.source import parse_arch
 from hydractl.training.methods.reference import Packed
 
@@ -33,7 +33,7 @@ def narrowed(reference: str, method: Packed) -> str:
             for key, value in options.items()
             if not any(key in keys for keys in (*SIZES, (EMBED,)))
         }
-        whole = family.describe(name, others).architecture
+        whole = described_as(name, others).architecture
     if len(whole.towers) > 1:
         raise UsageError(f"`--method packed`: {name} has more than one tower, and no classifier to train")
     (tower,) = whole.towers.values()

@@ -539,10 +539,11 @@ def test_a_name_that_a_folder_has_too(tmp_path, monkeypatch, state):
             "has no option `vision.layer`",
             "did you mean `vision.layers`?",
         ),
+        (f"{NAME}::depth=x", "timm cannot build", "look at `depth=x`"),
     ],
 )
 def test_an_option_that_there_is_not_is_said_in_words(tmp_path, state, arch, message, hint):
-    with pytest.raises(UnsupportedModelError, match=message) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         bring(saved(tmp_path, state), tmp_path / "base.st", arch=arch, num_classes=None)
     assert caught.value.hint == hint
 

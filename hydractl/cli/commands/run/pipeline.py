@@ -29,6 +29,7 @@ _OUTPUTS = re.compile(r"(?:^|(?<=[=,]))@([A-Za-z_][\w-]*)")
 INDEX, PASSED = "i", {"i", "label"}
 """What may stand in braces besides parameters: some options read these themselves."""
 OWN = ("name", "command", "repeat")
+KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
 RUNS = {"force", "if_changed", "json", "quiet", "help"}
 """Options that are not a pipeline's to give."""
 
@@ -76,7 +77,7 @@ def parsed(path: Path, text: str, given: Mapping[str, str], tree: TyperGroup) ->
         raise InputError(f"{path}: `params` is no table", hint="write `[params]`, and `name = value` below")
     if not isinstance(stages, list) or not stages or not all(isinstance(one, dict) for one in stages):
         raise InputError(f"{path}: has no stages", hint="each begins with `[[stage]]`")
-    return tuple(_Reader(path, _resolved(path, params, given), tree).stages(stages))
+    return tuple(_Reader(path, _resolved(path, params, given), tree, given).stages(stages))
 
 
 def _check_keys(table: Mapping[str, object], known: Sequence[str], where: str) -> None:
@@ -117,7 +118,10 @@ def _typed(name: str, text: str, default: Value) -> Value:
         value = text
     kinds = (int, float) if type(default) is float else (type(default),)
     if type(value) not in kinds:
-        raise UsageError(f"`--set {name}={text}`: must be a {type(default).__name__}, as {default!r} is")
+        raise UsageError(
+            f"`--set {name}={text}`: must be {KINDS[type(default)]}, as {text_of(default)} is",
+            hint=f"for example `--set {name}={text_of(default)}`",
+        )
     checked: Value = value
     return checked
 
@@ -149,8 +153,10 @@ def text_of(value: object) -> str:
 class _Reader:
     """Makes command lines of stages, one after the other."""
 
-    def __init__(self, path: Path, params: Mapping[str, Value], tree: TyperGroup) -> None:
-        self._path, self._params, self._tree = path, params, tree
+    def __init__(
+        self, path: Path, params: Mapping[str, Value], tree: TyperGroup, given: Mapping[str, str]
+    ) -> None:
+        self._path, self._params, self._tree, self._given = path, params, tree, given
         self._outputs: dict[str, list[str]] = {}
 
     def stages(self, tables: Sequence[Mapping[str, Any]]) -> Iterator[Stage]:
@@ -185,6 +191,11 @@ class _Reader:
             yield dict(self._params)
             return
         times = _filled(table["repeat"], self._params, f"{where}: repeat")
+        named = _BRACES.fullmatch(str(table["repeat"]))
+        if type(times) is int and times < 0 and named is not None and named[1] in self._given:
+            raise UsageError(
+                f"`--set {named[1]}={times}`: is how often {where} is repeated, and must be at least 0"
+            )
         if type(times) is not int or times < 0:
             raise InputError(f"{where}: repeat: {times!r} is no number of times")
         for i in range(times):
