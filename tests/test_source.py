@@ -354,13 +354,20 @@ def test_arch_options_are_given_once():
         locate("arch:a::n=1,m=2,n=1")
 
 
-@pytest.mark.parametrize(
-    "reference", ["arch:", "arch:nope", "arch:resnet50::num_classes=7", "arch:vit_tiny_patch16_224::depth=x"]
-)
+@pytest.mark.parametrize("reference", ["arch:", "arch:nope", "arch:resnet50::num_classes=7"])
 def test_arch_references_that_name_no_model(reference):
     with pytest.raises(UnsupportedModelError) as caught:
         open_model(reference)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"), [("depth=x", "look at `depth=x`"), ("dpth=2", "did you mean `depth`?")]
+)
+def test_arch_options_that_make_no_model(options, hint):
+    with pytest.raises(UsageError) as caught:
+        open_model(f"arch:vit_tiny_patch16_224::{options}")
+    assert caught.value.hint == hint
 
 
 def test_standard_input(tmp_path):

@@ -152,7 +152,6 @@ MISUSED = {
     "a text to encode": ("bert", lambda m: m.encode("a text"), "takes a list of items, found one text"),
     "nothing to encode": ("bert", lambda m: m.encode([]), "found nothing"),
     "images for texts": ("bert", lambda m: m.encode([Image.new("L", (2, 2))]), "reads texts, found Image"),
-    "texts for an image": ("vit.st", lambda m: m.encode(["a"]), "reads images, found str"),
     "arrays for images": ("vit.st", lambda m: m.encode([torch.zeros(1, 8, 8)]), "images of Pillow, found Tensor"),
     "both at once": ("clip.st", lambda m: m.encode(["a", Image.new("L", (2, 2))]), "Image, str"),
 }  # fmt: skip
