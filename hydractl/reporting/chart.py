@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import cos, floor, log10, pi, sin
+from math import ceil, cos, floor, log10, pi, sin
 from typing import Literal, NamedTuple
 
-from hydractl.errors import shortened
-from hydractl.reporting.drawing import DASHES, LINES, TEXT, Drawing, Path, Point, Text, joined
+from hydractl.reporting.drawing import (
+    DASHES,
+    LINES,
+    TEXT,
+    Drawing,
+    Path,
+    Point,
+    Text,
+    breadth,
+    fitting,
+    joined,
+)
 
 WIDTH, HEIGHT = 330.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 30.0, 42.0
-LETTERS = 42
-"""That fit on a line."""
 TICKS = 5
 LARGEST = 1e300
 """More could not be drawn in proportion."""
@@ -42,7 +50,11 @@ def look(index: int) -> Look:
 
 
 ACROSS = 3
-"""Panels of a file side by side."""
+"""Panels of a file side by side, at most."""
+SAMPLE, LINE = 38.0, 18.0
+"""How long a sample of a row's look is, and how high a line of them."""
+BESIDE, BETWEEN = 8.0, 22.0
+"""What parts a sample from its name, and a name from the next sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +66,32 @@ class Figure:
         title: What it shows.
         told: How to read it.
         panels: Drawings.
+        names: Of what colours and marks tell apart in every panel, in the order of their looks; none where panels say it.
     """
 
     name: str
     title: str
     told: str
     panels: tuple[Drawing, ...]
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def unless_empty(
+        cls, name: str, title: str, told: str, panels: Sequence[Drawing], names: Sequence[str] = ()
+    ) -> Figure | None:
+        """Return a figure; None where there is no panel."""
+        return (
+            cls(name=name, title=title, told=told, panels=tuple(panels), names=tuple(names))
+            if panels
+            else None
+        )
 
     def sheet(self) -> Drawing:
-        """Return all panels on one."""
-        return joined(self.title, self.told, self.panels, across=min(ACROSS, len(self.panels)))
+        """Return all panels on one, in rows of much the same number, below what their colours and marks mean."""
+        across = ceil(len(self.panels) / ceil(len(self.panels) / ACROSS))
+        rows = [self.panels[i : i + across] for i in range(0, len(self.panels), across)]
+        width = max(sum(panel.width for panel in row) for row in rows)
+        return joined(self.title, self.told, [(legend(self.names, width),), *rows] if self.names else rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +176,7 @@ class Chart:
 
     def _frame(self) -> Iterator[Path | Text]:
         right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-        yield Text(at=(LEFT, 16), text=shortened(self.title, LETTERS), size=TEXT + 1)
+        yield Text(at=(LEFT, 16), text=fitting(self.title, WIDTH - LEFT, TEXT + 1), size=TEXT + 1)
         across = [self._at((value, self.y.low)) for value in self.x.ticks()]
         up = [self._at((self.x.low, value)) for value in self.y.ticks()]
         grid = [[(x, TOP), (x, bottom)] for x, _ in across] + [[(LEFT, y), (right, y)] for _, y in up]
@@ -163,7 +191,7 @@ class Chart:
             )
         yield Path(parts=[[(LEFT, TOP), (LEFT, bottom), (right, bottom)]], stroke="soft")
         yield Text(at=((LEFT + right) / 2, HEIGHT - 8), text=self.x.label, anchor="middle")
-        yield Text(at=(12, (TOP + bottom) / 2), text=self.y.label, anchor="middle", turned=True)
+        yield Text(at=(9, (TOP + bottom) / 2), text=self.y.label, anchor="middle", turned=True)
 
     def _guides(self) -> Iterator[Path]:
         for guide in self.guides:
@@ -204,13 +232,29 @@ def mark(at: Point, corners: int, radius: float = 5.0) -> list[Point]:
     return [(at[0] + radius * sin(angle), at[1] - radius * cos(angle)) for angle in angles]
 
 
-def legend(names: Sequence[str]) -> Drawing:
-    """Return what rows look like, a line each."""
+def sample(index: int, name: str) -> Drawing:
+    """Return what one of many rows looks like."""
+    shapes = [*_sample(index, name, (0.0, LINE / 2))]
+    return Drawing(title=name, told="Its line and its mark", width=SAMPLE, height=LINE, shapes=shapes)
+
+
+def legend(names: Sequence[str], width: float) -> Drawing:
+    """Return what rows look like: side by side in lines of a width, in which the longest names are cut."""
     shapes: list[Path | Text] = []
+    x, y = 0.0, LINE / 2
     for i, name in enumerate(names):
-        own, y = look(i), 14.0 + 18 * i
-        shapes.append(Path(parts=[[(8, y), (38, y)]], stroke=own.paint, width=1.8, dash=own.dash))
-        shapes.append(Path(parts=[mark((23, y), own.corners)], fill=own.paint, stroke="sheet", title=name))
-        shapes.append(Text(at=(46, y + 4), text=shortened(name, LETTERS)))
+        text = fitting(name, width - SAMPLE - BESIDE)
+        end = x + SAMPLE + BESIDE + breadth(text)
+        if end > width and x:
+            x, y, end = 0.0, y + LINE, end - x
+        shapes += _sample(i, name, (x, y))
+        shapes.append(Text(at=(x + SAMPLE + BESIDE, y + 4), text=text))
+        x = end + BETWEEN
     told = "Colour and mark of each row: " + ", ".join(names)
-    return Drawing(title="Legend", told=told, width=WIDTH, height=18.0 * len(names) + 10, shapes=shapes)
+    return Drawing(title="Legend", told=told, width=width, height=y + LINE, shapes=shapes)
+
+
+def _sample(index: int, name: str, at: Point) -> Iterator[Path]:
+    own, (x, y) = look(index), at
+    yield Path(parts=[[(x, y), (x + SAMPLE, y)]], stroke=own.paint, width=1.8, dash=own.dash)
+    yield Path(parts=[mark((x + SAMPLE / 2, y), own.corners)], fill=own.paint, stroke="sheet", title=name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from xml.sax.saxutils import escape, quoteattr
 
+from hydractl.errors import shortened
 from hydractl.reporting.picture import picture, printable
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ HEADING = 14.0
 """The letters of a file's title."""
 RESOLUTION = 2
 """Pixels of a PNG for each unit of a drawing."""
+BREADTHS = {
+    0.41: " !'(),-./:;IJ[\\]fijlrt|",
+    0.64: '"*?FLPTY_`$abcdeghknopqsuvxyz{}0123456789',
+    0.84: "#&+<=>ABCDEGHKNOQRSUVXZ^w~",
+}
+"""Letters that take so much of their size at most, in DejaVu Sans, which is wider than what browsers have by default."""
+BROADEST = 1.1
+"""Likewise, all others, but for a few ligatures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +97,22 @@ class Drawing:
     shapes: Sequence[Path | Text]
 
 
-def joined(title: str, told: str, drawings: Sequence[Drawing], *, across: int) -> Drawing:
-    """Return drawings side by side, so many in a row, under their title: a sheet that is read by itself."""
-    rows = [drawings[i : i + across] for i in range(0, len(drawings), across)]
+def breadth(text: str, size: float = TEXT) -> float:
+    """Return how wide a text is at most."""
+    printed = printable(text)
+    return size * sum(
+        next((wide for wide, own in BREADTHS.items() if letter in own), BROADEST) for letter in printed
+    )
+
+
+def fitting(text: str, width: float, size: float = TEXT) -> str:
+    """Return a text without so much of its middle that it fits; what is left has a letter at least."""
+    cuts = (shortened(text, letters) for letters in range(len(text), 0, -1))
+    return next((cut for cut in cuts if breadth(cut, size) <= width), "…")
+
+
+def joined(title: str, told: str, rows: Sequence[Sequence[Drawing]]) -> Drawing:
+    """Return rows of drawings side by side, one below the other under their title: a sheet that is read by itself."""
     shapes: list[Path | Text] = [Text(at=(EDGE, EDGE + HEADING), text=title, size=HEADING)]
     top = 2 * EDGE + HEADING
     for row in rows:

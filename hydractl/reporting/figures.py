@@ -12,7 +12,7 @@ from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Needs
 from hydractl.progress import count, counted
 from hydractl.reporting.analyses.figures import analysis_figures
-from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, legend, look
+from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, look
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import Drawing, Point
 from hydractl.reporting.lineage import member_names
@@ -54,7 +54,8 @@ def _cost(compared: Compared) -> Figure | None:
         title="Cost and quality",
         told="Multiply-accumulates for one sample against quality. The dashed line joins the rows that none other beats in both; "
         "bars are 95 % intervals.",
-        panels=(legend(compared.names), *(chart.drawn() for chart in charts)),
+        panels=tuple(chart.drawn() for chart in charts),
+        names=tuple(compared.names),
     )
 
 
@@ -155,7 +156,7 @@ def _reliability(compared: Compared) -> Figure | None:
         )
 
     panels = _drawn(compared, chart)
-    return _figure(
+    return Figure.unless_empty(
         "reliability",
         "Reliability",
         "How often answers of a confidence are right: bars below the dashed line are of answers that are surer than right. Bins are "
@@ -194,11 +195,12 @@ def _confidence(compared: Compared) -> Figure | None:
         )
 
     panels = _drawn(compared, chart)
-    return _figure(
+    return Figure.unless_empty(
         "confidence",
         "Confidence",
         "How sure the answers are on in-distribution data (id) and on each out-of-distribution set, of which a good model is less sure.",
-        (legend(sets), *panels) if panels else (),
+        panels,
+        sets,
     )
 
 
@@ -236,12 +238,13 @@ def _roc(compared: Compared) -> Figure | None:
         if any(_curves(compared, row) for row in compared.names)
         else ()
     )
-    return _figure(
+    return Figure.unless_empty(
         "roc",
         "ROC",
         f"What share of out-of-distribution samples is flagged by {report.ood_scores[0]} where so much of in-distribution data is; "
         "the dashed line is chance.",
-        (legend(compared.names), *panels) if panels else (),
+        panels,
+        compared.names,
     )
 
 
@@ -257,11 +260,12 @@ def _risk(compared: Compared) -> Figure | None:
         y=Axis(label="share of these wrong", high=1.05 * high or 1.0, written="{:.3g}".format),
         series=series,
     )
-    return _figure(
+    return Figure.unless_empty(
         "risk",
         "Risk and coverage",
         "What share of answers is wrong where only the surest ones are given: lower is better.",
-        (legend(compared.names), chart.drawn()),
+        [chart.drawn()],
+        compared.names,
     )
 
 
@@ -270,11 +274,12 @@ def _shift(compared: Compared) -> Figure | None:
     under = {q.name for q in compared.quantities if q.under_shift}
     charts = [severity_chart(compared, Quantity(name)) for name in UNDER_SHIFT if name in under]
     bars = "; bars are 95 % intervals" if any(s.kind == "marks" for c in charts for s in c.series) else ""
-    return _figure(
+    return Figure.unless_empty(
         "shift",
         "Corruption",
         f"In-distribution data as corruptions leave them, means over the corruptions that were tried; 0 is the clean data{bars}.",
-        (legend(compared.names), *(chart.drawn() for chart in charts)) if charts else (),
+        [chart.drawn() for chart in charts],
+        compared.names,
     )
 
 
@@ -319,17 +324,13 @@ def _heads(compared: Compared) -> Figure | None:
         for name, masks in zip(_members(origin), origin.masks, strict=True)
         for tower, mask in masks.items()
     ]
-    return _figure(
+    return Figure.unless_empty(
         "heads",
         "Heads",
         "Which attention heads each member keeps (dark), layer by layer from the top.",
-        tuple(maps),
+        maps,
     )
 
 
 def _members(origin: Origin) -> Sequence[str]:
     return member_names(origin) if len(origin.masks) > 1 else [origin.name]
-
-
-def _figure(name: str, title: str, told: str, panels: tuple[Drawing, ...]) -> Figure | None:
-    return Figure(name=name, title=title, told=told, panels=panels) if panels else None

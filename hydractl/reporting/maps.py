@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from hydractl.errors import shortened
 from hydractl.manifest.heads import TowerKeep
 from hydractl.progress import counted
-from hydractl.reporting.drawing import TEXT, Drawing, Path, Point, Text
+from hydractl.reporting.drawing import TEXT, Drawing, Path, Point, Text, fitting
 
 CELL, GAP, MAP = 9.0, 1.0, 300.0
 """The side of a head, what parts it from the next, and the most that a map of many takes."""
-NARROWEST, MAP_LETTERS = 150.0, 22
+NARROWEST, ROOM = 150.0, 6.0
 """Two maps fit beside each other on a phone."""
 SHADES, PALE = 12, 1
 """Steps of darkness, of which the palest can still be seen."""
@@ -22,6 +21,7 @@ def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Drawing:
     """Return the map of one tower of one member; `where` says of which model, if there are several."""
     wide, high = min(CELL, MAP / mask.num_heads), min(CELL, MAP / mask.layers)
     left, top = 24.0, 58.0 if where else 42.0
+    width = max(NARROWEST, left + wide * mask.num_heads + 12)
 
     def cells(heads: Sequence[Sequence[int]]) -> list[list[Point]]:
         gap_x, gap_y = GAP * wide / CELL, GAP * high / CELL
@@ -35,8 +35,8 @@ def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Drawing:
     said = f"{total - mask.removed} of {counted(total, 'head')} kept"
     bottom = top + high * mask.layers
     shapes: list[Path | Text] = [
-        Text(at=(0, 14), text=shortened(name, MAP_LETTERS)),
-        Text(at=(0, 30), text=shortened(where or said, MAP_LETTERS), paint="soft", size=TEXT - 1),
+        Text(at=(0, 14), text=fitting(name, width - ROOM)),
+        Text(at=(0, 30), text=fitting(where or said, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
         Path(parts=cells(mask.drop), fill="rule"),
         Path(parts=cells(mask.keep), fill="c0", title=f"{name}: {said}"),
         Text(at=(left - 5, top + high * 0.8), text="0", anchor="end", paint="soft", size=TEXT - 2),
@@ -49,7 +49,6 @@ def head_map(name: str, mask: TowerKeep, *, where: str = "") -> Drawing:
             Text(at=(left - 5, bottom - high * 0.2), text=last, anchor="end", paint="soft", size=TEXT - 2)
         )
     each = ", ".join(f"layer {i}: {len(keep)}" for i, keep in enumerate(mask.keep))
-    width = max(NARROWEST, left + wide * mask.num_heads + 12)
     return Drawing(
         title=f"{where}: {name}" if where else name,
         told=f"{said}; {each}",
@@ -64,6 +63,7 @@ def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float
     layers, heads = len(table), len(table[0])
     wide, high = min(CELL, MAP / heads), min(CELL, MAP / layers)
     left, top = 24.0, 58.0
+    width = max(NARROWEST, left + wide * heads + 12)
     shades: dict[int, list[list[Point]]] = {}
     gone: list[list[Point]] = []
     for layer, row in enumerate(table):
@@ -75,8 +75,8 @@ def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float
     known = [value for row in table for value in row if value is not None]
     said = f"from {min(known):.2g} to {max(known):.2g}" if known else "no head is left"
     shapes: list[Path | Text] = [
-        Text(at=(0, 14), text=shortened(name, MAP_LETTERS)),
-        Text(at=(0, 30), text=shortened(where, MAP_LETTERS), paint="soft", size=TEXT - 1),
+        Text(at=(0, 14), text=fitting(name, width - ROOM)),
+        Text(at=(0, 30), text=fitting(where, width - ROOM, TEXT - 1), paint="soft", size=TEXT - 1),
         Text(at=(0, 46), text=said, paint="soft", size=TEXT - 1),
         Path(parts=[[*cell, cell[0]] for cell in gone], stroke="rule", width=0.75),
         *(
@@ -100,6 +100,5 @@ def value_map(name: str, table: Sequence[Sequence[float | None]], *, most: float
         f"layer {i}: " + ", ".join("gone" if value is None else f"{value:.2g}" for value in row)
         for i, row in enumerate(table)
     )
-    width = max(NARROWEST, left + wide * heads + 12)
     title = f"{where}: {name}" if where else name
     return Drawing(title=title, told=f"{said}; {told}", width=width, height=bottom + 14, shapes=shapes)

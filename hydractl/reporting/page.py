@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-from hydractl.reporting.chart import Figure
+from hydractl.reporting.chart import Figure, sample
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.content import checks, facts, lineages, tables, title
 from hydractl.reporting.drawing import MARK, style, svg
@@ -26,6 +26,7 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
         version=__version__,
         title=title(compared),
         svg=svg,
+        sample=sample,
         style=style(),
         verdict=verdict(compared),
         notes=compared.notes,

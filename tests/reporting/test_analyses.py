@@ -83,13 +83,13 @@ def test_times_are_of_all_batches(report, drawn):
 
 
 def test_heads_are_drawn_from_few_to_all(report, drawn):
-    chart = drawn["fewer-heads"].panels[1]
+    chart = drawn["fewer-heads"].panels[0]
     whole = report.rows[0].values["accuracy"].value
     assert chart.told.startswith(f"hydra by circuit: 0.375: 0.500, 0.75: 0.500, 1: {whole:.3f}")
 
 
 def test_dots_of_a_set_are_one_shape(drawn):
-    plane = drawn["pca"].panels[1]
+    plane = drawn["pca"].panels[0]
     dots = [s for s in plane.shapes if isinstance(s, drawing.Path) and s.title in {"id", "birds", "noise"}]
     assert [(s.title, len(s.parts)) for s in dots] == [("id", 5), ("birds", 5), ("noise", 5)]
 

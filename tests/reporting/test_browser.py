@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import combinations
 
 import pytest
 
@@ -20,6 +21,8 @@ from support.reports import seeded
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 PHONE, DESK = 375, 1280
+WITHOUT = ("reliability", "heads", "taylor", "runtime")
+"""Figures whose panels say whose they are."""
 NAMES = ("<script>document.title='broken into'</script>", "an_unbroken_name_" * 12, "base")
 CASES = {
     "one": (seeded(0),),
@@ -42,7 +45,10 @@ addEventListener("load", () => {
       captions: outside("caption span", 1), rows: outside(".wide th:first-child", 0.9),
       sticking: sticking.map(one => one.tagName + "." + one.className),
       seen: [...page.querySelectorAll("section:has(figure)")].map(
-        one => [one.id, [...one.querySelectorAll("svg")].every(svg => svg.getBoundingClientRect().height > 20)]),
+        one => [one.id, [...one.querySelectorAll(".panels svg")].every(svg => svg.getBoundingClientRect().height > 20)]),
+      legends: [...page.querySelectorAll(".legend")].map(one => [...one.querySelectorAll("li svg")].map(
+        svg => [svg, svg.closest("li")].map(each => each.getBoundingClientRect()).map(
+          each => [each.left, each.top, each.right, each.bottom]))),
       sheet: getComputedStyle(page.body).backgroundColor,
       letters: Math.min(...[...page.querySelectorAll("svg text")].map(
         text => parseFloat(text.getAttribute("font-size")) * Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b))),
@@ -52,6 +58,10 @@ addEventListener("load", () => {
   told.textContent = "FOUND" + JSON.stringify(found) + "END";
 });
 </script>"""
+
+
+def overlap(one, other):
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 @pytest.fixture
@@ -90,6 +100,11 @@ def test_every_figure_is_seen_and_nothing_sticks_out(shown):
         assert (one["scroll"], one["sticking"]) == (one["wide"], [])
         assert (one["captions"], one["rows"]) == ([], [])  # of a table that is scrolled to its end
         assert one["letters"] > 8.5
+        assert len(one["legends"]) == len([name for name in names if name not in WITHOUT])
+        for legend in one["legends"]:
+            boxes = [entry for _, entry in legend]
+            assert not [pair for pair in combinations(boxes, 2) if overlap(*pair)]
+            assert all(sample[2] - sample[0] > 30 and entry[2] - sample[2] > 12 for sample, entry in legend)
         assert one["title"] != "broken into"
         sheet = PAINTS["sheet"][one["wide"] == PHONE]
         assert one["sheet"] == f"rgb({', '.join(str(int(sheet[i : i + 2], 16)) for i in (1, 3, 5))})"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from itertools import pairwise
+from functools import cache
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -13,10 +14,40 @@ from PIL import Image
 
 from hydractl.manifest.curves import Bins
 from hydractl.manifest.heads import TowerKeep
-from hydractl.reporting.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Chart, Series, look
-from hydractl.reporting.drawing import DASHES, EDGE, HEADING, PAINTS, Drawing, Path, Text, joined, png, svg
-from hydractl.reporting.figures import pareto, pooled
+from hydractl.reporting.chart import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    LINE,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Chart,
+    Figure,
+    Series,
+    legend,
+    look,
+)
+from hydractl.reporting.compared import Compared
+from hydractl.reporting.drawing import (
+    DASHES,
+    EDGE,
+    HEADING,
+    PAINTS,
+    Drawing,
+    Path,
+    Text,
+    breadth,
+    fitting,
+    joined,
+    png,
+    svg,
+)
+from hydractl.reporting.figures import figures, pareto, pooled
 from hydractl.reporting.maps import head_map
+from support.analysed import analysed
+from support.reports import seeded
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
@@ -108,7 +139,7 @@ def test_a_file_shows_its_panels_under_its_title_with_space_around_them():
     shapes = [Path(parts=[[(0, 0), (40, 0), (40, 20), (0, 20)]], fill="c1")]
     panel = Drawing(title="t", told="t", width=40, height=20, shapes=shapes)
 
-    sheet = joined("Time", "told", [panel, panel, panel], across=2)
+    sheet = joined("Time", "told", [[panel, panel], [panel]])
 
     top = 2 * EDGE + HEADING
     assert (sheet.width, sheet.height) == (80 + 2 * EDGE, top + 40 + EDGE)
@@ -138,3 +169,122 @@ def test_a_picture_has_the_size_of_its_drawing_and_no_date():
     assert png(drawing) == png(drawing)
     assert b"Date" not in png(drawing)
     assert re.search(r">\$x\^2\$ &lt;&amp;&gt; 中\?<", svg(drawing))
+
+
+@cache
+def font():
+    from matplotlib import get_data_path
+    from matplotlib.ft2font import FT2Font
+
+    made = FT2Font(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf")
+    made.set_size(1000, 72)
+    return made
+
+
+@cache
+def advance(letter):
+    """Measured, in sizes; a letter that the font lacks is square, as in those that have it."""
+    index = font().get_char_index(ord(letter))
+    return font().load_glyph(index).linearHoriAdvance / 65536e3 if index else 1.0
+
+
+def measured(text):
+    return text.size * sum(map(advance, text.text))
+
+
+LETTERS = st.text(
+    st.characters(min_codepoint=32, max_codepoint=126)
+    | st.sampled_from("…—äöüßéÉÆŒøØμΩαβЩжшюЖ中文字かナ한")
+    | st.sampled_from("W@%mi"),
+    min_size=1,
+    max_size=90,
+)
+
+
+@given(LETTERS, st.floats(6, 20))
+def test_no_text_is_wider_than_is_reckoned_with(text, size):
+    assert measured(Text(at=(0, 0), text=text, size=size)) <= breadth(text, size)
+
+
+@given(LETTERS, st.floats(20, 400))
+def test_a_text_is_cut_only_where_it_would_not_fit(text, width):
+    cut = fitting(text, width)
+
+    assert (cut == text) == (breadth(text) <= width or text == "…")
+    assert breadth(cut) <= max(width, breadth("…"))
+
+
+def box(text):
+    """Return where a text is at most: left, top, right, bottom, with all that letters reach above and below the line."""
+    (x, y), wide = text.at, measured(text)
+    before = {"start": 0, "middle": wide / 2, "end": wide}[text.anchor]
+    up, down = 0.76 * text.size, 0.24 * text.size
+    if text.turned:
+        return x - up, y + before - wide, x + down, y + before
+    return x - before, y - up, x - before + wide, y + down
+
+
+def overlap(one, other):
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+@given(st.lists(LETTERS, min_size=1, max_size=24), st.floats(150, 1000))
+def test_entries_of_a_legend_stand_apart_and_inside(names, width):
+    drawing = legend(names, width)
+    texts = [shape for shape in drawing.shapes if isinstance(shape, Text)]
+    samples = [
+        (*map(min, zip(*shape.parts[0], strict=True)), *map(max, zip(*shape.parts[0], strict=True)))
+        for shape in drawing.shapes
+        if isinstance(shape, Path) and shape.fill
+    ]
+    boxes = [*map(box, texts), *samples]
+
+    assert len(texts) == len(samples) == len(names)
+    assert not [pair for pair in combinations(boxes, 2) if overlap(*pair)]
+    assert all(
+        left >= 0 and right <= width and top >= 0 and bottom <= drawing.height
+        for left, top, right, bottom in boxes
+    )
+    assert [text.text for text in texts] == [fitting(name, width - texts[0].at[0]) for name in names]
+
+
+def test_a_legend_is_no_higher_than_its_names_need():
+    """One line where all fit, and never more lines than names."""
+    names = ["Single", "Deep Ensemble x3", "Hydra"]
+
+    assert legend(names, 990).height == legend(names[:1], 990).height
+    assert legend(names, 60).height == legend(names[:1], 60).height + 2 * LINE
+
+
+NINE = ("Single", "Single fine-tuned alike", "Deep Ensemble x3", "Deep Ensemble x3 fine-tuned alike", "Taylor", "CircAvg",
+        "Hydra (merged trunk)", "Hydra (Taylor)", "Hydra (Circ)")  # fmt: skip
+LONG = (
+    "an_unbroken_name_" * 12,
+    "W" * 42,
+    "models/vit-base/seed-3/hydra-of-three-members.safetensors",
+    "中" * 42,
+)
+SHEETS = {"2": NINE[:2], "4": NINE[:4], "9": NINE, "30": tuple(f"row {i}" for i in range(30)), "long": LONG}
+
+
+@pytest.mark.parametrize("names", SHEETS.values(), ids=SHEETS)
+def test_no_text_of_a_file_lies_on_another_or_beyond_the_sheet(names):
+    report = analysed(seeded(0, names=names, near=("a" * 90,), far=("noise", "photographs"), shift=True))
+    for figure in figures(Compared.of({"a.json": report})):
+        sheet = figure.sheet()
+        texts = [(shape.text, box(shape)) for shape in sheet.shapes if isinstance(shape, Text)]
+        lying = [(a, b) for (a, one), (b, other) in combinations(texts, 2) if overlap(one, other)]
+        beyond = [
+            text
+            for text, (left, top, right, bottom) in texts
+            if min(left, top) < 0 or right > sheet.width or bottom > sheet.height
+        ]
+        assert (lying, beyond) == ([], []), figure.name
+
+
+@pytest.mark.parametrize(("panels", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (6, 3), (7, 3)])
+def test_rows_of_a_file_are_much_the_same(panels, across):
+    panel = Drawing(title="t", told="t", width=40, height=20, shapes=[])
+    figure = Figure(name="f", title="t", told="t", panels=(panel,) * panels)
+
+    assert figure.sheet().width == 40 * across + 2 * EDGE

@@ -13,6 +13,7 @@ import pytest
 from hydractl.errors import InputError
 from hydractl.manifest.curves import Bins
 from hydractl.manifest.report import Report, Value
+from hydractl.reporting.chart import look
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.drawing import PAINTS, Path, svg
 from hydractl.reporting.figures import figures
@@ -105,6 +106,27 @@ def test_each_figure_is_there_and_says_what_it_shows(case):
     assert len(pictures) == len(read.texts.get("desc", ())) >= len(drawn)
     assert all(picture["role"] == "img" for picture in pictures)
     assert all(told.strip() for told in read.texts.get("desc", ()))
+
+
+def test_a_legend_names_every_row_whole(case):
+    """Next to a sample each, which has the colour and the dash of its lines."""
+    sections = case[0].split("<section ")
+    drawn = [one for one in sections if 'class="legend"' in one]
+    ids = {re.search(r'id="([\w-]+)"', one)[1] for one in drawn}
+
+    named = list(
+        dict.fromkeys(re.findall(r'<th scope="row">(.*?)</th>', sections[1].partition("</table>")[0]))
+    )
+    assert ids == {*case[1]} - {"reliability", "heads"}
+    for one in drawn:
+        lines = re.findall(
+            r'stroke="var\(--(c\d)\)" stroke-width="1.8"(?: stroke-dasharray="([\d ]+)")?', one
+        )
+        entries = re.findall(r"</svg>\s*</span>(.*?)</li>", one)
+        assert lines[: len(entries)] == [look(i)[:2] for i in range(len(entries))]
+        assert {*lines[len(entries) :]} <= {*lines[: len(entries)]}
+        if not one.startswith('id="confidence"'):
+            assert entries == named
 
 
 def test_it_loads_nothing(case):
@@ -230,7 +252,7 @@ def test_every_interval_under_corruption_is_a_bar():
     def bars(report):
         compared = Compared.of({"a.json": report})
         (drawn,) = (figure for figure in figures(compared) if figure.name == "shift")
-        accuracy = drawn.panels[1].shapes
+        accuracy = drawn.panels[0].shapes
         ends = [shape.parts[0] for shape in accuracy if isinstance(shape, Path) and shape.width == 1.5]
         return [(low, high) for low, high in ends if low[0] == high[0] and low[1] > high[1]]
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from hydractl.errors import shortened
 from hydractl.manifest.analyses import Analyses, Fewer, Plane, Pruned
 from hydractl.manifest.report import Row
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.reporting.analyses.tables import of_size
-from hydractl.reporting.chart import LETTERS, WIDTH, Axis, Chart, Figure, Series, legend, look
+from hydractl.reporting.chart import WIDTH, Axis, Chart, Figure, Series, look
 from hydractl.reporting.compared import Compared, Runtimes
-from hydractl.reporting.drawing import TEXT, Drawing, Path, Text
+from hydractl.reporting.drawing import TEXT, Drawing, Path, Text, breadth, fitting
 from hydractl.reporting.maps import value_map
 from hydractl.reporting.numbers import GROUPS, Quantity, written
 
 SHOWN = ("accuracy", "nll", "ece", "auroc", "fpr95")
 FAINT = 0.55
 """The opacity of dots, which lie on one another."""
-STEP, BAR = 40.0, 12.0
+STEP, BAR, APART = 40.0, 12.0, 10.0
 
 
 def analysis_figures(compared: Compared) -> Iterator[Figure]:
@@ -48,18 +47,14 @@ def _proposition(compared: Compared, found: Found) -> Figure | None:
     """What the expansion to second order expects, against what is so."""
     there = [(row, own.proposition) for row, own in found if own.proposition]
     members = sorted({each.member for _, own in there for each in own})
-    return _figure(
+    return Figure.unless_empty(
         "proposition",
         "Proposition 1",
         "By how much pruning widens the loss gap of corrupted data, a mark for each corruption: above the level line it hurts more there, "
         "and near the slanted one by as much as the expansion of the loss to second order says."
         + _of_first(compared),
-        [
-            legend([f"member {member}" for member in members]),
-            *(_gaps(row.name, own, members) for row, own in there),
-        ]
-        if there
-        else [],
+        [_gaps(row.name, own, members) for row, own in there],
+        [f"member {member}" for member in members],
     )
 
 
@@ -103,12 +98,13 @@ def _pca(compared: Compared, found: Found) -> Figure | None:
         for which, plane in (("most", planes.most), ("least", planes.least))
         if planes.member == 0
     ]
-    return _figure(
+    return Figure.unless_empty(
         "pca",
         "What heads say",
         "Samples in the two principal components of what the most and the least important heads say: where colours part, "
         "OOD data are told apart." + _of_first(compared),
-        [legend(sets), *panels] if panels else [],
+        panels,
+        sets,
     )
 
 
@@ -166,8 +162,8 @@ def _members(compared: Compared, found: Found) -> Figure | None:
         "How many members",
         "Ensembles of some of a row's members: means over those of a size, and their least and greatest."
         + _of_first(compared),
-        [legend(compared.names)],
         [chart(quantity) for quantity in _quantities([*first.values], [*first.means])],
+        compared.names,
     )
 
 
@@ -195,8 +191,8 @@ def _fewer(compared: Compared, found: Found) -> Figure | None:
         "How many heads",
         "A base with ever fewer heads, without training: the least important by each file of scores go first."
         + _of_first(compared),
-        [legend([f"{row} by {scores}" for row, scores in names])],
         [chart(quantity) for quantity in _quantities([*first.values], [*first.means])],
+        [f"{row} by {scores}" for row, scores in names],
     )
 
 
@@ -242,7 +238,7 @@ def _taylor(compared: Compared, found: Found) -> Figure | None:
         if most > 0
         for table in own.taylor
     ]
-    return _figure(
+    return Figure.unless_empty(
         "taylor",
         "Taylor scores",
         "How much each head matters by |weight × gradient|, layer by layer from the top: the darker the more, on one scale for all of "
@@ -260,7 +256,7 @@ def _runtime(compared: Compared) -> Figure | None:
         for i, row in enumerate(compared.names)
         if row in found.seconds
     ]
-    return _figure(
+    return Figure.unless_empty(
         "runtime",
         "Time",
         f"Seconds for all {found.samples} ID samples in batches of {found.batch_size}: {found.batches} times the median of a batch's "
@@ -275,7 +271,8 @@ def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
     shapes: list[Path | Text] = []
     for place, (i, row, value, said) in enumerate(bars):
         y = 14.0 + STEP * place
-        shapes.append(Text(at=(0, y), text=shortened(row, LETTERS)))
+        room = WIDTH - breadth(said, TEXT - 1) - APART
+        shapes.append(Text(at=(0, y), text=fitting(row, room)))
         right = max(1.0, WIDTH * value / longest)
         corners = [(0, y + 5), (right, y + 5), (right, y + 5 + BAR), (0, y + 5 + BAR)]
         shapes.append(Path(parts=[corners], fill=look(i).paint, title=f"{row}: {said}"))
@@ -285,11 +282,6 @@ def _bars(bars: Sequence[tuple[int, str, float, str]]) -> Drawing:
 
 
 def _charts(
-    name: str, title: str, told: str, before: Sequence[Drawing], charts: Sequence[Drawing | None]
+    name: str, title: str, told: str, charts: Sequence[Drawing | None], names: Sequence[str]
 ) -> Figure | None:
-    drawn = [chart for chart in charts if chart is not None]
-    return _figure(name, title, told, [*before, *drawn] if drawn else [])
-
-
-def _figure(name: str, title: str, told: str, panels: Sequence[Drawing]) -> Figure | None:
-    return Figure(name=name, title=title, told=told, panels=tuple(panels)) if panels else None
+    return Figure.unless_empty(name, title, told, [chart for chart in charts if chart is not None], names)
