@@ -133,42 +133,62 @@ def demo(
     # also makes the numbers those of any machine with the same processor, whatever its number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     steps, silent = load(task), json or quiet
-    there = all((out / name).exists() for name in steps.NEEDED)
-    if prepare and not force and there:
+    if prepare and not force and is_brought(steps, out):
         show(f"{out}: has what the commands of `{task.value}` need", unless=silent)
         return
-    this = Begun(task=task.value, seed=seed)
+    begin(steps, Begun(task=task.value, seed=seed), out, prepare=prepare, force=force, silent=silent)
+    if prepare:
+        return
+    follow(context.obj, steps.plan(out, seed), out, json=json, quiet=quiet)
+    if not silent:
+        conclude(steps, out)
+
+
+def begin(steps: Steps, this: Begun, out: Path, *, prepare: bool, force: bool, silent: bool) -> None:
+    """Make the folder or go on in it, and prepare what the commands need where that is wanted or was not done."""
     begun = begun_in(out, this)
     make_folder(out, force=force or prepare or begun is not None)
     if begun is not None and not prepare:
         show(f"{out}: this demo was begun there; what is done is not done again", unless=silent)
-    if prepare or not (there and begun is not None and begun.prepared):
+    if prepare or begun is None or not (begun.prepared and is_brought(steps, out)):
         write_begun(out, this)
-        steps.prepare(out, seed, lambda message: show(message, unless=silent))
+        steps.prepare(out, this.seed, lambda message: show(message, unless=silent))
         write_begun(out, replace(this, prepared=True))
-    parts = () if prepare else steps.plan(out, seed)
-    step, total = 0, sum(len(part.commands) for part in parts)
-    for part in parts:
-        show(f"\n{part.title}", unless=silent, style="bold")
-        for command in part.commands:
-            last = command[0] == "eval"
-            flags = {
-                "--if-changed": True,
-                "--json": json and last,
-                "-q": quiet or not (last or (watched() and not json)),
-            }
-            arguments = [*command, *(flag for flag, given in flags.items() if given)]
-            step += 1
-            show(f"step {step} of {total}", unless=silent, style="dim")
-            show(f"$ hydractl {shlex.join(arguments)}", unless=silent)
-            started = time.monotonic()
-            code = run(context.obj, arguments, loud=quiet or last)
-            if code:
-                say(f"{out}: the demo ended with exit code {code}; the same command goes on from there")
-                raise typer.Exit(code)
-            show(f"done in {time.monotonic() - started:.1f} s", unless=silent, style="dim")
-    if not (silent or prepare):
-        conclude(steps, out)
+
+
+def is_brought(steps: Steps, out: Path) -> bool:
+    """Return whether everything is there that `prepare` makes."""
+    return all((out / name).exists() for name in steps.NEEDED)
+
+
+def follow(
+    main: Callable[[list[str]], int], parts: Sequence[Part], out: Path, *, json: bool, quiet: bool
+) -> None:
+    """Run every command in order, each shown before.
+
+    Raises:
+        typer.Exit: If one fails, with its code.
+    """
+    silent = json or quiet
+    commands = [(part, command) for part in parts for command in part.commands]
+    for step, (part, command) in enumerate(commands, start=1):
+        if command is part.commands[0]:
+            show(f"\n{part.title}", unless=silent, style="bold")
+        last = command[0] == "eval"
+        flags = {
+            "--if-changed": True,
+            "--json": json and last,
+            "-q": quiet or not (last or (watched() and not json)),
+        }
+        arguments = [*command, *(flag for flag, given in flags.items() if given)]
+        show(f"step {step} of {len(commands)}", unless=silent, style="dim")
+        show(f"$ hydractl {shlex.join(arguments)}", unless=silent)
+        started = time.monotonic()
+        code = run(main, arguments, loud=quiet or last)
+        if code:
+            say(f"{out}: the demo ended with exit code {code}; the same command goes on from there")
+            raise typer.Exit(code)
+        show(f"done in {time.monotonic() - started:.1f} s", unless=silent, style="dim")
 
 
 def load(task: Task) -> Steps:
@@ -255,15 +275,17 @@ def make_folder(out: Path, *, force: bool) -> None:
             f"`-o {out}`: the demo's commands name files in lists, which a comma would break",
             hint="choose a folder without a comma in its name",
         )
-    if (out / RECORD).is_file() and not force:
-        raise OutputExists(
-            f"{out}: holds another demo, of other options or another release",
-            hint="choose another folder with `-o`, or add `--force` to make again what this one has otherwise",
-        )
     if out.is_dir() and any(out.iterdir()) and not force:
+        found, forced = (
+            (
+                "holds another demo, of other options or another release",
+                "make again what this one has otherwise",
+            )
+            if (out / RECORD).is_file()
+            else ("is not empty, and no demo was begun there", "put the demo beside what is there")
+        )
         raise OutputExists(
-            f"{out}: is not empty, and no demo was begun there",
-            hint="choose another folder with `-o`, or add `--force` to put the demo beside what is there",
+            f"{out}: {found}", hint=f"choose another folder with `-o`, or add `--force` to {forced}"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
