@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from hydractl.cli.commands.demo import command as demo
-from hydractl.cli.commands.demo.plan import Part
+from hydractl.cli.commands.demo.plan import Part, page
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
+from hydractl.jsonfile import parse
 from support.commands import check_order, check_typed
 
 TASKS = ("digits", "text")
@@ -36,7 +37,7 @@ def test_every_command_is_one_that_a_user_could_type(call, commands, tmp_path, t
     assert seen.code == 0
     check_typed(arguments for arguments, _ in commands)
     assert [a[0] for a, _ in commands].count("finetune") == 3 + 4 + 10
-    assert commands[-1][0][0] == "eval"
+    assert [arguments[0] for arguments, _ in commands[-2:]] == ["eval", "report"]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -100,8 +101,8 @@ def test_steps_show_their_progress_where_somebody_watches(call, commands, tmp_pa
     monkeypatch.setattr(demo, "watched", lambda: watched)
     call("demo", "-o", tmp_path / "demo")
 
-    assert all(("-q" in arguments) != watched for arguments, _ in commands[:-1])
-    assert "-q" not in commands[-1][0]
+    quiet = [arguments[0] for arguments, _ in commands if "-q" in arguments]
+    assert quiet == ([] if watched else [a[0] for a, _ in commands if a[0] != "eval"])
 
 
 @pytest.mark.parametrize(("option", "concluded"), [([], 1), (["--json"], 0), (["-q"], 0)])
@@ -117,13 +118,53 @@ def test_the_table_is_read_out_to_a_person(call, commands, tmp_path, monkeypatch
 def test_a_task_says_what_its_rows_are(task, tmp_path):
     steps = demo.load(task)
     parts = steps.plan(tmp_path, 0)
-    (last,) = parts[-1].commands
-    rows = {steps.SINGLE, *(a.split("=")[1] for a in last if a.startswith("--compare="))}
+    (measured,), (paged,) = (part.commands for part in parts[-2:])
+    rows = {steps.SINGLE, *(a.split("=")[1] for a in measured if a.startswith("--compare="))}
 
-    assert last[0] == "eval"
-    assert last[last.index("--name") + 1] == steps.SINGLE
+    assert measured[0] == "eval"
+    assert measured[measured.index("--name") + 1] == steps.SINGLE
     assert {*steps.ENSEMBLES, *steps.HYDRAS} < rows
-    assert last[-2:] == ("-o", str(tmp_path / steps.REPORT))
+    assert measured[-3:] == ("--curves", "-o", str(tmp_path / steps.REPORT))
+    assert paged == ("report", str(tmp_path / steps.REPORT), "-o", str(tmp_path / steps.PAGE))
+
+
+@pytest.mark.parametrize(("option", "told"), [([], 1), (["--json"], 0), (["-q"], 0), (["--prepare"], 0)])
+def test_a_person_is_told_where_the_page_lies(call, commands, tmp_path, option, told):
+    seen = call("demo", "-o", tmp_path / "demo", *option)
+
+    lines = [
+        line for line in seen.err.splitlines() if line.startswith(f"{tmp_path / 'demo' / 'report.html'}: ")
+    ]
+    assert (len(lines), lines) == (told, seen.err.splitlines()[-1:] * told)
+
+
+def test_one_page_ends_every_demo(call, monkeypatch, work):
+    """With real commands: of a table with curves; `--json` prints nothing but what `eval` prints."""
+    folder = Path("demo")
+    line = (
+        "eval",
+        "base.st",
+        "--name",
+        "Single",
+        "--data",
+        "digits::classes=0-6,split=test",
+        "--compare=other=base.st",
+        "--curves",
+        "-o",
+        str(folder / "report.json"),
+    )
+    parts = (Part("Compare", (line,)), page(folder))
+    monkeypatch.setattr(demo.load(demo.Task.digits), "plan", lambda *_: parts)
+    seen = call("demo", "-o", folder, "--json")
+
+    assert seen.code == 0
+    assert [row["name"] for row in parse(seen.out)["rows"]] == ["Single", "other"]
+    assert 'id="reliability"' in (folder / "report.html").read_text()
+    made = (folder / "report.html").stat().st_ino
+    assert call("demo", "-o", folder, "-q").out.splitlines() == [
+        str(folder / name) for name in ("report.json", "report.html")
+    ]
+    assert (folder / "report.html").stat().st_ino == made
 
 
 def test_an_unknown_task_is_refused(call, commands, tmp_path):
@@ -151,8 +192,8 @@ def test_json_is_the_reports_alone(call, commands, tmp_path):
     seen = call("demo", "-o", tmp_path / "demo", "--json")
 
     assert (seen.out, seen.err) == ("", "")
-    assert commands[-1][0][-1] == "--json"
-    assert [loud for _, loud in commands] == [False] * (len(commands) - 1) + [True]
+    assert [a[0] for a, _ in commands if "--json" in a] == ["eval"]
+    assert [a[0] for a, loud in commands if loud] == ["eval"]
 
 
 def test_a_failing_command_ends_the_demo_with_its_code(call, monkeypatch, tmp_path):

@@ -29,7 +29,12 @@ def commands(out, seed=0):
 
 def test_every_command_is_one_that_a_user_could_type(tmp_path):
     check_typed(commands(tmp_path))
-    assert [c[0] for c in commands(tmp_path)] == [*["finetune"] * 4, *["fuse"] * len(steps.TRUNKS), "eval"]
+    assert [c[0] for c in commands(tmp_path)] == [
+        *["finetune"] * 4,
+        *["fuse"] * len(steps.TRUNKS),
+        "eval",
+        "report",
+    ]
 
 
 def test_what_a_command_reads_was_made_before_it(tmp_path):

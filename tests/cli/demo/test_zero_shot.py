@@ -40,7 +40,13 @@ def test_three_models_differ_in_their_seed_alone(trained, tmp_path):
 
 def test_every_command_is_one_that_a_user_could_type(tmp_path):
     check_typed(commands(tmp_path))
-    assert [c[0] for c in commands(tmp_path)] == [*["score"] * 4, *["prune"] * 3, *["fuse"] * 2, "eval"]
+    assert [c[0] for c in commands(tmp_path)] == [
+        *["score"] * 4,
+        *["prune"] * 3,
+        *["fuse"] * 2,
+        "eval",
+        "report",
+    ]
 
 
 def test_what_a_command_reads_was_made_before_it(tmp_path):

@@ -67,6 +67,10 @@ class Steps(Protocol):
         """Name of the report in the folder."""
 
     @property
+    def PAGE(self) -> str:  # noqa: N802
+        """Name of its page in the folder."""
+
+    @property
     def NEEDED(self) -> Sequence[str]:  # noqa: N802
         """Names of what `prepare` makes in the folder."""
 
@@ -83,7 +87,7 @@ class Steps(Protocol):
         """Names of the hydras' rows."""
 
     def plan(self, out: Path, seed: int) -> tuple[Part, ...]:
-        """Return every command in order; the last is `eval`."""
+        """Return every command in order: `eval` is the last but one, and `report` makes the page of what it measured."""
 
     def prepare(self, out: Path, seed: int, say: Callable[[str], None]) -> None:
         """Make what the commands need and do not make themselves."""
@@ -110,7 +114,7 @@ def demo(
     """Run the whole method in a quarter of an hour, by default without a download.
 
     Trains a small base and two more seeds of it, scores, prunes, fine-tunes and fuses it, and compares everything in
-    one table. `pretrained` tunes a real encoder instead, and averages what the members have in common.
+    one table, and on a page with curves, DIR/report.html. `pretrained` tunes a real encoder instead, and averages what the members have in common.
     What was interrupted goes on with the same command.
 
     Tasks:
@@ -142,6 +146,7 @@ def demo(
     follow(context.obj, steps.plan(out, seed), out, json=json, quiet=quiet)
     if not silent:
         conclude(steps, out)
+        say(f"{out / steps.PAGE}: all of it with curves, for a browser")
 
 
 def begin(steps: Steps, this: Begun, out: Path, *, prepare: bool, force: bool, silent: bool) -> None:
@@ -174,17 +179,17 @@ def follow(
     for step, (part, command) in enumerate(commands, start=1):
         if command is part.commands[0]:
             show(f"\n{part.title}", unless=silent, style="bold")
-        last = command[0] == "eval"
+        result = command[0] == "eval"  # its table or document is what the demo prints
         flags = {
             "--if-changed": True,
-            "--json": json and last,
-            "-q": quiet or not (last or (watched() and not json)),
+            "--json": json and result,
+            "-q": quiet or not (result or (watched() and not json)),
         }
         arguments = [*command, *(flag for flag, given in flags.items() if given)]
         show(f"step {step} of {len(commands)}", unless=silent, style="dim")
         show(f"$ hydractl {shlex.join(arguments)}", unless=silent)
         started = time.monotonic()
-        code = run(main, arguments, loud=quiet or last)
+        code = run(main, arguments, loud=quiet or result)
         if code:
             say(f"{out}: the demo ended with exit code {code}; the same command goes on from there")
             raise typer.Exit(code)

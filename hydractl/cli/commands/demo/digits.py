@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hydractl.cli.commands.demo.plan import ENSEMBLES, HYDRAS, REPORT, SINGLE, Experiment, Part
+from hydractl.cli.commands.demo.plan import ENSEMBLES, HYDRAS, PAGE, REPORT, SINGLE, Experiment, Part
 
-__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "REPORT", "SINGLE", "plan", "prepare"]
+__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "PAGE", "REPORT", "SINGLE", "plan", "prepare"]
 
 NEEDED = ()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MEMBERS = range(3)
-REPORT = "report.json"
+REPORT, PAGE = "report.json", "report.html"
 SINGLE, ENSEMBLE, HYDRAS = (
     "Single",
     "Deep Ensemble x3",
@@ -68,7 +68,7 @@ class Experiment:
     kept: int
 
     def plan(self, out: Path, seed: int) -> tuple[Part, ...]:
-        """Return every command in order, from random weights to the table."""
+        """Return every command in order, from random weights to the table and its page."""
         return (
             Part("Train a base, and two more seeds for a deep ensemble", self._train(out, seed)),
             Part(
@@ -89,6 +89,7 @@ class Experiment:
                 self._fuse(out),
             ),
             Part("Compare", (self._compare(out),)),
+            page(out),
         )
 
     def _train(self, out: Path, seed: int) -> tuple[tuple[str, ...], ...]:
@@ -174,8 +175,13 @@ class Experiment:
         }
         return (
             "eval", str(out / "base.st"), "--name", SINGLE, "--data", self.test, *ood_options(self.near, self.far),
-            *compare_options(compared), "-o", str(out / REPORT),
+            *compare_options(compared), "--curves", "-o", str(out / REPORT),
         )  # fmt: skip
+
+
+def page(out: Path) -> Part:
+    """Return what makes a page of the table and the curves that `eval` kept."""
+    return Part("Make a page of it", (("report", str(out / REPORT), "-o", str(out / PAGE)),))
 
 
 def ood_options(near: Sequence[str], far: Sequence[str]) -> tuple[str, ...]:

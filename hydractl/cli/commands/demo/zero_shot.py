@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hydractl.cli.commands.demo.plan import Part
+from hydractl.cli.commands.demo.plan import PAGE, REPORT, Part, page
+
+__all__ = ["ENSEMBLES", "HYDRAS", "NEEDED", "PAGE", "REPORT", "SINGLE", "plan", "prepare"]
 
 TRAIN, VAL, TEST = (f"shapes::split={split}" for split in ("train", "val", "test"))
 OOD_VAL = "shapes::classes=0-5,domain=novel"
@@ -27,7 +29,6 @@ MEMBERS = range(3)
 REMOVED, POOL, KEPT_BY_LAYER, SAMPLED = "8", "16", "5", "240"
 BASES = ("clip", *(f"clip-{i}" for i in MEMBERS[1:]))
 NEEDED = BASES
-REPORT = "report.json"
 SINGLE, ENSEMBLES, HYDRAS = "Single", ("Deep Ensemble x3",), ("Hydra (Taylor)", "Hydra (Circ)")
 
 
@@ -109,9 +110,10 @@ def plan(out: Path, seed: int) -> tuple[Part, ...]:
             "Compare",
             (
                 ("eval", base, "--name", SINGLE, "--data", TEST, *ood, *prompts,
-                 *(f"--compare={name}={models}" for name, models in compared.items()), "-o", path(REPORT)),
+                 *(f"--compare={name}={models}" for name, models in compared.items()), "--curves", "-o", path(REPORT)),
             ),
         ),
+        page(out),
     )  # fmt: skip
 
 
