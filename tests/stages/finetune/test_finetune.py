@@ -459,7 +459,7 @@ def test_a_state_of_another_run_is_refused(tmp_path, changes):
     out = tmp_path / "out.st"
     cut(out)
 
-    with pytest.raises(UsageError, match="other options") as caught:
+    with pytest.raises(OutputExists, match="other options") as caught:
         run_finetune(config(out, **changes))
 
     assert "--force" in caught.value.hint
