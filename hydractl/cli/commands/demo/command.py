@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Protocol, assert_never
+from typing import Annotated, Any, Protocol, assert_never
 
 import typer
 
-from hydractl.cli.command import JSON, QUIET, typed
+from hydractl.cli.command import CONFIGURATIONS, JSON, QUIET, typed
 from hydractl.cli.commands.demo.findings import findings
 from hydractl.cli.commands.demo.plan import Part
 from hydractl.cli.output import Terminal, say, written_out
@@ -140,13 +140,14 @@ def demo(
     this = Begun(task=task.value, seed=seed)
     begun = begun_in(out, this)
     make_folder(out, force=force or prepare or begun is not None)
+    parts = () if prepare else steps.plan(out, seed)
+    check_replaces(context.obj, [command for part in parts for command in part.commands])
     if begun is not None and not prepare:
         show(f"{out}: this demo was begun there; what is done is not done again", unless=silent)
     if prepare or not (there and begun is not None and begun.prepared):
         write_begun(out, this)
         steps.prepare(out, seed, lambda message: show(message, unless=silent))
         write_begun(out, replace(this, prepared=True))
-    parts = () if prepare else steps.plan(out, seed)
     step, total = 0, sum(len(part.commands) for part in parts)
     for part in parts:
         show(f"\n{part.title}", unless=silent, style="bold")
@@ -240,6 +241,32 @@ def write_begun(out: Path, begun: Begun) -> None:
         OutputError: If it cannot be written.
     """
     publish_text(out / RECORD, canonical(asdict(begun)))
+
+
+def check_replaces(main: Callable[[list[str]], int], commands: Sequence[Sequence[str]]) -> None:
+    """Refuse a folder in which something else has the name of what a command makes, before the first of them runs.
+
+    Raises:
+        OutputExists: Naming it.
+    """
+    from hydractl.stages.shared.made import NotMadeError
+    from hydractl.stages.shared.unchanged import replaces
+
+    configurations: list[Any] = []
+    caught = CONFIGURATIONS.set(configurations)
+    try:
+        for command in commands:
+            main([*command, "--if-changed"])
+    finally:
+        CONFIGURATIONS.reset(caught)
+    for configuration in configurations:
+        try:
+            replaces(configuration)
+        except NotMadeError as error:
+            raise OutputExists(
+                f"{error.path}: {error.said}, and the demo replaces what its own commands made",
+                hint="move it away, or choose another folder with `-o`",
+            ) from error
 
 
 def make_folder(out: Path, *, force: bool) -> None:
