@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydractl.errors import OutputError, OutputExists, UsageError
-from hydractl.publish import Folder, check_open, growing, is_stream, made, translated
+from hydractl.publish import Folder, check_open, growing, is_stream, is_terminal, made, translated
 
 
 def output(text: str) -> Path:
@@ -28,6 +28,7 @@ class Content:
         suffixes: How the names of such files end; the first is proposed.
         decides: Whether the suffix decides the form, and none will not do.
         streams: Whether it may go to standard output or a FIFO.
+        binary: Whether it is no text, which a terminal would show as such.
         hints: What to type for a name that ends otherwise, told the option, the name and one that fits.
     """
 
@@ -35,14 +36,20 @@ class Content:
     suffixes: tuple[str, ...]
     decides: bool = False
     streams: bool = True
+    binary: bool = False
     hints: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, option: str, path: Path) -> None:
-        """Refuse a name that says something else; an ending such as `.5` says nothing.
+        """Refuse a name that says something else, and a terminal for what is no text; an ending such as `.5` says nothing.
 
         Raises:
             UsageError: With a name that fits.
         """
+        if self.binary and is_terminal(path):
+            raise UsageError(
+                f"`{option} {path}`: {self.what} is a binary file, and standard output is a terminal",
+                hint=f"write it to a file: `{option} FILE`, or into a pipe: `{option} - | COMMAND`",
+            )
         stream, suffix = is_stream(path), path.suffix.lower()
         if suffix in self.suffixes or (stream and self.streams) or is_folder(path):
             return
@@ -57,8 +64,8 @@ class Content:
             )
 
 
-WEIGHTS = Content(what="a model", suffixes=(".st", ".safetensors"))
-PREDICTIONS = Content(what="a set of log-probabilities", suffixes=(".safetensors", ".st"))
+WEIGHTS = Content(what="a model", suffixes=(".st", ".safetensors"), binary=True)
+PREDICTIONS = Content(what="a set of log-probabilities", suffixes=(".safetensors", ".st"), binary=True)
 DOCUMENT = Content(what="a JSON document", suffixes=(".json",))
 REPORT = replace(
     DOCUMENT,

@@ -104,6 +104,11 @@ def is_stdout(path: Path) -> bool:
         return False
 
 
+def is_terminal(path: Path) -> bool:
+    """Return whether `path` is standard output, and that a terminal."""
+    return path == STDOUT and sys.stdout is not None and sys.stdout.isatty()
+
+
 @contextlib.contextmanager
 def publish(path: Path, claim: Claim | None = None) -> Iterator[Sink]:
     """Open `path` for writing bytes, and publish them only if the block ends well.

@@ -127,6 +127,13 @@ class Setting:
         """Return the option of a field of that name as it is typed, without that of a flag's opposite."""
         return self.spelled[0].split("/")[0] if self.spelled else spelled(name)
 
+    def hint(self, name: str, hint: str | None) -> str | None:
+        """Return a hint for what its option was given, with the option's form where that names things and the hint does not say it."""
+        if not (self.metavar or "").startswith("NAME=") or "NAME=" in (hint or ""):
+            return hint
+        form = f"`{self.option(name)} {self.metavar}`"
+        return f"{form}: {hint}" if hint else f"as in {form}"
+
     def _check_choice(self, name: str, value: str) -> None:
         if self.choices and value not in self.choices:
             hint = did_you_mean(value, self.choices) or f"choose from {', '.join(self.choices)}"
@@ -247,7 +254,7 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
     values: dict[str, Any] = {}
     kind: type[Any] = config
     asked = tuple((o, typed[o.name]) for o in options_of(config) if typed[o.name] is not None)
-    given = {o.name: o.setting.read(value) for o, value in asked}
+    given = {o.name: _read(o, value) for o, value in asked}
     for option, _ in asked:  # what several options make knows its own bounds, under names that nobody typed
         option.setting.check(option.name, given[option.name])
     for f in fields(kind):
@@ -260,6 +267,14 @@ def configured(config: type[C], typed: Mapping[str, object]) -> C:
     made = config(**values)
     _MADE_OF.set((made, asked))
     return made
+
+
+def _read(option: Declared, typed: object) -> object:
+    try:
+        return option.setting.read(typed)
+    except UsageError as error:
+        error.hint = option.setting.hint(option.name, error.hint)
+        raise
 
 
 def made_of(config: object) -> tuple[tuple[Declared, object], ...] | None:

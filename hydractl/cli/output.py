@@ -63,14 +63,11 @@ class Terminal:
         if as_json and quiet:
             raise UsageError("`--json` and `-q` exclude each other")
         self.stdout_taken = out == STDOUT
-        if self.stdout_taken and as_json and prints is not None:
-            raise UsageError(
-                f"`--json`: standard output already has {prints}",
-                hint="leave `--json` out, or write them to a file: `-o FILE`",
-            )
         if self.stdout_taken and as_json:
+            said = f"`--json`: standard output already has {prints}"
             raise UsageError(
-                "`-o -` and `--json` both want standard output", hint="write the output to a file"
+                said if prints else "`-o -` and `--json` both want standard output",
+                hint="leave `--json` out, or write the output to a file: `-o FILE`",
             )
         self.as_json = as_json
         self.quiet = quiet

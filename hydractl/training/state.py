@@ -26,7 +26,6 @@ from hydractl.errors import (
     ManifestError,
     OutputError,
     OutputExists,
-    UsageError,
 )
 from hydractl.jsonfile import MAX_BYTES
 from hydractl.manifest.document import Digest, Document, Strict
@@ -47,6 +46,16 @@ _OURS = re.compile(
     r"state\.json|(weights|average|optimizer|best|winner)-[\d-]+\.st|\..*\.[0-9a-f]{8}\.hydractl-part"
 )
 _MARK = b'"hydractl.training-state/'
+
+
+class OtherRunError(OutputExists):
+    """What an unfinished run keeps beside its output belongs to other options, inputs or versions than those of this run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: is kept by an unfinished run with other options, inputs or versions",
+            hint="run that command again to finish it, add `--force` to drop it and start anew, or choose another name with `-o`",
+        )
 
 
 class Metrics(Strict):
@@ -177,7 +186,8 @@ class StateFolder:
 
         Raises:
             OutputExists: If something stands there that is not ours.
-            UsageError: If there is a state of another run, or one that cannot be read.
+            OtherRunError: If there is a state of another run.
+            ManifestError: If there is one that cannot be read.
             CheckpointError: If a file of it is missing or damaged.
         """
         other = others and self._is_of_another()
@@ -197,7 +207,8 @@ class StateFolder:
 
         Raises:
             OutputExists: If something stands there that is not ours.
-            UsageError: If there is a state of another run, or one that cannot be read.
+            OtherRunError: If there is a state of another run.
+            ManifestError: If there is one that cannot be read.
         """
         remove_dead_parts(self.path)
         if not os.path.lexists(self.path):
@@ -236,14 +247,11 @@ class StateFolder:
         try:
             found = StateFile.read(self.path / NAME)
         except ManifestError as error:
-            raise UsageError(error.message, hint=f"it is not a state of this version; {_ANEW}") from error
+            raise ManifestError(error.message, hint=f"it is not a state of this version; {_ANEW}") from error
         if found != found.sealed() or set(found.files.values()) != found.digests.keys():
-            raise UsageError(f"{self.path / NAME}: is damaged: its digest is another", hint=_ANEW)
+            raise ManifestError(f"{self.path / NAME}: is damaged: its digest is another", hint=_ANEW)
         if found.fingerprint != self.fingerprint:
-            raise UsageError(
-                f"{self.path}: holds the state of a run with other options, inputs or library versions",
-                hint=f"run that command again to finish it, or {_ANEW}",
-            )
+            raise OtherRunError(self.path)
         return found
 
     def load(self) -> Snapshot:

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from hydractl.claims import claimed
+from hydractl.jsonfile import compact
 from hydractl.places import check_output
+from hydractl.stages.predict.journal import SCHEMA as PREDICTIONS
+from hydractl.stages.score import journal as score
+from hydractl.training.state import Snapshot, StateFolder
 
 COMMANDS = {
     "prune": ("prune", "base.st", "--scores", "scores.json", "--keep", "2", "-o", "new.st"),
@@ -200,3 +204,38 @@ def test_names_are_printed_literally(call, work, name):
     assert seen.code == 0
     assert f"Wrote new-{name}\n" in seen.out
     assert f"Writing new-{name}\n" in seen.err
+
+
+LEFT = {
+    "score": (
+        ("score", "base.st", "--data", "digits::classes=0-6,limit=14", "--objective", "acc", "--device", "cpu", "-o", "new.json"),
+        lambda path: score.Journal(path=path, fingerprint=f"sha256:{0:064}").begin(0.5),
+        "journal",
+    ),
+    "predict": (
+        COMMANDS["predict"],
+        lambda path: path.write_text(compact({"schema": PREDICTIONS, "fingerprint": "another"}) + "\n"),
+        "journal",
+    ),
+    "finetune": (
+        COMMANDS["finetune"],
+        lambda path: StateFolder(path, f"sha256:{0:064}").save(Snapshot()),
+        "state",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "leave", "suffix"), LEFT.values(), ids=LEFT)
+def test_what_an_unfinished_run_of_other_options_left_is_answered_alike(call, work, argv, leave, suffix):
+    path = Path(f"{argv[-1]}.{suffix}")
+    leave(path)
+    before = sorted(work.rglob("*"))
+    seen = call(*argv)
+
+    assert (seen.code, seen.out, sorted(work.rglob("*"))) == (6, "", before)
+    assert f"error: {path}: is kept by an unfinished run with other options, inputs or versions\n" in seen.err
+    assert seen.err.endswith(
+        "hint: run that command again to finish it, add `--force` to drop it and start anew, or choose another name with `-o`\n"
+    )
+    assert call(*argv, "--force").code == 0
+    assert not path.exists()

@@ -290,3 +290,31 @@ def test_a_report_renders_without_models(capsys):
     assert "Hydra (Circ)" in out
     assert "0.900 [0.880, 0.920]" in out
     assert "1.25 ms" in out
+
+
+@pytest.mark.parametrize(("options", "code", "message", "hint"), [
+    (["--near", "7"], 3, "7: no such folder or file", "`--near NAME=DATA`: DATA is `digits`"),
+    (["--far", "nois"], 3, "nois: no such folder or file", "`--far NAME=DATA`: did you mean `noise`?"),
+    (["--far", "A="], 2, "the data reference names no source", "`--far NAME=DATA`: DATA is"),
+    (["--compare", "none.st"], 3, "none.st: no such file", "`--compare NAME=MODEL[,MODEL...]`: a MODEL is"),
+    (["--compare", "A="], 2, "`A`: an empty model reference", "`--compare NAME=MODEL[,MODEL...]`: for example `'Deep"),
+    (["--compare", "=b.st"], 2, "a name is empty", "choose another: `--name NAME` for MODEL, `NAME=...` for the others"),
+    (["--compare", "/"], 2, "`/`: has no name that tables could call it by", "`--name NAME` for MODEL, `NAME=...` for"),
+    (["--fit", "7", "--ood-score", "knn", "--near", "noise"], 3, "7: no such folder or file", "DATA is `digits`"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_answered_with_the_form_of_its_option(
+    call, model, options, code, message, hint
+):
+    seen = call("eval", model, "--data", DATA, *options)
+
+    assert seen.code == code
+    assert seen.err.startswith(f"error: {message}")
+    assert f"\nhint: {hint}" in seen.err
+
+
+def test_a_model_without_a_name_is_named(call):
+    seen = call("eval", "/", "--data", DATA)
+
+    said, hint = seen.err.split("\n\n")
+    assert (seen.code, said) == (2, "error: `/`: has no name that tables could call it by")
+    assert hint == "hint: `--name NAME` for MODEL, `NAME=...` for the others\n"

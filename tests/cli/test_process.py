@@ -68,6 +68,21 @@ def test_results_fit_eighty_columns(environment, work, file):
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@needs_terminal
+def test_a_terminal_gets_no_binary_file_but_a_document(environment, work):
+    plain = {**environment, "NO_COLOR": "1"}
+    refused = (
+        "error: `-o -`: a model is a binary file, and standard output is a terminal hint: write it to a file: "
+        "`-o FILE`, or into a pipe: `-o - | COMMAND`"
+    )
+
+    for name in ("-", "/dev/stdout"):
+        code, shown = in_terminal(plain, "fuse", "m-0.st", "m-1.st", "-o", name)
+        assert (code, " ".join(shown.split())) == (2, refused)
+    code, shown = in_terminal(plain, "score", "base.st", "--method", "random", "-o", "-")
+    assert (code, '"method": "random"' in shown) == (0, True)
+
+
 def interruptible() -> None:
     """Undo the shell's choice for background jobs, and nohup's, which would make a child deaf to Ctrl-C and to SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

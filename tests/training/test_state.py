@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from hydractl.errors import CheckpointError, OutputExists, UsageError
+from hydractl.errors import CheckpointError, ManifestError, OutputExists
 from hydractl.training import state as module
-from hydractl.training.state import Metrics, Position, Snapshot, StateFolder, Winner
+from hydractl.training.state import Metrics, OtherRunError, Position, Snapshot, StateFolder, Winner
 from support.heard import Heard
 
 ONE, OTHER = (f"sha256:{c * 64}" for c in "ab")
@@ -96,7 +96,7 @@ def test_another_run_is_refused_unless_forced(folder):
     folder.save(snapshot())
     other = StateFolder(folder.path, OTHER)
 
-    with pytest.raises(UsageError, match="other options") as caught:
+    with pytest.raises(OtherRunError, match="other options") as caught:
         other.check(force=False)
     assert "--force" in caught.value.hint
     assert other.check(force=True) is False
@@ -190,7 +190,7 @@ def test_damaged_json(folder):
     path = folder.path / "state.json"
     path.write_text(path.read_text()[:-9])
 
-    with pytest.raises(UsageError, match="is not JSON") as caught:
+    with pytest.raises(ManifestError, match="is not JSON") as caught:
         folder.check(force=False)
     assert "--force" in caught.value.hint
     assert folder.check(force=True) is False
@@ -207,7 +207,7 @@ def test_a_state_that_says_something_else_is_refused(folder, change):
         said[key] = said[key] | value if isinstance(value, dict) else value
     path.write_text(json.dumps(said))
 
-    with pytest.raises(UsageError, match="its digest is another") as caught:
+    with pytest.raises(ManifestError, match="its digest is another") as caught:
         folder.check(force=False)
     assert "--force" in caught.value.hint
 

@@ -42,7 +42,11 @@ def report(config: ReportConfig, terminal: Terminal) -> None:
     elif found.up_to_date:
         terminal.up_to_date(found.paths)
     else:
-        terminal.result(found, render)
+        terminal.result(found, told if terminal.stdout_taken else render)
+
+
+def told(_report: ReportReport, _out: Console) -> None:
+    """Show nothing: the page on standard output says it all."""
 
 
 def render(report: ReportReport, out: Console) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +16,6 @@ from hydractl.data.inputs import Reading, open_items, open_stream
 from hydractl.data.items import LABELS_HINT, Items
 from hydractl.data.labels import Classed, are_numerals, match_classes, required_labels, some
 from hydractl.data.sources.columns import LabelReader
-from hydractl.data.sources.passing import DIGEST
 from hydractl.data.sources.stream import BATCHES, Stream
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
@@ -31,7 +30,7 @@ from hydractl.stages.evaluate.selection import check_count
 from hydractl.stages.evaluate.streamed import StreamedData
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.reading import digests, warn
+from hydractl.stages.shared.reading import digests, identified, warn
 
 
 class FittedOn(NamedTuple):
@@ -210,16 +209,8 @@ def _opened(config: EvalConfig, how: Reading, progress: Progress) -> dict[str, I
 
 def _read(items: Items, team: Team) -> tuple[Fingerprint, np.ndarray]:
     """Return what tells a set from others, and what tells its items, as `DIGEST`."""
-    content = bytearray()
-
-    def noted() -> Iterator[bytes]:
-        for digest in digests(items, team):
-            content.extend(digest[: DIGEST.itemsize])
-            yield digest
-
-    sha256 = items.fingerprint(noted())
-    found = Fingerprint(reference=items.name, sha256=sha256, count=len(items))
-    return found, np.frombuffer(content, DIGEST)
+    sha256, content = identified(items, digests(items, team))
+    return Fingerprint(reference=items.name, sha256=sha256, count=len(items)), content
 
 
 UNLABELLED = "unlabelled data can be an OOD set: `--near NAME=DATA`"

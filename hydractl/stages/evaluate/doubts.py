@@ -21,6 +21,7 @@ from hydractl.progress import counted
 from hydractl.rivals.reference import Vilu
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.shared.reading import held_twice
 
 FEW = 100
 """Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""
@@ -148,15 +149,11 @@ def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[
     """Yield which sets hold samples of the ID set."""
     own = contents[ID_NAME]
     for name, content in contents.items():
-        twice = 0 if name == ID_NAME else int(np.isin(content, own).sum())
+        if name == ID_NAME:
+            continue
+        twice = int(np.isin(content, own).sum())
         if twice and name in FLATTERED and name not in _tested(config):
-            every = twice == len(content) == len(own)
-            what = (
-                f"`--{name}` and `--data` hold the same samples"
-                if every
-                else (f"{twice} of {len(content)} samples of `--{name}` are in `--data`")
-            )
-            yield f"{what}: {FLATTERED[name]}"
+            yield f"{held_twice(f'--{name}', content, own)}: {FLATTERED[name]}"
         elif twice and needing(config.chosen, Needs.OOD):
             yield f"{twice} of {len(content)} samples of {_called(name)} are in `--data`, so they cannot be told from it"
 

@@ -90,7 +90,7 @@ class NamedModels:
         if not self.models or not all(self.models):
             raise UsageError(
                 f"`{self.name}`: an empty model reference",
-                hint="for example `--compare 'Deep ensemble=a.st,b.st,c.st'`",
+                hint="for example `'Deep ensemble=a.st,b.st,c.st'`",
             )
         if len(self.models) > 1 and any(isinstance(rival, Vilu) for rival in self.rivals):
             raise UsageError(
@@ -140,10 +140,19 @@ ROWS = Setting(
 
 
 def model_name(reference: str) -> str:
-    """Return what tables call a model without a name of its own: its file's name without suffix."""
+    """Return what tables call a model without a name of its own: its file's name without suffix.
+
+    Raises:
+        UsageError: If it has none, as the root of the file system.
+    """
     if reference == "-":
         return "stdin"
     last = named(Path(reference.removeprefix("arch:").partition("::")[0]))
+    if not last.name:
+        raise UsageError(
+            f"`{reference}`: has no name that tables could call it by",
+            hint="`--name NAME` for MODEL, `NAME=...` for the others",
+        )
     return last.stem if last.suffix in WEIGHTS_SUFFIXES else last.name
 
 
@@ -155,7 +164,9 @@ def check_name(name: str) -> None:
     """
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"`{name}` cannot be a name: it is empty or blank at an end, or holds one of `= , : / [ ]`",
+            f"`{name}` cannot be a name: it is blank at an end, or holds one of `= , : / [ ]`"
+            if name
+            else "a name is empty",
             hint="choose another: `--name NAME` for MODEL, `NAME=...` for the others",
         )
 

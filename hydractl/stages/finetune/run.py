@@ -91,9 +91,9 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
 
     Raises:
         InputError: If an input cannot be used; nothing is written then.
-        UsageError: If the options do not fit the model, the data or the state of an earlier run.
+        UsageError: If the options do not fit the model or the data.
         CheckFailed: If training diverged.
-        OutputExists: If the output is there already, or another command makes it.
+        OutputExists: If the output is there already, or what another run left of it, or another command makes it.
     """
     leads, shards = rank() == 0, sharding.asked()
     if config.compile and shards:

@@ -31,6 +31,7 @@ from hydractl.stages.finetune.teachers import check_teachers, open_teachers
 from hydractl.stages.shared.images import check_takes, reading_images, warn_assumed
 from hydractl.stages.shared.lineage import warn_temperature
 from hydractl.stages.shared.outputs import check_models
+from hydractl.stages.shared.reading import held_twice, identified
 from hydractl.training.feeding.mix import Mixing
 from hydractl.training.methods.adapters import Adapter, adapter_of, changed
 from hydractl.training.methods.packed import narrowed
@@ -49,10 +50,6 @@ class Labelled(Generic[T]):
 
     items: T
     labels: tuple[int, ...]
-
-    def as_input(self) -> InputFile:
-        """Return its lineage entry."""
-        return InputFile(name=self.items.name, sha256=self.items.fingerprint())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +145,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
         teachers=teachers,
         inputs=(
             opened.as_input(),
-            training.as_input(),
-            validation.as_input(),
+            *_data_inputs(training.items, validation.items, progress),
             *(t.as_input() for t in teachers),
         ),
     )
@@ -326,6 +322,25 @@ def _validation(
             hint="name them as there, or choose the classes of `--data` with `::classes=`",
         ) from error
     return Labelled(items=items, labels=tuple(table[label] for label in own))
+
+
+def _data_inputs(
+    trained: Items | Shuffled, validated: Items, progress: Progress
+) -> tuple[InputFile, InputFile]:
+    """Return the data's lineage entries; say where what is learnt is what is chosen by."""
+    read = [
+        (own.fingerprint(), own.passed.content)
+        if isinstance(own, Shuffled)
+        else identified(own, map(own.item_digest, range(len(own))))
+        for own in (trained, validated)
+    ]
+    (learnt, data), (seen, content) = read
+    if twice := held_twice("--val", content, data):
+        progress.warn(
+            f"{twice}: accuracy and NLL will look better than they are, and the rate and weights that are kept are chosen by "
+            "what may be known by heart"
+        )
+    return InputFile(name=trained.name, sha256=learnt), InputFile(name=validated.name, sha256=seen)
 
 
 def fingerprint_of(work: Work) -> str:

@@ -25,7 +25,7 @@ from hydractl.progress import Progress
 from hydractl.publish import append
 from hydractl.stages.predict.lines import Line
 from hydractl.stages.shared.journals import LONGEST, first_line
-from hydractl.training.state import DROPPED
+from hydractl.training.state import DROPPED, OtherRunError
 
 SCHEMA = "hydractl.predictions-journal/1"
 AT_ONCE = 1024
@@ -87,7 +87,7 @@ class Journal:
             sets: What the run reads. Of a stream those that are done are read again.
 
         Raises:
-            ManifestError: If some were.
+            OtherRunError: If some were.
         """
         waiting, done = deque(self.blocks), list[int]()
         for items in sets:
@@ -95,10 +95,10 @@ class Journal:
             for part in parts_of(items, [count for count, _ in waiting]):
                 count, inputs = waiting.popleft()
                 if len(part) != count or identity(part, range(count)) != inputs:
-                    raise _other_run(self.path)
+                    raise OtherRunError(self.path)
                 done[-1] += count
         if waiting:
-            raise _other_run(self.path)
+            raise OtherRunError(self.path)
         return done
 
     def record(self, lines: Sequence[Line], items: Items, places: Sequence[int]) -> None:
@@ -149,10 +149,6 @@ def identity(items: Items, places: Sequence[int]) -> str:
     return sha.hexdigest()
 
 
-class OtherRunError(ManifestError):
-    """A journal is not of this run."""
-
-
 def open_journal(out: Path, fingerprint: str, *, also: str, anew: str | None, progress: Progress) -> Journal:
     """Open the journal of an output, `<out>.journal`.
 
@@ -164,8 +160,8 @@ def open_journal(out: Path, fingerprint: str, *, also: str, anew: str | None, pr
         progress: Hears of it.
 
     Raises:
-        OutputExists: If something stands there that is not ours.
-        ManifestError: If another run's journal is there, or a damaged one.
+        OutputExists: If another run's journal is there, or something that is not ours.
+        ManifestError: If a damaged one is.
     """
     path = out.with_name(f"{out.name}.journal")
     journal = Journal(path=path, fingerprint=fingerprint, blocks=[])
@@ -176,7 +172,7 @@ def open_journal(out: Path, fingerprint: str, *, also: str, anew: str | None, pr
         progress.warn(DROPPED.format(why=anew, where=path))
         return journal
     if first.get("fingerprint") not in {fingerprint, also}:
-        raise _other_run(path)
+        raise OtherRunError(path)
     journal.found, journal.size = first["fingerprint"], size
     try:
         journal.read()
@@ -185,14 +181,6 @@ def open_journal(out: Path, fingerprint: str, *, also: str, anew: str | None, pr
             f"{path}: is damaged: {error}", hint="add `--force` to drop it and start anew"
         ) from error
     return journal
-
-
-def _other_run(path: Path) -> OtherRunError:
-    """Return the refusal of a journal that is not this run's."""
-    return OtherRunError(
-        f"{path}: belongs to a run with other inputs or options",
-        hint="add `--force` to drop it and start anew, or choose another name with `-o`",
-    )
 
 
 def _blocks(file: BinaryIO) -> Iterator[tuple[int, list[bytes], Line]]:

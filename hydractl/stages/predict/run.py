@@ -31,7 +31,7 @@ from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, is_image, parsed
 from hydractl.stages.predict.fitting import Fit, beside, held
-from hydractl.stages.predict.journal import Journal, OtherRunError, open_journal
+from hydractl.stages.predict.journal import Journal, open_journal
 from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
 from hydractl.stages.predict.sources import Source, forgiving, lines, open_sources
 from hydractl.stages.predict.stream import Answered, Asked, window
@@ -43,7 +43,7 @@ from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
 from hydractl.stages.shared.reading import open_reader, warn
 from hydractl.stages.shared.unchanged import replaces
-from hydractl.training.state import FORCED, OTHERS
+from hydractl.training.state import FORCED, OTHERS, OtherRunError
 from hydractl.version import __version__
 
 
@@ -104,7 +104,7 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
 
     Raises:
         InputError: If the model, or an input, cannot be used.
-        OutputExists: If the output is there already, or another command makes it.
+        OutputExists: If the output is there already, or what another run left of it, or another command makes it.
         Interrupted: If another process of the run ended before its time.
     """
     device = answering_device(config.device)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from hydractl.claims import Claim
-from hydractl.errors import InputError, OutputExists, UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.jsonfile import STDIN
 from hydractl.manifest.report import Report
 from hydractl.places import check_folder
@@ -24,6 +24,7 @@ from hydractl.reporting.markdown import markdown
 from hydractl.reporting.page import page
 from hydractl.reporting.verdict import verdict
 from hydractl.stages.report.config import PAGE, ReportConfig
+from hydractl.stages.shared.made import NotMadeError
 from hydractl.stages.shared.outputs import check_outputs, claim
 from hydractl.stages.shared.unchanged import check_comparable
 
@@ -77,12 +78,24 @@ def _check(paths: Sequence[Path], config: ReportConfig, own: Claim, *, option: s
     """Refuse outputs that must not be written; `--if-changed` replaces none but a report's."""
     inputs = [path for path in config.files if path != STDIN]
     check_outputs(paths, force=own.may_replace, files=inputs, option=option)
-    strange = [path for path in paths if config.if_changed and path.exists() and not _is_ours(path)]
-    if strange:
-        raise OutputExists(
-            f"{strange[0]}: was made by something else, and `--if-changed` replaces what `hydractl report` made",
-            hint="choose another name, move it away, or add `--force` in place of `--if-changed`",
-        )
+    if config.if_changed:
+        check_ours(paths)
+
+
+def check_ours(paths: Iterable[Path]) -> None:
+    """Refuse to replace what is no part of a report.
+
+    Raises:
+        NotMadeError: Naming the first.
+    """
+    for path in paths:
+        if path.exists() and not _is_ours(path):
+            raise NotMadeError(
+                path,
+                "was made by something else",
+                command=ReportConfig.COMMAND,
+                hint="choose another name, move it away, or add `--force` in place of `--if-changed`",
+            )
 
 
 def _is_ours(path: Path) -> bool:

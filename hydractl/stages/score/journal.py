@@ -25,7 +25,7 @@ from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.shared.journals import first_line
-from hydractl.training.state import DROPPED, FORCED, OTHERS
+from hydractl.training.state import DROPPED, FORCED, OTHERS, OtherRunError
 
 SCHEMA = "hydractl.journal/1"
 MEMORY, CHAIN = "memory", "chain"
@@ -149,8 +149,8 @@ def open_journal(
         progress: Hears of it.
 
     Raises:
-        OutputExists: If something stands there that is not ours.
-        ManifestError: If another run's journal is there, or a damaged one.
+        OutputExists: If another run's journal is there, or something that is not ours.
+        ManifestError: If a damaged one is.
     """
     if not team.leads:
         return Journal.parsed(team.told(""))
@@ -181,10 +181,7 @@ def _opened(config: ScoreConfig, fingerprint: str, *, heads: Shape, progress: Pr
         progress.warn(DROPPED.format(why=OTHERS, where=path))
         return Journal(path=path, fingerprint=fingerprint)
     if found.fingerprint != fingerprint:
-        raise ManifestError(
-            f"{path}: belongs to a run with other inputs or options",
-            hint="add `--force` to drop it and start anew, or choose another name with `-o`",
-        )
+        raise OtherRunError(path)
     return found
 
 

@@ -53,7 +53,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
 
     Raises:
         InputError: If the model or the data cannot be used.
-        OutputExists: If the output is there already, or another command makes it.
+        OutputExists: If the output is there already, or what another run left of it, or another command makes it.
         Interrupted: If another process of the run ended before its time.
     """
     with (

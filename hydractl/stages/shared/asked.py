@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef, SourceKind
-from hydractl.errors import HydraError
+from hydractl.errors import HydraError, InputError
 from hydractl.jsonfile import compact
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
-from hydractl.settings import KEY, Role, Setting, declared, made_of
+from hydractl.settings import KEY, Declared, Role, Setting, declared, made_of
 from hydractl.source import folder_files, locate, of_hub
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Reference:
     ref: str | Path | DataRef
     labelled: bool = True
     """Whether labels of data are read; else what the items are called is."""
+    option: Declared | None = field(default=None, compare=False)
+    """What named it."""
 
     @property
     def name(self) -> str:
@@ -83,10 +85,15 @@ class Reference:
         Raises:
             InputError: If nothing is there.
         """
-        if isinstance(self.ref, DataRef):
-            self.ref.check_there()
-        elif self.role is Role.MODEL and not (self.is_stream or self.is_made or of_hub(str(self.ref))):
-            locate(str(self.ref))
+        try:
+            if isinstance(self.ref, DataRef):
+                self.ref.check_there()
+            elif self.role is Role.MODEL and not (self.is_stream or self.is_made or of_hub(str(self.ref))):
+                locate(str(self.ref))
+        except InputError as error:
+            if self.option is not None:
+                error.hint = self.option.setting.hint(self.option.name, error.hint)
+            raise
 
     def digests(self) -> frozenset[str]:
         """Return what its digest may be, as lineage has it; data may be read as images or as texts.
@@ -158,20 +165,21 @@ def _is_path(text: str) -> bool:
 
 def references(config: object) -> Iterator[Reference]:
     """Yield all that a command reads, in the order of the settings that name it."""
-    for role, value in settings_of(config):
-        if role in READ:
-            yield from _references(role, value)
+    for option, value in settings_of(config):
+        if option.setting.role in READ:
+            for one in _references(option.setting.role, value):
+                yield replace(one, option=option)
     yield from getattr(config, "reads", ())
 
 
-def settings_of(config: Any) -> Iterator[tuple[Role, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
-    """Yield what settings hold that are given, by their roles; those of a part where the part stands."""
+def settings_of(config: Any) -> Iterator[tuple[Declared, Any]]:  # noqa: ANN401 - a dataclass, as every configuration is
+    """Yield what settings hold that are given; those of a part where the part stands."""
     unread: frozenset[str] = getattr(config, "unread", frozenset())
     for f in fields(config):
         told, value = f.metadata.get(KEY), getattr(config, f.name)
         if isinstance(told, Setting):
             if value is not None and f.name not in unread:
-                yield told.role, value
+                yield Declared(f.name, str(f.type), told), value
         elif is_dataclass(value) and declared(type(value)):
             yield from settings_of(value)
 

@@ -71,6 +71,21 @@ class Made:
         return digest_file(self.path)
 
 
+class NotMadeError(OutputExists):
+    """An output's name is taken by what the command did not make.
+
+    Attributes:
+        path: The output.
+        said: What is known of it, after the path.
+    """
+
+    def __init__(self, path: Path, said: str, *, command: str, hint: str) -> None:
+        self.path, self.said = path, said
+        super().__init__(
+            f"{path}: {said}, and `--if-changed` replaces what `hydractl {command}` made", hint=hint
+        )
+
+
 def made_by(path: Path, command: str, *, beside: bool = False) -> Made | None:
     """Return what an output says; None where there is none.
 
@@ -80,7 +95,7 @@ def made_by(path: Path, command: str, *, beside: bool = False) -> Made | None:
         beside: Whether what it makes can say so in no other place than a file beside it, and does so only if asked.
 
     Raises:
-        OutputExists: If `command` did not make what is there.
+        NotMadeError: If `command` did not make what is there.
     """
     try:
         found = _opened(path)
@@ -98,9 +113,7 @@ def made_by(path: Path, command: str, *, beside: bool = False) -> Made | None:
     if beside and not is_recorded(path):  # what `--force` makes then would say no more
         said = f"was made without `--if-changed`, or by something else: no {Record.place(path).name} says what made it"
         hint = "move it away once, and the same command makes both; or choose another name with `-o`"
-    raise OutputExists(
-        f"{path}: {said}, and `--if-changed` replaces what `hydractl {command}` made", hint=hint
-    )
+    raise NotMadeError(path, said, command=command, hint=hint)
 
 
 def check_record(path: Path) -> None:

@@ -14,6 +14,7 @@ from hydractl.data.inputs import check_reads, limited, open_items
 from hydractl.data.items import Items
 from hydractl.data.labels import match_classes, required_labels
 from hydractl.data.reference import DataRef
+from hydractl.data.sources.passing import DIGEST
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.parallel import Team
@@ -136,3 +137,29 @@ def digests(items: Items, team: Team) -> Iterator[bytes]:
     for i in range(len(items)):
         place, share = divmod(i, team.world)
         yield shares[share][place * size : (place + 1) * size]
+
+
+def identified(items: Items, each: Iterable[bytes]) -> tuple[str, np.ndarray]:
+    """Return a set's fingerprint and what tells its items, as `DIGEST`, of the digests of all its items in order."""
+    content = bytearray()
+
+    def noted() -> Iterator[bytes]:
+        for digest in each:
+            content.extend(digest[: DIGEST.itemsize])
+            yield digest
+
+    return items.fingerprint(noted()), np.frombuffer(content, DIGEST)
+
+
+def held_twice(option: str, content: np.ndarray, data: np.ndarray) -> str | None:
+    """Return how much of an option's data `--data` holds too, in words; None where nothing is.
+
+    Args:
+        option: What names the data.
+        content: What tells their items, as `DIGEST`.
+        data: What tells those of `--data`.
+    """
+    twice = int(np.isin(content, data).sum())
+    if twice == len(content) == len(data):
+        return f"`{option}` and `--data` hold the same samples"
+    return f"{twice} of {len(content)} samples of `{option}` are in `--data`" if twice else None

@@ -65,7 +65,7 @@ def outputs_of(config: Stage) -> tuple[Path, ...]:
     written = getattr(config, "written", None)
     if written is not None:
         return tuple(written())
-    return tuple(value for role, value in settings_of(config) if role is Role.OUTPUT)
+    return tuple(value for option, value in settings_of(config) if option.setting.role is Role.OUTPUT)
 
 
 def check_comparable(config: Stage) -> tuple[Path, ...]:

@@ -289,6 +289,30 @@ def test_steps_that_are_done_are_not_done_again(call, monkeypatch, work):
     assert Path("demo/second.st").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("base.st", "does not say what made it"), ("report.json", "does not say what made it"),
+        ("report.html", "was made by something else"),
+    ],
+)  # fmt: skip
+def test_what_somebody_put_where_a_step_writes_is_refused_before_the_first_one(
+    call, commands, tmp_path, name, said
+):
+    mine = tmp_path / name
+    mine.write_text("mine")
+
+    seen = call("demo", "-o", tmp_path, "--force")
+
+    assert (seen.code, commands, [*tmp_path.iterdir()], mine.read_text()) == (6, [], [mine], "mine")
+    assert seen.err == (
+        f"error: {mine}: {said}, and the demo replaces what its own commands made\n\n"
+        "hint: move it away, or choose another folder with `-o`\n"
+    )
+    assert mine.rename(tmp_path / "elsewhere").read_text() == "mine"
+    assert call("demo", "-o", tmp_path, "--force").code == 0
+
+
 def test_a_comma_in_the_folders_name_is_refused(call, commands, tmp_path):
     seen = call("demo", "-o", tmp_path / "one,two")
 

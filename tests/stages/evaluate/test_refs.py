@@ -84,7 +84,7 @@ def test_what_names_models(text, name, models):
 
 @pytest.mark.parametrize("text", ["=a.st", " x=a.st", "x =a.st", "a[b]=a.st", "x=", "x=a.st,,b.st", ""])
 def test_malformed_rows_are_refused(text):
-    with pytest.raises(UsageError, match=r"cannot be a name|empty model reference"):
+    with pytest.raises(UsageError, match=r"cannot be a name|a name is empty|empty model reference"):
         NamedModels.parse(text)
 
 

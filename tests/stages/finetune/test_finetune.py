@@ -15,7 +15,7 @@ import torch
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
-from hydractl.claims import claimed
+from hydractl.claims import Claim, claimed
 from hydractl.data.dataset import open_data
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.reference import DataRef
@@ -26,6 +26,7 @@ from hydractl.manifest.header import Kind
 from hydractl.stages.finetune import run as stage
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
+from hydractl.stages.finetune.work import prepare
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from support.builders import base
 from support.heard import Cut, Heard
@@ -417,6 +418,29 @@ def test_other_architectures_train(tmp_path, variant):
     assert not still
 
 
+# what validation tells
+
+
+@pytest.mark.parametrize(("val", "said"), [
+    (VAL, None),
+    (TRAIN, "`--val` and `--data` hold the same samples"),
+    ("digits::classes=0-6,limit=60,split=train", "`--val` and `--data` hold the same samples"),
+    ("digits::split=train,classes=2,limit=9", "9 of 9 samples of `--val` are in `--data`"),
+])  # fmt: skip
+def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said):
+    heard = Heard()
+    everything = DataRef.parse("digits::split=train,classes=0-6")
+    data = DataRef.parse(TRAIN) if "60" in val else everything
+
+    prepare(config(tmp_path / "out.st", data=data, val=DataRef.parse(val)), heard, Claim(force=False))
+
+    lost = (
+        "accuracy and NLL will look better than they are, and the rate and weights that are kept are chosen by what may be "
+        "known by heart"
+    )
+    assert heard.warnings == ([] if said is None else [f"{said}: {lost}"])
+
+
 # the state of another run
 
 
@@ -435,7 +459,7 @@ def test_a_state_of_another_run_is_refused(tmp_path, changes):
     out = tmp_path / "out.st"
     cut(out)
 
-    with pytest.raises(UsageError, match="other options") as caught:
+    with pytest.raises(OutputExists, match="other options") as caught:
         run_finetune(config(out, **changes))
 
     assert "--force" in caught.value.hint

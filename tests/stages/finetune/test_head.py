@@ -11,6 +11,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.claims import Claim
+from hydractl.data.dataset import open_data
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.families.opening import load_model, open_model
@@ -51,14 +52,15 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("backbone")
     sample = save_text_model(BERT, place / "m")
     sample.library().base_model.save_pretrained(place / "m")
-    texts = [{"text": f"the {name} sat on a mat", "label": name} for name in ANIMALS * 4]
-    (place / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    for name, where in (("train", "on a mat"), ("val", "in a hat")):
+        texts = [{"text": f"the {animal} sat {where}", "label": animal} for animal in ANIMALS * 4]
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
     return place
 
 
 def texts_config(out, folder, **changes):
-    data = DataRef.parse(str(folder / "train.jsonl"))
-    return config(out, folder / "m", data=data, val=data, **changes)
+    data, val = (DataRef.parse(str(folder / f"{name}.jsonl")) for name in ("train", "val"))
+    return config(out, folder / "m", **({"data": data, "val": val} | changes))
 
 
 # what fits stays, what does not is drawn anew
@@ -96,15 +98,14 @@ def test_another_number_of_classes_is_another_classifier(tmp_path, pruned):
 def test_other_names_are_other_classes(tmp_path):
     sample = base()
     header = sample.header.model_copy(update={"labels": tuple("abcdefg")})
-    place = tmp_path / "images"
-    for i in range(7):
-        (place / f"kind {i}").mkdir(parents=True)
-        from hydractl.data.dataset import open_data
-
-        open_data("digits").image(i).save(place / f"kind {i}" / "0.png")
-    data = DataRef.parse(str(place))
+    place, held = tmp_path / "images", tmp_path / "held"
+    for i in range(14):
+        folder = (place, held)[i // 7] / f"kind {i % 7}"
+        folder.mkdir(parents=True)
+        open_data("digits").image(i).save(folder / "0.png")
+    data, val = (DataRef.parse(str(path)) for path in (place, held))
     given = config(
-        tmp_path / "out.st", replace(sample, header=header).save(tmp_path / "m.st"), data=data, val=data
+        tmp_path / "out.st", replace(sample, header=header).save(tmp_path / "m.st"), data=data, val=val
     )
     work, heard = prepared(given)
 

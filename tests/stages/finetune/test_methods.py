@@ -9,7 +9,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
-from hydractl.errors import UsageError
+from hydractl.errors import OutputExists, UsageError
 from hydractl.families.base import place_of
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import blank_inputs
@@ -89,7 +89,7 @@ def test_the_state_of_a_run_by_another_method_is_not_gone_on_with(tmp_path, mode
         run_finetune(asked, Cut(after=2))
 
     for other in ("lora-ensemble::rank=3", "singular-values", None):
-        with pytest.raises(UsageError, match="state of a run with other options"):
+        with pytest.raises(OutputExists, match="an unfinished run with other options"):
             run_finetune(config(tmp_path / "cut.st", model, other))
 
 

@@ -99,7 +99,7 @@ def test_what_was_begun_on_other_rows_is_not_gone_on_with(served):
         run_finetune(config("out.st", save_every=1), Cut(4))
     assert Path("out.st.state").is_dir()
     lake.row = lambda i: image(i + (i == 70))
-    with pytest.raises(HydraError, match="the state of a run with other options, inputs or"):
+    with pytest.raises(HydraError, match="an unfinished run with other options, inputs or"):
         run_finetune(config("out.st"))
     assert not Path("out.st").exists()
 

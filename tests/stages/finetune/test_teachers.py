@@ -10,7 +10,7 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.reference import DataRef
-from hydractl.errors import CheckpointError, UsageError
+from hydractl.errors import CheckpointError, OutputExists, UsageError
 from hydractl.families.opening import open_model
 from hydractl.fusion.plan import split_members
 from hydractl.stages.finetune.config import FinetuneConfig
@@ -123,7 +123,7 @@ def test_a_run_goes_on_with_its_own_teachers_alone(tmp_path, folder):
         run_finetune(given, Cut())
 
     shutil.copy(folder / "teacher1.st", teacher)
-    with pytest.raises(UsageError, match="holds the state of a run with other options, inputs"):
+    with pytest.raises(OutputExists, match="an unfinished run with other options, inputs"):
         run_finetune(given)
     shutil.copy(folder / "teacher0.st", teacher)
     assert run_finetune(given).resumed_from > 0

@@ -251,7 +251,7 @@ def test_a_run_that_met_a_bad_image_goes_on_with_skip_bad_and_not_back(models, w
         patched.setattr(stage, "publish_together", None)
         with pytest.raises(TypeError):
             told(models, "tree", batch_size=1, skip_bad=True)
-    with pytest.raises(ManifestError, match="other inputs or options"):
+    with pytest.raises(OutputExists, match="other options, inputs or versions"):
         told(models, "tree", batch_size=1)
     heard = Heard()
     settings = {"batch_size": 1, "skip_bad": True, "device": "cpu"}
@@ -354,19 +354,24 @@ def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch)
         return journal.read_bytes()
 
     kept = cut_off("flat")
-    for change, message in (
-        (lambda: journal.write_bytes(kept.replace(b'"g"', b'"a"', 1)), "is damaged: a block does not follow"),
+    for change, error, message in (
+        (
+            lambda: journal.write_bytes(kept.replace(b'"g"', b'"a"', 1)),
+            ManifestError,
+            "is damaged: a block does not follow",
+        ),
         (
             lambda: (work / FILES[1]).write_bytes((work / FILES[2]).read_bytes()),
-            "belongs to a run with other inputs",
+            OutputExists,
+            "is kept by an unfinished run with other options, inputs",
         ),
     ):
         change()
-        with pytest.raises(ManifestError, match=f"out.jsonl.journal: {message}"):
+        with pytest.raises(error, match=f"out.jsonl.journal: {message}"):
             told(models, "flat", batch_size=1)
         journal.write_bytes(kept)
     for other in ({"top_k": 1}, {"threshold": -0.2}, {"ood_score": "mi"}):
-        with pytest.raises(ManifestError, match="other inputs or options"):
+        with pytest.raises(OutputExists, match="other options, inputs or versions"):
             told(models, "flat", batch_size=1, **other)
     told(models, "flat", batch_size=1, force=True)
     (work / "out.jsonl").unlink()

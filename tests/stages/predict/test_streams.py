@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from hydractl.errors import DataError, HubError, ManifestError, UsageError
+from hydractl.errors import DataError, HubError, OutputExists, UsageError
 from hydractl.fusion import responding
 from hydractl.stages.predict import run as stage
 from hydractl.stages.predict.config import PredictConfig
@@ -131,7 +131,7 @@ def test_what_is_done_is_read_again_and_compared_but_not_answered(
     ):
         stage.Path("out.jsonl.journal").write_bytes(kept)
         streamed(Lake(**{"count": 23, "row": row, "features": features} | change))
-        with pytest.raises(ManifestError, match="belongs to a run with other inputs or options"):
+        with pytest.raises(OutputExists, match="with other options, inputs or versions"):
             run_predict(config(of_file, STREAM, **named))
 
 

@@ -162,7 +162,7 @@ def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_score(circuit(model, out), Stopped(2))
 
-    with pytest.raises(ManifestError, match="other inputs or options"):
+    with pytest.raises(OutputExists, match="other options, inputs or versions"):
         run_score(circuit(model, out, budget=Budget(remove=4)))
     heard = Heard()
     report = run_score(circuit(model, out, budget=Budget(remove=4), force=True), heard)

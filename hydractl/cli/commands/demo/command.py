@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Protocol, assert_never
+from typing import Annotated, Any, Protocol, assert_never
 
 import typer
 
-from hydractl.cli.command import JSON, QUIET, typed
+from hydractl.cli.command import CONFIGURATIONS, JSON, QUIET, typed
 from hydractl.cli.commands.demo.findings import findings
 from hydractl.cli.commands.demo.plan import Part
 from hydractl.cli.output import Terminal, say, written_out
@@ -137,31 +137,29 @@ def demo(
     # also makes the numbers those of any machine with the same processor, whatever its number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     steps, silent = load(task), json or quiet
-    if prepare and not force and is_brought(steps, out):
+    if prepare and not force and is_prepared(steps, out):
         show(f"{out}: has what the commands of `{task.value}` need", unless=silent)
         return
-    begin(steps, Begun(task=task.value, seed=seed), out, prepare=prepare, force=force, silent=silent)
+    this = Begun(task=task.value, seed=seed)
+    begun = begun_in(out, this)
+    make_folder(out, force=force or prepare or begun is not None)
+    parts = () if prepare else steps.plan(out, seed)
+    check_replaces(context.obj, parts)
+    if begun is not None and not prepare:
+        show(f"{out}: this demo was begun there; what is done is not done again", unless=silent)
+    if prepare or begun is None or not (begun.prepared and is_prepared(steps, out)):
+        write_begun(out, this)
+        steps.prepare(out, seed, lambda message: show(message, unless=silent))
+        write_begun(out, replace(this, prepared=True))
     if prepare:
         return
-    follow(context.obj, steps.plan(out, seed), out, json=json, quiet=quiet)
+    follow(context.obj, parts, out, json=json, quiet=quiet)
     if not silent:
         conclude(steps, out)
         say(f"{out / steps.PAGE}: all of it with curves, for a browser")
 
 
-def begin(steps: Steps, this: Begun, out: Path, *, prepare: bool, force: bool, silent: bool) -> None:
-    """Make the folder or go on in it, and prepare what the commands need where that is wanted or was not done."""
-    begun = begun_in(out, this)
-    make_folder(out, force=force or prepare or begun is not None)
-    if begun is not None and not prepare:
-        show(f"{out}: this demo was begun there; what is done is not done again", unless=silent)
-    if prepare or begun is None or not (begun.prepared and is_brought(steps, out)):
-        write_begun(out, this)
-        steps.prepare(out, this.seed, lambda message: show(message, unless=silent))
-        write_begun(out, replace(this, prepared=True))
-
-
-def is_brought(steps: Steps, out: Path) -> bool:
+def is_prepared(steps: Steps, out: Path) -> bool:
     """Return whether everything is there that `prepare` makes."""
     return all((out / name).exists() for name in steps.NEEDED)
 
@@ -265,6 +263,38 @@ def write_begun(out: Path, begun: Begun) -> None:
         OutputError: If it cannot be written.
     """
     publish_text(out / RECORD, canonical(asdict(begun)))
+
+
+def check_replaces(main: Callable[[list[str]], int], parts: Sequence[Part]) -> None:
+    """Refuse a folder in which something else has the name of what a command makes, before the first of them runs.
+
+    Raises:
+        OutputExists: Naming it.
+    """
+    from hydractl.stages.report.config import ReportConfig
+    from hydractl.stages.report.run import check_ours
+    from hydractl.stages.shared.made import NotMadeError
+    from hydractl.stages.shared.unchanged import replaces
+
+    configurations: list[Any] = []
+    caught = CONFIGURATIONS.set(configurations)
+    try:
+        for part in parts:
+            for command in part.commands:
+                main([*command, "--if-changed"])
+    finally:
+        CONFIGURATIONS.reset(caught)
+    for configuration in configurations:
+        try:
+            if isinstance(configuration, ReportConfig):  # whose files say themselves that they are its own
+                check_ours([path for path in [configuration.out] if path is not None])
+            else:
+                replaces(configuration)
+        except NotMadeError as error:
+            raise OutputExists(
+                f"{error.path}: {error.said}, and the demo replaces what its own commands made",
+                hint="move it away, or choose another folder with `-o`",
+            ) from error
 
 
 def make_folder(out: Path, *, force: bool) -> None:
