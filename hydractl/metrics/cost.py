@@ -24,7 +24,8 @@ def count_macs(fn: Callable[..., object], *args: object) -> int:
     computed or stored.
 
     Args:
-        fn: Called once.
+        fn: Called once. Of a module, whose parameters may need gradients, `macs_of` counts: torch's counter looks for the origin of
+            every input that needs some, and a view of a parameter that is made without gradients has none.
         *args: Its arguments.
     """
     # For the fused inference path of nn.MultiheadAttention torch has no formula, and 2.5 has none for attention on a CPU:

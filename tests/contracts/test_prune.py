@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from hydractl.families.base import Role
 from hydractl.families.probe import largest_difference
-from support.builders import base
+from hydractl.stages.prune.config import PruneConfig
+from hydractl.stages.prune.run import run_prune
+from support.builders import base, mask_file
 from support.variants import PLAIN, VARIANTS, variant
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -56,6 +58,24 @@ def test_keeping_every_head_changes_nothing(variant):
     kept = sample.pruned(*ALL)
     assert all(torch.equal(kept.state[name], tensor) for name, tensor in sample.state.items())
     assert torch.equal(kept.model()(sample.inputs()), sample.model()(sample.inputs()))
+
+
+@pytest.mark.spread
+@every_variant
+def test_the_stage_prunes_it(variant, tmp_path):
+    """Whole: with its check, its sizes and its costs."""
+    sample, keep = base(variant), RAGGED["ragged"]
+    mask = mask_file(tmp_path / "m.json", sample.header, *keep)
+
+    report = run_prune(
+        PruneConfig(model=str(sample.save(tmp_path / "base.st")), masks=(mask,), out=tmp_path / "member.st")
+    )
+
+    (found,) = report.members
+    member = sample.pruned(*keep).model()
+    assert found.size.parameters == sum(p.numel() for p in member.parameters())
+    assert 0 < found.size.macs < report.base.macs
+    assert found.largest_difference <= 1e-5
 
 
 @given(

@@ -29,7 +29,7 @@ from hydractl.heads.masks import total_kept
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Header, InputFile, Kind
 from hydractl.manifest.heads import HeadMask, Mask
-from hydractl.metrics.cost import count_macs
+from hydractl.metrics.cost import macs_of
 from hydractl.parallel import Team, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
@@ -292,6 +292,6 @@ def _size(opened: OpenModel, mask: Mask, specs: Mapping[str, TensorSpec]) -> Siz
     inputs = blank_inputs(opened.header.preprocess, 1, device="meta")
     return Size(
         parameters=parameters,
-        macs=count_macs(model, inputs),
+        macs=macs_of(model, inputs),
         size_bytes=sum(s.size_bytes for s in specs.values()),
     )
