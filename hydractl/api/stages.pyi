@@ -308,7 +308,7 @@ def finetune(
         steps: Optimiser steps.
         epochs: Passes over the data (default 10).
         batch_size: Samples in one optimiser step, over all processes (default 64).
-        accumulate: Compute each batch in N pieces, to save memory; the result is the same.
+        accumulate: Compute each batch in N pieces, to save memory; the result is the same, but for which attention weights a text model drops.
         train: embed, norm, attention, mlp, readout, head; default: all. `own` leaves what members of a hydra share as it is.
         last_blocks: Only the last N blocks, readout and head.
         freeze_blocks: All but the first N blocks and the embedding: --last-blocks counted from below.

@@ -48,6 +48,10 @@ def share(x: torch.Tensor, member: int) -> torch.Tensor:
     return x if x.shape[0] == 1 else x[member : member + 1]
 
 
+class SharedDropout(nn.Dropout):
+    """Dropout of what has no axis of samples, as a table of positions: all samples of a step miss the same."""
+
+
 class HeadBias(nn.Module):
     """What a layer adds to its scaled scores, which is the heads' own: it is cut with them."""
 

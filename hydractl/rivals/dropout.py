@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UnsupportedModelError
+from hydractl.families.side import SharedDropout
 from hydractl.families.stacked import Abreast
 from hydractl.families.tower import Towers
 from hydractl.inputs import Inputs
@@ -42,9 +43,9 @@ class Thinned(Derived):
                 module.stack(on=False)  # copies of members would drop nothing
         for module, child, layer in dropout_layers(model):
             own = how.rate is None or child in NOT_DROPPED
-            drop = PassDropout(
-                layer.p if own or how.rate is None else how.rate, how.seed, place=len(self.drops)
-            )
+            rate = layer.p if own or how.rate is None else how.rate
+            shared = isinstance(layer, SharedDropout)
+            drop = PassDropout(rate, how.seed, place=len(self.drops), shared=shared)
             module.add_module(child, drop)
             self.drops.append(drop)
         if not any(drop.rate for drop in self.drops):
@@ -70,18 +71,20 @@ class PassDropout(nn.Module):
 
     Attributes:
         number: Of the pass.
+        shared: Whether its input has no axis of samples.
     """
 
-    def __init__(self, rate: float, seed: int, *, place: int) -> None:
+    def __init__(self, rate: float, seed: int, *, place: int, shared: bool = False) -> None:
         super().__init__()
-        self.rate, self.seed, self.place, self.number = rate, seed, place, 0
+        self.rate, self.seed, self.place, self.number, self.shared = rate, seed, place, 0, shared
         self._drawn: dict[int, torch.Tensor] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x (B, ...) with a share of each sample's numbers zero, and the others scaled by 1 / (1 - rate)."""
         if self.rate == 0:
             return x
-        size = math.prod(x.shape[1:])
+        shape = x.shape if self.shared else x.shape[1:]
+        size = math.prod(shape)
         keep = self._drawn.get(self.number)
         if keep is None or len(keep) < size or keep.device != x.device:
             # a longer text goes on where a shorter one ended
@@ -89,4 +92,4 @@ class PassDropout(nn.Module):
             keep = self._drawn[self.number] = (torch.rand(size, generator=generator) >= self.rate).to(
                 x.device
             )
-        return x * keep[:size].view(x.shape[1:]) / (1 - self.rate)
+        return x * keep[:size].view(shape) / (1 - self.rate)

@@ -1,4 +1,7 @@
-"""Dropout whose mask hangs on the seed and the step alone: not on the processes, the pieces, or what ran before."""
+"""Dropout whose mask hangs on the seed and the step alone: not on the processes, the pieces, or what ran before.
+
+Dropout of attention weights is not of it: fused kernels draw that themselves, for the rows they are given.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from torch import nn
 
 from hydractl.data.preprocess import sample_seed
+from hydractl.families.side import SharedDropout
 from hydractl.families.tower import Tower
 
 NOT_DROPPED = ("attn_drop", "head_drop")
@@ -55,18 +59,21 @@ class BatchDropout(nn.Module):
     Attributes:
         p: The share dropped.
         whole: Whether a sample is dropped as a whole: stochastic depth (Huang et al. 2016).
+        shared: Whether its input has no axis of samples.
     """
 
-    def __init__(self, p: float, noise: StepNoise, *, whole: bool = False) -> None:
+    def __init__(self, p: float, noise: StepNoise, *, whole: bool = False, shared: bool = False) -> None:
         super().__init__()
         self.p = p
         self.noise = noise
-        self.whole = whole
+        self.whole, self.shared = whole, shared
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x (M B, ...) with a share `p` of its elements or samples zero and the others scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return x
+        if self.shared:
+            return x * torch.empty_like(x).bernoulli_(1 - self.p) / (1 - self.p)
         members = max(len(x) // len(self.noise.rows), 1)
         sample = (1,) * (x.ndim - 1) if self.whole else x.shape[1:]
         keep = torch.empty(members, len(self.noise.batch), *sample, dtype=x.dtype, device=x.device)
@@ -80,7 +87,7 @@ def dropout_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Dropout]]:
         (module, name, child)
         for module in model.modules()
         for name, child in module.named_children()
-        if type(child) is nn.Dropout and name != "attn_drop"
+        if isinstance(child, nn.Dropout) and name != "attn_drop"
     ]
 
 
@@ -99,7 +106,8 @@ def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None)
     noise = StepNoise()
     for module, name, layer in dropout_layers(model):
         own = p is None or name in NOT_DROPPED
-        module.add_module(name, BatchDropout(layer.p if own or p is None else p, noise))
+        share = layer.p if own or p is None else p
+        module.add_module(name, BatchDropout(share, noise, shared=isinstance(layer, SharedDropout)))
     for tower in [module for module in model.modules() if isinstance(module, Tower)]:
         blocks = tower.layers()
         for i, block in enumerate(blocks):

@@ -14,7 +14,11 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
+from hydractl.families.head_group import HeadGroup
 from hydractl.families.probe import largest_difference
+from hydractl.families.registry import FAMILIES
+from hydractl.inputs import map_inputs
+from hydractl.training.noise import set_dropout
 from support.builders import base
 from support.variants import VARIANTS, Variant
 
@@ -28,6 +32,9 @@ RATES = {
     "openclip": (),
 }  # fmt: skip
 """The options that each library has for it; each gets a rate of its own. OpenCLIP's classifiers drop nothing."""
+
+TRAINED = [v for v in VARIANTS if len(FAMILIES[v.family].towers) == 1]
+"""A model that compares images with texts is not trained."""
 
 
 def dropping(variant: Variant) -> Variant:
@@ -110,3 +117,26 @@ def test_the_rates_are_felt(variant, fixed):
     inputs = sample.inputs(batch=3, dtype=torch.float64)
 
     assert largest_difference(model.eval()(inputs), model.train()(inputs)) > 1e-4
+
+
+@pytest.mark.spread
+@pytest.mark.parametrize("variant", TRAINED, ids=str)
+@torch.no_grad()
+def test_pieces_of_a_batch_drop_what_all_of_it_drops(variant):
+    """Attention's own dropout, which kernels draw, is off."""
+    sample = base(variant)
+    model, inputs = sample.model().train(), sample.inputs(batch=4)
+    noise = set_dropout(model, 0.2, path=0.2)
+    for module in model.modules():
+        if isinstance(module, HeadGroup):
+            module.dropout = 0.0
+
+    def logits(rows):
+        piece = map_inputs(lambda x: x[rows.start : rows.stop], inputs)
+        with noise.at(seed=1, step=2, rows=rows, total=4, device=torch.device("cpu")):
+            return model(piece)
+
+    whole = logits(range(4))
+
+    assert largest_difference(torch.cat([logits(range(1)), logits(range(1, 4))]), whole) <= 1e-5
+    assert largest_difference(model.eval()(inputs), whole) > 1e-3

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hydractl.errors import UnsupportedModelError
+from hydractl.families.side import SharedDropout
 from hydractl.fusion.hydra import Hydra
 from hydractl.inputs import map_inputs
 from hydractl.rivals.dropout import PassDropout, Thinned
@@ -59,6 +60,16 @@ def test_a_mask_has_its_rate_and_keeps_the_mean():
     assert {round(float(v), 4) for v in found.unique()} == {0.0, round(1 / 0.7, 4)}
     other = PassDropout(0.3, 0, place=1)(x)
     assert float(((found == 0) & (other == 0)).double().mean()) == pytest.approx(0.09, abs=0.01)
+
+
+def test_what_has_no_axis_of_samples_has_one_mask():
+    table = torch.ones(2, 200, 100)
+    (layer,) = (d for _, _, d in dropout_layers(torch.nn.Sequential(SharedDropout(0.3))))
+
+    found = PassDropout(layer.p, 0, place=0, shared=isinstance(layer, SharedDropout))(table)
+
+    assert not torch.equal(found[0], found[1])
+    assert float((found == 0).double().mean()) == pytest.approx(0.3, abs=0.01)
 
 
 def test_a_longer_text_goes_on_where_a_shorter_one_ended():

@@ -10,6 +10,7 @@ from timm.layers import DropPath
 from torch import nn
 
 from hydractl.data.preprocess import sample_seed
+from hydractl.families.side import SharedDropout
 from hydractl.training.noise import BatchDropout, set_dropout
 from support.builders import base
 from support.variants import variant
@@ -46,6 +47,20 @@ def test_pieces_drop_what_the_whole_batch_drops(dropping):
     pieces = [run(noise, layer, x[a:b], first=a, total=7) for a, b in ((0, 3), (3, 4), (4, 7))]
 
     assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("tables", [1, 3])
+def test_what_has_no_axis_of_samples_is_dropped_once(tables):
+    """A table of positions, or one a member of a hydra, is the same for every piece, and no larger than it was."""
+    net = nn.Sequential(SharedDropout(0.25)).train()
+    noise, x = set_dropout(net, None), torch.ones(tables, 50, 8)
+
+    whole = run(noise, net, x, count=7)
+    piece = run(noise, net, x, first=2, count=4, total=7)
+
+    assert torch.equal(piece, whole)
+    assert whole.unique().tolist() == pytest.approx([0, 1 / 0.75])
+    assert (whole == 0).float().mean() == pytest.approx(0.25, abs=0.08)
 
 
 def test_members_side_by_side_have_draws_of_their_own(dropping):

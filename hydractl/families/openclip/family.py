@@ -74,7 +74,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
     ) -> Model:
         from hydractl.families.dismantling import cut_heads, fill
         from hydractl.families.openclip.modules import wrap
-        from hydractl.families.timm.modules import compute_buffers
+        from hydractl.families.timm.modules import complete
 
         config: dict[str, Any] = dict(architecture.config)
         library = configs.created(config, architecture.name, weights=False)
@@ -82,7 +82,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         own = None if state is None else {k: v for k, v in state.items() if k != "class_embeddings"}
         fill(library, own)
         if configs.timm_name(config):
-            compute_buffers(library.visual.trunk)
+            complete(library.visual.trunk)
         if config["vision_cfg"].get("pos_embed_type") == "sin_cos_2d":
             library.visual.positional_embedding.requires_grad_(requires_grad=False)
         classes = None if state is None else state.get("class_embeddings")

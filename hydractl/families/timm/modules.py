@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from timm.layers import RelPosMlp
 from timm.models import beit, deit, eva, vision_transformer, vision_transformer_relpos
 from torch import nn
 from typing_extensions import override
@@ -13,7 +14,7 @@ from typing_extensions import override
 from hydractl.families.attention import Attention
 from hydractl.families.dismantling import Kept, part
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.side import HeadBias, PositionBias, Side
+from hydractl.families.side import HeadBias, PositionBias, SharedDropout, Side
 from hydractl.families.stacked import only_rows, shallow
 from hydractl.families.tower import Block, LayerScale, Model, Run, Stream, Tower
 
@@ -106,7 +107,7 @@ class HostedBias(HeadBias):
 
 def wrap(library: Any, kept: Kept) -> Model:  # noqa: ANN401 - timm is untyped
     """Return the model whose parts are the library model's own modules; `kept` are each layer's heads."""
-    compute_buffers(library)
+    complete(library)
     return Model(
         {
             "vision": Tower(
@@ -226,8 +227,17 @@ def _for_heads(rope: torch.Tensor, prefix: int) -> torch.Tensor:
     return torch.stack((cos, sin), dim=1).unsqueeze(0)
 
 
-def compute_buffers(library: Any) -> None:  # noqa: ANN401 - timm is untyped
-    """Compute what no state dict has, as the library would, unless the weights themselves are on the meta device."""
+def complete(library: Any) -> None:  # noqa: ANN401 - timm is untyped
+    """Make a model of the library's ready to be taken apart.
+
+    What no state dict has is computed, as the library would, unless the weights themselves are on the meta device. The networks that
+    make tables of biases drop units of theirs, for all samples at once.
+    """
+    for module in library.modules():
+        if isinstance(module, RelPosMlp):
+            module.mlp.drop1, module.mlp.drop2 = (
+                SharedDropout(drop.p) for drop in (module.mlp.drop1, module.mlp.drop2)
+            )
     weight = next(library.patch_embed.parameters())
     if weight.is_meta:
         return

@@ -15,7 +15,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from typing_extensions import override
 
 from hydractl.families.head_group import HeadGroup, HeadParts, Projection
-from hydractl.families.side import Side
+from hydractl.families.side import SharedDropout, Side
 from hydractl.families.stacked import StackedLinear
 from hydractl.families.tower import Hosted, Stream, Tower
 from hydractl.families.transformers.encoder import Encoder, TextEncoder
@@ -35,7 +35,7 @@ class DisentangledGroup(HeadGroup):
         self.kinds = tuple(kind for kind in ("c2p", "p2c") if kind in own.pos_att_type)
         self.pos_key: nn.Linear | None = getattr(own, "pos_key_proj", None)
         self.pos_query: nn.Linear | None = getattr(own, "pos_query_proj", None)
-        self.pos_drop = own.pos_dropout if own.relative_attention else nn.Identity()
+        self.pos_drop = SharedDropout(own.pos_dropout.p) if own.relative_attention else nn.Identity()
         self.buckets = own.position_buckets if own.relative_attention else 0
         self.furthest = own.max_relative_positions if own.relative_attention else 0
 

@@ -202,7 +202,7 @@ class Recipe:
     )
     accumulate: int = setting(
         1,
-        "Compute each batch in N pieces, to save memory; the result is the same.",
+        "Compute each batch in N pieces, to save memory; the result is the same, but for which attention weights a text model drops.",
         low=1,
         tells=False,
         metavar="N",
