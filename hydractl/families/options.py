@@ -40,8 +40,7 @@ def check_options(
         prefix: What a reference writes before each.
 
     Raises:
-        OptionsError: Naming an option that there is not.
-        UnsupportedModelError: Naming one whose value is refused.
+        OptionsError: Naming an option that there is not, or whose value is refused.
     """
     for key, value in options.items():
         if key not in known:
@@ -56,7 +55,7 @@ def check_values(name: str, key: str, value: object) -> None:
     """Refuse an option's value that is more than names and numbers, whatever it is nested in.
 
     Raises:
-        UnsupportedModelError: Naming the option.
+        OptionsError: Naming the option.
     """
     left = [value]
     while left:
@@ -66,12 +65,12 @@ def check_values(name: str, key: str, value: object) -> None:
         elif isinstance(found, list | tuple):
             left += found
         elif isinstance(found, str) and not NAME.fullmatch(found):
-            raise UnsupportedModelError(
+            raise OptionsError(
                 f"`{name}`: option `{key}` is {found[:SHOWN]!r}; an architecture is told names and numbers, "
                 "no paths, addresses or code"
             )
         elif isinstance(found, int) and abs(found) > LARGEST:
-            raise UnsupportedModelError(f"`{name}`: option `{key}` is beyond {LARGEST}, which no model has")
+            raise OptionsError(f"`{name}`: option `{key}` is beyond {LARGEST}, which no model has")
 
 
 @contextmanager

@@ -187,12 +187,18 @@ def test_what_a_file_says_wrongly_is_told_before_anything_runs(pipeline, call, o
     assert set(pipeline.iterdir()) == before
 
 
+def test_how_often_a_stage_is_repeated_names_what_says_it(pipeline, call):
+    seen = call("run", "p.toml", "--set", "members=-1")
+
+    assert seen.code == 3
+    assert "p.toml: stage `members`: repeat = {members}: -1 is no number of times" in seen.err
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
         (["--set", "member=3"], "did you mean `members`"),
         (["--set", "members=many"], "must be a whole number, as 2 is"),
-        (["--set", "members=-1"], "`--set members=-1`: is how often p.toml: stage `members` is repeated"),
         (["--set", "members"], "is not NAME=VALUE"),
         (["--only", "fuze"], "did you mean `fuse`"),
         (["--from", "fuse", "--only", "fuse"], "exclude each other"),

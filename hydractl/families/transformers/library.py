@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
-from hydractl.families.options import building, check_options, check_values
+from hydractl.families.options import OptionsError, building, check_options, check_values
 from hydractl.jsonfile import MAX_BYTES, read_object
 from hydractl.progress import counted
 
@@ -59,7 +59,7 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
     attention, the place of weights and their quantisation.
 
     Raises:
-        UnsupportedModelError: If it does not take the options.
+        OptionsError: If it does not take the options.
     """
     from transformers import AutoConfig
 
@@ -70,14 +70,14 @@ def configured(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
         with quiet():
             return AutoConfig.for_model(name, **told)
     except Exception as error:  # whatever a configuration's validators raise, these options make no model
-        raise UnsupportedModelError(f"transformers cannot configure `{name}`: {reason_of(error)}") from error
+        raise OptionsError(f"transformers cannot configure `{name}`: {reason_of(error)}") from error
 
 
 def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped
     """Return the configuration that a user's options make.
 
     Raises:
-        UnsupportedModelError: If an option is unknown, or the configuration does not take its value.
+        OptionsError: If an option is unknown, or the configuration does not take its value.
     """
     made = _config_class(name)
     within = _within(made)

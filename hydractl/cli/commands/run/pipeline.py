@@ -77,7 +77,7 @@ def parsed(path: Path, text: str, given: Mapping[str, str], tree: TyperGroup) ->
         raise InputError(f"{path}: `params` is no table", hint="write `[params]`, and `name = value` below")
     if not isinstance(stages, list) or not stages or not all(isinstance(one, dict) for one in stages):
         raise InputError(f"{path}: has no stages", hint="each begins with `[[stage]]`")
-    return tuple(_Reader(path, _resolved(path, params, given), tree, given).stages(stages))
+    return tuple(_Reader(path, _resolved(path, params, given), tree).stages(stages))
 
 
 def _check_keys(table: Mapping[str, object], known: Sequence[str], where: str) -> None:
@@ -153,10 +153,8 @@ def text_of(value: object) -> str:
 class _Reader:
     """Makes command lines of stages, one after the other."""
 
-    def __init__(
-        self, path: Path, params: Mapping[str, Value], tree: TyperGroup, given: Mapping[str, str]
-    ) -> None:
-        self._path, self._params, self._tree, self._given = path, params, tree, given
+    def __init__(self, path: Path, params: Mapping[str, Value], tree: TyperGroup) -> None:
+        self._path, self._params, self._tree = path, params, tree
         self._outputs: dict[str, list[str]] = {}
 
     def stages(self, tables: Sequence[Mapping[str, Any]]) -> Iterator[Stage]:
@@ -191,13 +189,8 @@ class _Reader:
             yield dict(self._params)
             return
         times = _filled(table["repeat"], self._params, f"{where}: repeat")
-        named = _BRACES.fullmatch(str(table["repeat"]))
-        if type(times) is int and times < 0 and named is not None and named[1] in self._given:
-            raise UsageError(
-                f"`--set {named[1]}={times}`: is how often {where} is repeated, and must be at least 0"
-            )
         if type(times) is not int or times < 0:
-            raise InputError(f"{where}: repeat: {times!r} is no number of times")
+            raise InputError(f"{where}: repeat = {text_of(table['repeat'])}: {times!r} is no number of times")
         for i in range(times):
             yield {**self._params, INDEX: i}
 
