@@ -29,7 +29,6 @@ from hydractl.claims import keep, remove_dead
 from hydractl.errors import CheckpointError, ManifestError, OutputError
 from hydractl.jsonfile import MAX_BYTES, compact, opened, parse
 from hydractl.manifest.header import Header
-from hydractl.progress import did_you_mean_path
 from hydractl.publish import FULL, Sink, is_stream
 from hydractl.runtime import CHUNK_BYTES, digest_files
 from hydractl.tensors import (
@@ -42,6 +41,7 @@ from hydractl.tensors import (
     tensor_bytes,
     tensor_of,
 )
+from hydractl.wording import did_you_mean_path
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hydractl.errors import CheckpointError, ManifestError
-from hydractl.progress import did_you_mean_path
+from hydractl.wording import did_you_mean_path
 
 MAX_BYTES = 100_000_000
 MAX_VALUES = 4_000_000

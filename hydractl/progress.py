@@ -2,83 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import os
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
-MOST_ENTRIES = 2000
-"""Of a folder that are compared with a name that is missing in it: a data set may have a million."""
-
-
-def count(value: float) -> str:
-    """Return a count with a unit prefix: 116.3 M, 46.17 G."""
-    for unit in ("", " k", " M", " G", " T"):
-        if abs(value) < 1000:
-            return f"{value:.0f}" if not unit else f"{value:.2f}{unit}"
-        value /= 1000
-    return f"{value:.2f} P"
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number and what it counts, in the singular for one: `1 member`, `3 members`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
-
-
-def lasting(seconds: float) -> str:
-    """Return a time as a person reads it, in the unit that fits: `0.40 s`, `12 s`, `3.5 min`, `2.0 h`."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2f} s"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Return words as a sentence has them: a, b and c."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
-
-
-def quoted(names: Iterable[object], *, most: int | None = None) -> str:
-    """Return names between backticks and commas, the first `most` of them: "`a`, `b`, ..."."""
-    every = [f"`{name}`" for name in names]
-    return ", ".join(every if most is None or len(every) <= most else [*every[:most], "..."])
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is nearest to `name`: the shortest that begins with it, else one spelled much like it."""
-    names = sorted(known)
-    begun = sorted((found for found in names if name and found.startswith(name)), key=len)
-    return next(iter(begun or difflib.get_close_matches(name, names, n=1)), None)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """Return a hint with the known name nearest to `name`, or None if none is near."""
-    near = nearest(name, known)
-    return f"did you mean `{near}`?" if near else None
-
-
-def did_you_mean_path(path: str) -> str | None:
-    """Return a hint with what is there instead of a path that is not, or None where nothing is near.
-
-    Args:
-        path: As it was typed. Its first part that is missing is looked for among what lies where it should be.
-    """
-    missing = Path(path)
-    while missing.parent != missing and not missing.parent.is_dir():
-        missing = missing.parent
-    try:
-        with os.scandir(missing.parent) as entries:
-            there = [entry.name for entry in islice(entries, MOST_ENTRIES)]
-    except OSError:
-        return None
-    hidden = missing.name.startswith(".")
-    near = nearest(missing.name, (name for name in there if hidden or not name.startswith(".")))
-    meant = missing.with_name(near) / Path(path).relative_to(missing) if near else missing
-    ending = "/" if path.endswith("/") else ""
-    return f"did you mean `{meant}{ending}`?" if meant.exists() else None
 
 
 class Progress(Protocol):

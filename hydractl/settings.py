@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean
+from hydractl.wording import did_you_mean
 
 C = TypeVar("C")
 P = ParamSpec("P")

@@ -14,8 +14,8 @@ from typing import Any
 from hydractl.errors import CheckpointError, HubError, UsageError
 from hydractl.hubclient import asking, unusable
 from hydractl.jsonfile import NotJSONError, parse, read_object
-from hydractl.progress import did_you_mean_path
 from hydractl.publish import is_stream
+from hydractl.wording import did_you_mean_path
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?$")
 INDEX = "model.safetensors.index.json"

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydractl.hubclient import without_bars
-from hydractl.progress import Progress, Silent, did_you_mean
+from hydractl.progress import Progress, Silent
 from hydractl.settings import Declared, Setting, configured, options_of
+from hydractl.wording import did_you_mean
 
 FIRST_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 

@@ -19,8 +19,8 @@ from typing_extensions import override
 from hydractl.cli.helptext import escaped, literal_help
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
-from hydractl.progress import did_you_mean
 from hydractl.version import __version__
+from hydractl.wording import did_you_mean
 
 C = TypeVar("C", typer.core.TyperCommand, typer.core.TyperGroup)
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hydractl.errors import HydraError, OutputError, UsageError, harmless, in_one_line
 from hydractl.parallel import LINGER_S
-from hydractl.progress import count
 from hydractl.publish import STDOUT
 from hydractl.signals import heed_no_more_signals
+from hydractl.wording import count
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

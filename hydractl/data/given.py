@@ -15,7 +15,7 @@ from typing_extensions import override
 from hydractl.data.inputs import Reading, content_of
 from hydractl.data.items import Content, ImageSet, ImageStore, Items, Text, TextSet, decode, read_bytes
 from hydractl.errors import DataError
-from hydractl.progress import did_you_mean_path
+from hydractl.wording import did_you_mean_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -30,7 +30,8 @@ from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Preprocess, Tokenization
-from hydractl.progress import SILENT, Progress, counted
+from hydractl.progress import SILENT, Progress
+from hydractl.wording import counted
 
 T = TypeVar("T", bound=Items)
 Reading: TypeAlias = "Preprocess | Tokenization"

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from hydractl.data.items import LABELS_HINT
 from hydractl.errors import DataError, UsageError
-from hydractl.progress import SILENT, Progress, quoted
+from hydractl.progress import SILENT, Progress
+from hydractl.wording import quoted
 
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from hydractl.data.presets.table import OPENOOD, PREFIX, find
 from hydractl.errors import DataError, UsageError
-from hydractl.progress import did_you_mean, did_you_mean_path
+from hydractl.wording import did_you_mean, did_you_mean_path
 
 FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
 LIST_SUFFIX = ".txt"

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hydractl.data.batches import Batch
 from hydractl.errors import CheckpointError, DataError, UsageError, reason_of
-from hydractl.progress import counted
 from hydractl.runtime import without_panic
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -15,10 +15,10 @@ from hydractl.families.base import Described, Family, is_replaceable, place_of
 from hydractl.families.registry import FAMILIES, described_as, family_for_config, family_of
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization
-from hydractl.progress import counted
 from hydractl.publish import is_stream
 from hydractl.source import Located, folder_files, locate, named, parse_arch
 from hydractl.tensors import TensorSpec, spec_of
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import HydraError, UnsupportedModelError, reason_of
 from hydractl.manifest.document import first_problem
-from hydractl.progress import did_you_mean
+from hydractl.wording import did_you_mean
 
 NAME = re.compile(r"[\w.+ -]*", re.ASCII)
 LARGEST = 2**20

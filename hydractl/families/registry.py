@@ -19,7 +19,7 @@ from hydractl.families.transformers.refused import REFUSED
 from hydractl.families.transformers.text import TEXTS
 from hydractl.families.transformers.vision_models import IMAGES
 from hydractl.manifest.header import Architecture
-from hydractl.progress import did_you_mean, quoted
+from hydractl.wording import did_you_mean, quoted
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

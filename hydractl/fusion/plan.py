@@ -20,9 +20,9 @@ from hydractl.families.base import Family, place_of
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.header import Fate, Header
 from hydractl.manifest.heads import Shape
-from hydractl.progress import counted
 from hydractl.runtime import one_thread
 from hydractl.tensors import Chunks, Span, TensorSpec, tensor_bytes, tensor_of
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     import torch

@@ -19,9 +19,9 @@ from hydractl.manifest.report import Report, Row, Value
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.table import METRICS
-from hydractl.progress import counted
 from hydractl.source import HUB_ID
 from hydractl.tensors import TensorSpec
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

@@ -17,8 +17,9 @@ from hydractl.errors import HubError, reason_of
 from hydractl.hub.layout import is_ours
 from hydractl.hubclient import NO_ANSWER, asking
 from hydractl.jsonfile import MAX_BYTES, read_limited
-from hydractl.progress import SILENT, Progress, counted
+from hydractl.progress import SILENT, Progress
 from hydractl.runtime import CHUNK_BYTES, digest_file
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, RepoFile

@@ -10,7 +10,7 @@ from hydractl.metrics.diversity import DIVERSITY
 from hydractl.metrics.labelled import LABELLED
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.ranking import RANKING
-from hydractl.progress import nearest
+from hydractl.wording import nearest
 
 FIT, VAL = "fit", "val"
 """What reports call the data that scores are fitted on, and held-out ID data."""

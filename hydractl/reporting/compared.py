@@ -11,9 +11,9 @@ from hydractl.errors import InputError, ManifestError
 from hydractl.manifest.report import Report
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.table import METRICS
-from hydractl.progress import counted, listed, quoted
 from hydractl.reporting.intervals import SEEDS, SETS, mean_of_sets, square_and_add, student
 from hydractl.reporting.numbers import Number, Quantity, difference_of, number_of, quantities
+from hydractl.wording import counted, listed, quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hydractl.manifest.report import Row
 from hydractl.metrics.metric import Metric, Needs
-from hydractl.progress import counted
 from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.compared import Compared, Runtimes
 from hydractl.reporting.intervals import SETS
@@ -25,6 +24,7 @@ from hydractl.reporting.numbers import (
 )
 from hydractl.reporting.shift import shift_tables
 from hydractl.reporting.verdict import JUDGED, negated
+from hydractl.wording import counted
 
 FEW = 2
 COSTS = (Needs.WEIGHTS, Needs.TIME)

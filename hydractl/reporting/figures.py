@@ -10,7 +10,6 @@ from hydractl.manifest.curves import Bins, Curves, Line, Origin
 from hydractl.manifest.report import Row
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Needs
-from hydractl.progress import count, counted
 from hydractl.reporting.analyses.figures import analysis_figures
 from hydractl.reporting.chart import SEVERAL, Axis, Chart, Figure, Series, look
 from hydractl.reporting.compared import Compared
@@ -20,6 +19,7 @@ from hydractl.reporting.maps import head_map
 from hydractl.reporting.numbers import GROUPS, Quantity, told, written
 from hydractl.reporting.shift import severity_chart
 from hydractl.reporting.verdict import JUDGED
+from hydractl.wording import count, counted
 
 UNDER_SHIFT = ("accuracy", "nll", "ece")
 DIAGONAL = ((0.0, 0.0), (1.0, 1.0))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import ceil
 
 from hydractl.manifest.heads import TowerKeep
-from hydractl.progress import counted
 from hydractl.reporting.drawing import TEXT, Drawing, Path, Point, Text, fitting
+from hydractl.wording import counted
 
 CELL, GAP, MAP = 9.0, 1.0, 300.0
 """The side of a head, what parts it from the next, and the most that a map of many takes."""

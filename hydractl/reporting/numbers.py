@@ -11,7 +11,7 @@ from hydractl.manifest.scopes import scopes as shifted_scopes
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import number_name
 from hydractl.metrics.table import METRICS
-from hydractl.progress import count
+from hydractl.wording import count
 
 if TYPE_CHECKING:
     from hydractl.manifest.report import Report, Row, Shift, Value

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from hydractl.data.corruptions.names import KNOWN
 from hydractl.manifest.scopes import SHIFT
 from hydractl.metrics.metric import Metric
-from hydractl.progress import counted
 from hydractl.reporting.chart import SEVERAL, Axis, Chart, Series, look
 from hydractl.reporting.numbers import Cell, Number, Quantity, Table, cell_of, number_of, signed, told
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from hydractl.reporting.compared import Compared

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from hydractl.manifest.scopes import SHIFT
 from hydractl.metrics.metric import Needs
-from hydractl.progress import listed
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.numbers import GROUPS, Number, Quantity, told
+from hydractl.wording import listed
 
 JUDGED = ("accuracy", "nll", "ece", "auroc")
 """What sentences speak of; tables have the rest."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.progress import Progress, did_you_mean
+from hydractl.progress import Progress
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.circuit.settings import CircuitSettings
 from hydractl.scoring.gates.settings import DspSettings, L0Settings
@@ -23,6 +23,7 @@ from hydractl.scoring.gradients.settings import (
 from hydractl.scoring.job import Method, Ranking, ScoreJob
 from hydractl.scoring.settings import PANELS, Settings
 from hydractl.settings import Declared, declared, spelled
+from hydractl.wording import did_you_mean
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option

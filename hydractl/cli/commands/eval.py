@@ -13,7 +13,6 @@ from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Metric, Needs, Unit
 from hydractl.metrics.scores import MSP, number_name
 from hydractl.metrics.table import METRICS, TEMPERATURE, needing
-from hydractl.progress import counted, listed
 from hydractl.reporting.analyses.tables import analysis_tables
 from hydractl.reporting.numbers import (
     GROUPS,
@@ -27,6 +26,7 @@ from hydractl.reporting.numbers import (
 )
 from hydractl.reporting.shift import shift_tables
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.wording import counted, listed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, size, table
-from hydractl.progress import counted
 from hydractl.stages.fuse.config import FuseConfig
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, size, table
-from hydractl.progress import count
 from hydractl.stages.importing.config import ImportConfig
+from hydractl.wording import count
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,7 @@ from hydractl.data.presets.images import IMAGES
 from hydractl.data.presets.preset import ROLES, TEST, Listed, Outside, Preset
 from hydractl.data.presets.texts import TEXTS
 from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean, quoted
+from hydractl.wording import did_you_mean, quoted
 
 PREFIX = "preset:"
 OPENOOD, SPLIT = "openood", "split"

@@ -15,7 +15,8 @@ from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tabular import Read, Span, Table
 from hydractl.errors import DataError
-from hydractl.progress import Progress, did_you_mean, quoted
+from hydractl.progress import Progress
+from hydractl.wording import did_you_mean, quoted
 
 IMAGE_COLUMNS = ("image", "img", "file_name", "path", "file")
 TEXT_COLUMNS = ("text", "sentence", "content", "review", "document", "comment", "tweet", "body")

@@ -16,7 +16,8 @@ from hydractl.data import items
 from hydractl.data.items import Content
 from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
 from hydractl.errors import DataError
-from hydractl.progress import Progress, did_you_mean, quoted
+from hydractl.progress import Progress
+from hydractl.wording import did_you_mean, quoted
 
 SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     {

@@ -13,7 +13,8 @@ from hydractl.data.items import Content, Items, Labels, fingerprint_of
 from hydractl.data.reference import ENDLESS_HINT
 from hydractl.data.sources.stream import Stream
 from hydractl.errors import DataError
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
+from hydractl.wording import counted
 
 DIGEST = np.dtype("<u8")
 """The first eight bytes of an item's digest: of ten million items no two differ and have the same in a million runs."""

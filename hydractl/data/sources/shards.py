@@ -20,7 +20,7 @@ from hydractl.data.reference import IMAGE_SUFFIXES, SHARD_SUFFIX, SOURCES_HINT, 
 from hydractl.data.sources.tabular import Read, Span, Table
 from hydractl.errors import DataError, UsageError, reason_of
 from hydractl.jsonfile import NotJSONError, parse
-from hydractl.progress import did_you_mean_path
+from hydractl.wording import did_you_mean_path
 
 IMAGE, TEXT, LABEL = "image", "text", "label"
 FILES = {".txt": TEXT, ".cls": LABEL} | dict.fromkeys(IMAGE_SUFFIXES, IMAGE)

@@ -17,7 +17,8 @@ from hydractl.data.reference import DataRef, SourceKind
 from hydractl.data.sources.rows import Rows, read_rows
 from hydractl.errors import DataError, HubError, reason_of
 from hydractl.hubclient import asking, without_bars
-from hydractl.progress import Progress, did_you_mean, quoted
+from hydractl.progress import Progress
+from hydractl.wording import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from hydractl.data.items import Content

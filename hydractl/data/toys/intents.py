@@ -18,7 +18,7 @@ from hydractl.data.items import TextSet
 from hydractl.data.reference import DataRef
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
-from hydractl.progress import did_you_mean
+from hydractl.wording import did_you_mean
 
 FILE = "intents.json.xz"
 DOMAINS = ("near-val", "near", "far-val", "far")

@@ -17,7 +17,7 @@ from hydractl.data.items import TextSet
 from hydractl.data.reference import DataRef
 from hydractl.data.toys.builtin import SPLITS
 from hydractl.errors import DataError
-from hydractl.progress import did_you_mean
+from hydractl.wording import did_you_mean
 
 COUNTS: Mapping[str, int] = MappingProxyType(dict(zip(SPLITS, (8000, 600, 1000), strict=True)))
 """How many reviews of films a split has."""

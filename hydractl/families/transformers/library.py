@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.options import OptionsError, building, check_options, check_values
 from hydractl.jsonfile import MAX_BYTES, read_object
-from hydractl.progress import counted
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     import torch

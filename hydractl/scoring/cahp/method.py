@@ -7,7 +7,7 @@ import torch
 from hydractl.errors import DataError, UsageError
 from hydractl.manifest.document import Option
 from hydractl.manifest.heads import HeadName
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.scoring.cahp.clusters import Clustering, find_knee, group_points, silhouettes
 from hydractl.scoring.cahp.embedding import embed, fitting_perplexity
 from hydractl.scoring.cahp.moments import Moments, class_moments
@@ -15,6 +15,7 @@ from hydractl.scoring.cahp.profile import Compared, compare
 from hydractl.scoring.cahp.settings import CahpSettings
 from hydractl.scoring.gradients.salience import gate_gradients
 from hydractl.scoring.job import Ranking, ScoreJob
+from hydractl.wording import counted
 
 FEWEST_HEADS = 3
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hydractl.errors import UsageError
 from hydractl.metrics.metric import Metric, Needs
 from hydractl.metrics.table import metric_named
-from hydractl.progress import did_you_mean
+from hydractl.wording import did_you_mean
 
 TERMS: Mapping[str, Metric] = MappingProxyType(
     {name: metric_named(name) for name in ("acc", "ood", "nll", "ece", "fpr95")}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hydractl.data.presets.table import PRESETS, of_name
 from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean
 from hydractl.settings import Setting, required
+from hydractl.wording import did_you_mean
 
 LIST, SHOW = "list", "show"
 

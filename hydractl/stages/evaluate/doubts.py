@@ -17,11 +17,11 @@ from hydractl.metrics.metric import Needs
 from hydractl.metrics.ranking import TPR
 from hydractl.metrics.scores import MSP, SCORES
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL, needing
-from hydractl.progress import counted
 from hydractl.rivals.reference import Vilu
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.shared.reading import held_twice
+from hydractl.wording import counted
 
 FEW = 100
 """Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""

@@ -20,7 +20,7 @@ from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.header import Tokenization
 from hydractl.manifest.report import Derived
 from hydractl.manifest.scopes import ID_NAME
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.rivals.bayesvlm import TEXT, VISION, Compared, Pairs, Watched
 from hydractl.rivals.dropout import Thinned
 from hydractl.rivals.laplace import GRID, LastLayer
@@ -31,6 +31,7 @@ from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.training.feeding.feed import ItemFeed
+from hydractl.wording import counted
 
 
 class Asked(NamedTuple):

@@ -13,9 +13,10 @@ from hydractl.families.opening import OpenModel
 from hydractl.fusion.building import member_headers
 from hydractl.fusion.plan import join_members
 from hydractl.manifest.header import Fate, Tokenization
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.shared.classes import POOLED
+from hydractl.wording import counted
 
 SHOWN = 5
 

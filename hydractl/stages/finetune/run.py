@@ -21,7 +21,7 @@ from hydractl.inputs import map_inputs
 from hydractl.manifest.header import Header, Kind
 from hydractl.metrics.cost import macs_of
 from hydractl.parallel import follow_leader, rank
-from hydractl.progress import SILENT, Progress, counted
+from hydractl.progress import SILENT, Progress
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.subject import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
@@ -43,6 +43,7 @@ from hydractl.training.methods.reference import Mimo, Packed
 from hydractl.training.methods.weights import sites_of
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
+from hydractl.wording import counted
 
 EVAL_BATCH = 256
 

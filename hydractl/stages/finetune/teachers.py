@@ -10,10 +10,10 @@ from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.building import load_any, stored_specs
 from hydractl.inputs import Inputs
 from hydractl.manifest.header import Header, Tokenization
-from hydractl.progress import counted
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.training.engine import Engine
 from hydractl.training.teaching import Lesson, Teacher
+from hydractl.wording import counted
 
 SHOWN = 60
 """Longest text of a value that a message shows."""

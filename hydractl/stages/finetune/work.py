@@ -23,7 +23,7 @@ from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.building import stored_specs
 from hydractl.manifest.header import Fate, Header, InputFile, Tokenization
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.runtime import digest_text, pick_device, versions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.head import fitted
@@ -40,6 +40,7 @@ from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS
 from hydractl.version import __version__
+from hydractl.wording import counted
 
 T = TypeVar("T", bound="Items | Shuffled")
 

@@ -9,8 +9,8 @@ from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, expected_specs
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Kind
-from hydractl.progress import counted
 from hydractl.stages.fuse.config import FuseConfig
+from hydractl.wording import counted
 
 
 def check_compatible(members: Sequence[OpenModel]) -> None:

@@ -16,7 +16,7 @@ from hydractl.fusion.plan import Fusion, trunk_length
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Fate, FusePlan, Header, Kind
 from hydractl.parallel import Team, require_one_process, start_team
-from hydractl.progress import SILENT, Progress, counted
+from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.members import (
@@ -32,6 +32,7 @@ from hydractl.stages.shared.classes import with_classes
 from hydractl.stages.shared.lineage import make_step, warn_refusing
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.unchanged import replaces
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from hydractl.stages.fuse.measuring import Judge

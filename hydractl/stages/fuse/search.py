@@ -11,10 +11,11 @@ from hydractl.fusion.building import hydra_from_state
 from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.plan import Fusion
 from hydractl.manifest.header import Fate, Header
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.measuring import Judge
 from hydractl.stages.fuse.outcome import Measured, Outcome, Tried
+from hydractl.wording import counted
 
 HYDRA, ENSEMBLE = "the hydra", "the members' ensemble"
 

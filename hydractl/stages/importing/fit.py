@@ -11,8 +11,8 @@ from hydractl.families.base import Family, is_replaceable, place_of
 from hydractl.families.conversion import convert, encoder_of
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.header import Architecture, Header
-from hydractl.progress import quoted
 from hydractl.tensors import TensorSpec, spec_of
+from hydractl.wording import quoted
 
 if TYPE_CHECKING:
     import torch

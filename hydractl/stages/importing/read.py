@@ -14,7 +14,6 @@ import torch
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
-from hydractl.progress import did_you_mean_path, quoted
 from hydractl.publish import is_stream
 from hydractl.source import PICKLES as SUFFIXES
 from hydractl.source import locate
@@ -28,6 +27,7 @@ from hydractl.stages.importing.rehearsal import (
     rehearse,
 )
 from hydractl.tensors import DTYPE_NAMES
+from hydractl.wording import did_you_mean_path, quoted
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 EMA_WRAPPERS = ("state_dict_ema", "model_ema", "ema_state_dict")

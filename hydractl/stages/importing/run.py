@@ -17,7 +17,7 @@ from hydractl.hub.folders import publish_models
 from hydractl.jsonfile import parse
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
-from hydractl.progress import SILENT, Progress, counted, did_you_mean_path, quoted
+from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_files
 from hydractl.source import folder_config, folder_files, parse_arch
 from hydractl.stages.importing.config import ImportConfig
@@ -29,6 +29,7 @@ from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.unchanged import replaces
+from hydractl.wording import counted, did_you_mean_path, quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from hydractl.fusion.features import Watched
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Step
 from hydractl.parallel import Team, answering_device, start_team
-from hydractl.progress import SILENT, Progress, counted
+from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, is_image, parsed
@@ -45,6 +45,7 @@ from hydractl.stages.shared.reading import open_reader, warn
 from hydractl.stages.shared.unchanged import replaces
 from hydractl.training.state import FORCED, OTHERS, OtherRunError
 from hydractl.version import __version__
+from hydractl.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

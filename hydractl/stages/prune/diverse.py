@@ -28,7 +28,7 @@ from hydractl.manifest.heads import HeadScores, Mask
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.scores import MSP, OF_ONE
 from hydractl.parallel import Team, answering_device
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.scoring.circuit.objective import AVERAGE, Objective, parse_objective
 from hydractl.scoring.circuit.outcomes import Outcomes, outcomes_of, values_of
 from hydractl.scoring.job import Samples
@@ -37,6 +37,7 @@ from hydractl.stages.prune.config import DiverseConfig
 from hydractl.stages.prune.strategy import Diversity
 from hydractl.stages.shared.classes import ask
 from hydractl.stages.shared.reading import Again, digests, labels_of, open_sets
+from hydractl.wording import counted
 
 ACCURACY = "acc"
 PREDICTION_BYTES = 8 << 30

@@ -22,11 +22,12 @@ from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile
 from hydractl.manifest.heads import HeadScores, Mask, Shape, TowerKeep
 from hydractl.parallel import Team
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.diverse import DiverseReport, Session, choose
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.choosing import Quota, check_long_enough, clusters_of, mask_of, order_of
+from hydractl.wording import counted
 
 TOO_ALIKE = "make fewer `--members`, or let them differ from an earlier layer with `--diverge-from`"
 

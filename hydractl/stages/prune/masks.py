@@ -13,7 +13,7 @@ from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile, check_mask_fits
 from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Shape, TowerShape
 from hydractl.parallel import Team
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.publish import is_stream
 from hydractl.stages.prune.config import PruneConfig, needs_pool
 from hydractl.stages.prune.diverse import DiverseReport
@@ -21,6 +21,7 @@ from hydractl.stages.prune.draw import STRATEGIES, Drawn, Material
 from hydractl.stages.prune.strategy import Strategy
 from hydractl.stages.shared.choosing import Quota, own_quota, quota_of
 from hydractl.stages.shared.lineage import TOOL, document_input, scored_by
+from hydractl.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from hydractl.manifest.document import Fingerprint, Option
 from hydractl.manifest.header import Architecture, InputFile, Kind
 from hydractl.manifest.heads import HeadScores, TowerHeads, TowerScores
 from hydractl.parallel import Team, own_device, start_team
-from hydractl.progress import SILENT, Progress, counted
+from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
@@ -34,6 +34,7 @@ from hydractl.stages.shared.lineage import TOOL, made_with
 from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.reading import Again, digests, labels_of, open_reader, open_sets
 from hydractl.stages.shared.unchanged import replaces
+from hydractl.wording import counted
 
 
 class Run(NamedTuple):

@@ -13,7 +13,7 @@ from hydractl.heads.masks import best_mask, best_mask_per_layer, removal_order, 
 from hydractl.heads.members import cluster_masks
 from hydractl.manifest.document import Option
 from hydractl.manifest.heads import HeadId, HeadScores, Shape, TowerKeep
-from hydractl.progress import counted
+from hydractl.wording import counted
 
 SCORE_AGAIN = f"{EDITED} score the model again"
 

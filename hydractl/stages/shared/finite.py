@@ -8,7 +8,7 @@ import torch
 
 from hydractl.errors import CheckpointError
 from hydractl.fusion.responding import NOT_FINITE
-from hydractl.progress import counted
+from hydractl.wording import counted
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str | None = None) -> None:

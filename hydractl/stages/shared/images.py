@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
 from hydractl.manifest.header import Header, Preprocess
-from hydractl.progress import Progress, counted
+from hydractl.progress import Progress
 from hydractl.settings import spelled
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel

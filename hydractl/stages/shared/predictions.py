@@ -28,9 +28,10 @@ from hydractl.metrics.scores import MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.metrics.temperature import HIGHEST, LOWEST, Scaled, fit_temperature
 from hydractl.parallel import Team
-from hydractl.progress import SILENT, Progress, counted
+from hydractl.progress import SILENT, Progress
 from hydractl.rivals.vilu import Judged
 from hydractl.stages.shared.spool import Filled, Spool
+from hydractl.wording import counted
 
 Predictor = Towers
 ALONE = Team()

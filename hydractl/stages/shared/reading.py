@@ -18,10 +18,11 @@ from hydractl.data.sources.passing import DIGEST
 from hydractl.families.opening import OpenModel, open_model
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.parallel import Team
-from hydractl.progress import Progress, quoted
+from hydractl.progress import Progress
 from hydractl.scoring.job import Samples
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.images import warn_assumed
+from hydractl.wording import quoted
 
 
 def open_reader(

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean
 from hydractl.settings import Setting, check, number, required, setting, whole, written
+from hydractl.wording import did_you_mean
 
 _real = partial(number, "option")
 

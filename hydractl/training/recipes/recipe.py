@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hydractl.errors import UsageError
-from hydractl.progress import counted
 from hydractl.settings import Setting, by_default, check, flag, number, setting, spelled, words
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option

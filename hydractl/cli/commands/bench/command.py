@@ -13,8 +13,9 @@ from hydractl.cli.commands.run.command import go, show
 from hydractl.cli.commands.run.pipeline import parsed
 from hydractl.cli.output import Terminal, console, line, table, written_out
 from hydractl.errors import OutputError, OutputExists
-from hydractl.progress import Progress, lasting
+from hydractl.progress import Progress
 from hydractl.publish import publish_text
+from hydractl.wording import lasting
 
 if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel

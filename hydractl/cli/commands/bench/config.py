@@ -10,7 +10,6 @@ from hydractl.cli.commands.bench.rivals import PLANS, SAME, Terms
 from hydractl.cli.commands.run.pipeline import text_of
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.progress import did_you_mean, listed
 from hydractl.publish import Folder
 from hydractl.rivals.reference import BayesVlm
 from hydractl.settings import (
@@ -31,6 +30,7 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 from hydractl.training.recipes.named import recipe_of
 from hydractl.training.recipes.recipe import Recipe
+from hydractl.wording import did_you_mean, listed
 
 ALL = "all"
 EVERY = tuple(name for name, plan in PLANS.items() if not plan.named)

@@ -14,7 +14,7 @@ from hydractl.data.items import Content
 from hydractl.errors import HydraError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.heads.members import check_enough
-from hydractl.progress import Progress, listed
+from hydractl.progress import Progress
 from hydractl.rivals.reference import BayesVlm
 from hydractl.rivals.reference import Rival as Made
 from hydractl.stages.evaluate.refs import NamedModels
@@ -24,6 +24,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.work import check_classes, check_trains, open_trained
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.shared.classes import Classes
+from hydractl.wording import listed
 
 
 def fitting(

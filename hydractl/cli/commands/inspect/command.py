@@ -16,9 +16,9 @@ from hydractl.cli.commands.inspect.documents import (
     show_state,
 )
 from hydractl.cli.output import Terminal, line, model_cell, size, table
-from hydractl.progress import count, counted
 from hydractl.reporting.lineage import pairs, plain
 from hydractl.stages.inspect.config import InspectConfig
+from hydractl.wording import count, counted
 
 if TYPE_CHECKING:
     from rich.console import Console

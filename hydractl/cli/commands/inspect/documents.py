@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from hydractl.cli.output import line, model_cell, table
 from hydractl.errors import harmless
-from hydractl.progress import counted
 from hydractl.reporting.heads_figure import told_apart
 from hydractl.reporting.lineage import Node, lineage, pairs, short
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,7 +17,7 @@ import typer
 
 from hydractl.cli.command import CONFIGURATIONS
 from hydractl.errors import HydraError, InputError, UsageError
-from hydractl.progress import did_you_mean, quoted
+from hydractl.wording import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand, TyperGroup
