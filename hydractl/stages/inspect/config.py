@@ -79,5 +79,7 @@ def check_local(file: str) -> None:
     if file.startswith(("arch:", "hf-hub:")):
         raise UsageError(
             f"{file}: `inspect` reads local files",
-            hint="fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
+            hint=f"`hydractl prune {file} --strategy random --keep-fraction 1 -o base.st` makes one of random weights"
+            if file.startswith("arch:")
+            else "fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
         )

@@ -402,6 +402,17 @@ def test_what_cannot_be_inspected(tmp_path, monkeypatch, file, kind, text):
         run_inspect(InspectConfig(files=(file,), tensors=True))
 
 
+@pytest.mark.parametrize(
+    ("file", "way"),
+    [("hf-hub:org/name", "hf download ID"), ("arch:vit::depth=2", "`hydractl prune arch:vit::depth=2 ")],
+)
+def test_what_is_no_file_yet_is_told_how_it_becomes_one(file, way):
+    with pytest.raises(UsageError) as caught:
+        InspectConfig(files=(file,))
+
+    assert way in str(caught.value.hint)
+
+
 def test_a_plan_and_tensors_that_differ(tmp_path):
     write(tmp_path / "x.st", hydra_header(other=Fate.SHARED))
 
