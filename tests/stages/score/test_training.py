@@ -76,7 +76,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(model, tmp_path, method):
         run_score(config(model, out, method=method), Pressed())
     assert not out.exists()
     assert (tmp_path / "s.json.state").is_dir()
-    with pytest.raises(UsageError, match="with other options"):
+    with pytest.raises(OutputExists, match="with other options"):
         run_score(config(model, out, method=method, seed=1))
 
     run_score(config(model, out, method=method))
