@@ -114,8 +114,8 @@ def demo(
     """Run the whole method in a quarter of an hour, by default without a download.
 
     Trains a small base and two more seeds of it, scores, prunes, fine-tunes and fuses it, and compares everything in
-    one table, and on a page with curves, DIR/report.html. `pretrained` tunes a real encoder instead, and averages what the members have in common.
-    What was interrupted goes on with the same command.
+    one table, and on a page with curves, DIR/report.html. `pretrained` tunes a real encoder instead, and averages what
+    the members have in common. What was interrupted goes on with the same command.
 
     Tasks:
       digits: a vision transformer on handwritten digits 0 to 6; digits 7 and 8 are near out-of-distribution data,
@@ -274,7 +274,7 @@ def check_replaces(main: Callable[[list[str]], int], parts: Sequence[Part]) -> N
     from hydractl.stages.report.config import ReportConfig
     from hydractl.stages.report.run import check_ours
     from hydractl.stages.shared.made import NotMadeError
-    from hydractl.stages.shared.unchanged import replaces
+    from hydractl.stages.shared.unchanged import outputs_of, replaces
 
     configurations: list[Any] = []
     caught = CONFIGURATIONS.set(configurations)
@@ -287,7 +287,7 @@ def check_replaces(main: Callable[[list[str]], int], parts: Sequence[Part]) -> N
     for configuration in configurations:
         try:
             if isinstance(configuration, ReportConfig):  # whose files say themselves that they are its own
-                check_ours([path for path in [configuration.out] if path is not None])
+                check_ours(outputs_of(configuration))
             else:
                 replaces(configuration)
         except NotMadeError as error:
