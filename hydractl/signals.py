@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import FrameType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 Answer: TypeAlias = Callable[[int, FrameType | None], object]
 
@@ -15,6 +20,7 @@ ENDING = tuple(
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if name in signal.Signals.__members__
 )
 _told_to_end = threading.Event()
+_SOON = 0.01  # seconds: after the finalizer that is running, which takes far less
 
 
 def told_to_end() -> bool:
@@ -25,12 +31,29 @@ def told_to_end() -> bool:
 def heed_signals(*, once: bool) -> None:
     """Answer signals that ask to end as Ctrl-C, so that scratch files go; those that somebody else set are left alone.
 
+    One that comes while Python finalizes an object, whose exceptions go nowhere, is answered again once that is over.
+
     Args:
         once: Whether only the first of several counts: a launcher passes on what all have got from the terminal.
     """
     for number in ENDING:
         if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
             signal.signal(number, _unwind_once if once else _unwind)
+    sys.unraisablehook = partial(_heed_soon, sys.unraisablehook)
+
+
+def _heed_soon(otherwise: Callable[[UnraisableHookArgs], object], lost: UnraisableHookArgs) -> None:
+    """Interrupt the main thread a moment later if what could not be raised is that a signal came; others are printed."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt) or sys.is_finalizing():
+        otherwise(lost)
+        return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # the first of several has been, or a shell's background ignores this one of the three
+        signal.signal(signal.SIGINT, _unwind_once)
+    main = threading.get_ident()  # only the main thread gets signals
+    again = threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def _unwind(_number: int, _frame: FrameType | None) -> None:

@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from hydractl.signals import held
+
+FINALIZED = """
+import gc, signal, sys, time
+from hydractl.signals import heed_signals
+
+signal.signal(signal.SIGINT, {before})
+heed_signals(once={once})
+
+def numbers():
+    try:
+        yield 1
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+
+def garbage():
+    begun = numbers()
+    next(begun)
+    ring = [begun]
+    ring.append(ring)
+
+try:
+    garbage()
+    gc.collect()
+    print("on")
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +104,27 @@ def test_other_threads_are_left_alone():
     thread.start()
     thread.join()
     assert found == [1]
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("before", ["signal.default_int_handler", "signal.SIG_IGN"])
+def test_one_that_meets_a_finalizer_is_not_lost(before, once):
+    program = FINALIZED.format(before=before, once=once)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
+    )
+
+    assert (ended.stdout, ended.stderr) == ("on\ninterrupted\n", "")
+
+
+def test_what_else_a_finalizer_raises_is_printed():
+    program = FINALIZED.format(before="signal.SIG_DFL", once=False).replace(
+        "signal.raise_signal(signal.SIGTERM)", "1 / 0"
+    )
+    program = program.replace("time.sleep(30)", "")
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
+    )
+
+    assert ended.stdout == "on\n"
+    assert "ZeroDivisionError" in ended.stderr
