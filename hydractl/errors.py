@@ -50,6 +50,8 @@ def in_one_line(text: str) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Return the first line of what a library's error says, or its type's name where it says nothing."""
+    if isinstance(error, KeyError) and error.args:
+        return f"there is no {error}"  # which is the key alone
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

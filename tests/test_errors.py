@@ -58,7 +58,12 @@ def test_a_document_of_a_megabyte_is_refused_in_one_line():
 
 @pytest.mark.parametrize(
     ("error", "shown"),
-    [(ValueError("\nwhat\nwhere\n"), "what"), (KeyError("k"), "'k'"), (StopIteration(), "StopIteration")],
+    [
+        (ValueError("\nwhat\nwhere\n"), "what"),
+        (KeyError("k"), "there is no 'k'"),
+        (KeyError(), "KeyError"),
+        (StopIteration(), "StopIteration"),
+    ],
 )
 def test_a_reason_is_one_line_also_of_an_error_that_says_nothing(error, shown):
     assert reason_of(error) == shown

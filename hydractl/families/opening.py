@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family, is_replaceable, place_of
-from hydractl.families.registry import FAMILIES, described_as, family_for_config, family_of
+from hydractl.families.options import check_filled
+from hydractl.families.registry import FAMILIES, as_typed, described_as, family_for_config, family_of
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization
 from hydractl.publish import is_stream
@@ -339,9 +340,12 @@ def _fresh(located: Located, seed: int) -> OpenModel:
     described = described_as(located.arch or "", located.options)
     family = FAMILIES[described.architecture.family]
     header = base_header(described)
+    with as_typed(located.options):
+        state = family.initialise(described.architecture, seed)
+        check_filled(described.architecture.name, state)
     return OpenModel(
         reference=located.reference,
-        checkpoint=Checkpoint.of(family.initialise(described.architecture, seed), header=header),
+        checkpoint=Checkpoint.of(state, header=header),
         header=header,
         family=family,
         beside=_read_besides(located.options),

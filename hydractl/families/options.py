@@ -8,14 +8,18 @@ their values are plain names, and what is made of them is bounded while nothing 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from hydractl.errors import HydraError, UnsupportedModelError, reason_of
 from hydractl.manifest.document import first_problem
 from hydractl.wording import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = re.compile(r"[\w.+ -]*", re.ASCII)
 LARGEST = 2**20
@@ -71,6 +75,39 @@ def check_values(name: str, key: str, value: object) -> None:
             )
         elif isinstance(found, int) and abs(found) > LARGEST:
             raise OptionsError(f"`{name}`: option `{key}` is beyond {LARGEST}, which no model has")
+
+
+def check_patches(name: str, *, image: Sequence[int], patch: int | Sequence[int]) -> None:
+    """Refuse images that hold no patch.
+
+    Args:
+        name: What the message calls the architecture.
+        image: Height and width of its images, in pixels.
+        patch: Those of its patches, or the side of a square.
+
+    Raises:
+        OptionsError: With both sizes.
+    """
+    (h, w), (p, q) = image, (patch, patch) if isinstance(patch, int) else patch
+    if not (1 <= p <= h and 1 <= q <= w):
+        raise OptionsError(f"`{name}`: its patches of {p}x{q} pixels do not fit in its images of {h}x{w}")
+
+
+def check_filled(name: str, state: Mapping[str, torch.Tensor]) -> None:
+    """Refuse an architecture of which a part has no weights: libraries build tables and layers of nothing, and fail to run them.
+
+    Args:
+        name: What the message calls the architecture.
+        state: Its weights.
+
+    Raises:
+        OptionsError: Naming the first such tensor.
+    """
+    for key, tensor in state.items():
+        if not tensor.numel():
+            raise OptionsError(
+                f"`{name}`: its tensor `{key}` would be of the shape {tuple(tensor.shape)}, which holds nothing"
+            )
 
 
 @contextmanager

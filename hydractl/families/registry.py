@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -80,11 +80,22 @@ def described_as(name: str, options: Mapping[str, object]) -> Described:
         UsageError: If it has no such option, or its library cannot build it with these.
         UnsupportedModelError: If heads cannot be cut in it.
     """
-    try:
+    with as_typed(options):
         return family_for_name(name).describe(name, options)
+
+
+@contextmanager
+def as_typed(options: Mapping[str, object]) -> Iterator[None]:
+    """Blame what was typed for an architecture that cannot be built with it.
+
+    Raises:
+        UsageError: In place of an `OptionsError`; with the options where the words are a library's own, which name none.
+    """
+    try:
+        yield
     except OptionsError as error:
         hint = error.hint
-        if error.__cause__ is not None and options:  # a library's own words, which name no option
+        if error.__cause__ is not None and options:
             hint = f"look at {quoted(f'{key}={value}' for key, value in options.items())}"
         raise UsageError(error.message, hint=hint) from error
 

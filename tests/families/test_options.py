@@ -19,14 +19,16 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from transformers import PreTrainedConfig
 
-from hydractl.errors import InputError, UnsupportedModelError
+from hydractl.errors import InputError, UnsupportedModelError, UsageError
 from hydractl.families import options
 from hydractl.families.openclip.config import BESIDE, LOADS
+from hydractl.families.opening import open_model
 from hydractl.families.options import LARGEST, check_values
-from hydractl.families.registry import FAMILIES, family_for_name
+from hydractl.families.registry import FAMILIES, described_as, family_for_name
 from hydractl.families.timm.models import _known_options as known_options
 from hydractl.families.transformers.library import _known, _within, class_named, configured
 from hydractl.heads.masks import full_mask
+from hydractl.source import parse_arch
 from support import trunks  # noqa: F401 - it registers what variants are made of
 from support.variants import VARIANTS
 
@@ -252,3 +254,43 @@ def test_what_a_configuration_says_besides_reaches_no_library():
         {"_attn_implementation": f"org/{MARK}", "vision_config_dict": {"attn_implementation": f"org/{MARK}"}},
     )
     assert MARK not in repr(config.__dict__) + repr(config.vision_config.__dict__)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "vit_tiny_patch16_224::img_size=8",
+        "beit_base_patch16_224::depth=2,img_size=8",
+        "vit_tiny_patch16_224::depth=2,img_size=32,patch_size=64",
+        "vit::image_size=8",
+        "clip::vision.image_size=8",
+        "CLIPForImageClassification::vision.patch_size=300",
+        "openclip:ViT-B-32::vision.image_size=8",
+    ],
+)
+def test_images_without_a_patch_are_refused(reference):
+    with pytest.raises(
+        UsageError, match=r"its patches of \d+x\d+ pixels do not fit in its images of \d+x\d+$"
+    ):
+        described_as(*parse_arch(reference))
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("bert::hidden_size=32,num_attention_heads=5", "cannot have 5 heads"),
+        (
+            "bert::hidden_size=32,num_attention_heads=4,type_vocab_size=0",
+            "token_type_embeddings.weight` would be of the shape (0, 32)",
+        ),
+        ("vit::hidden_act=nope", "transformers cannot build `vit`: there is no 'nope'"),
+        (
+            "vit_tiny_patch16_224::act_layer=nope",
+            "timm cannot build `vit_tiny_patch16_224`: there is no 'nope'",
+        ),
+    ],
+)
+def test_what_was_typed_is_blamed_for_weights_that_cannot_be_made(reference, reason):
+    with pytest.raises(UsageError) as caught:
+        open_model(f"arch:{reference}")
+    assert reason in caught.value.message

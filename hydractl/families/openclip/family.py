@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
 from hydractl.families.openclip import config as configs
-from hydractl.families.options import building
+from hydractl.families.options import building, check_patches
 from hydractl.families.timm.models import LAYOUT, tower_heads
 from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
@@ -209,6 +209,7 @@ def _image_heads(name: str, config: Mapping[str, Any], library: Any) -> TowerHea
     """
     timm = configs.timm_name(config)
     if not timm:
+        check_patches(name, image=library.visual.image_size, patch=library.visual.patch_size)
         return _heads(library.visual.transformer.resblocks)
     if reason := configs.refusal_of_timm(library.visual):
         raise UnsupportedModelError(

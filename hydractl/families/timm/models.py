@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
-from hydractl.families.options import building, check_options
+from hydractl.families.options import building, check_options, check_patches
 from hydractl.families.timm.names import check_known
 from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
@@ -290,6 +290,9 @@ def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
     import timm
 
     library = covered(row, name, options)
+    embed = library.patch_embed
+    if 0 in embed.grid_size:  # which a stem of convolutions makes smaller than the sizes alone do
+        check_patches(name, image=embed.img_size, patch=embed.patch_size)
     with building(LIBRARY, name):
         architecture = Architecture(
             library=LIBRARY,

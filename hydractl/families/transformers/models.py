@@ -21,7 +21,7 @@ from hydractl.families.base import (
     place_on_disk,
     with_pooling,
 )
-from hydractl.families.options import building
+from hydractl.families.options import OptionsError, building, check_patches
 from hydractl.families.transformers.encoder import heads_of
 from hydractl.families.transformers.library import (
     NOT_ARCHITECTURE,
@@ -33,7 +33,7 @@ from hydractl.families.transformers.library import (
     configured,
     random_state,
 )
-from hydractl.families.transformers.vision import FILES, says_images, write_image_processor
+from hydractl.families.transformers.vision import FILES, image_size, says_images, write_image_processor
 from hydractl.jsonfile import plain, read_object
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.manifest.heads import TowerKeep
@@ -323,6 +323,9 @@ def _described(
     with building(LIBRARY, name):
         parts = {tower: getattr(config, row.nested[tower]) if row.nested else config for tower in row.towers}
         _check(row, config, tuple(parts.values()))
+        if "vision" in parts:
+            _, *size = image_size(parts["vision"])
+            check_patches(name, image=size, patch=parts["vision"].patch_size)
         labels = () if row.zero_shot else tuple(str(config.id2label[i]) for i in range(config.num_labels))
         named = any(label != f"LABEL_{i}" for i, label in enumerate(labels))
         texts = row.texts(parts["text"], tokenizer) if "text" in parts else None
@@ -357,7 +360,7 @@ def _check(row: Row, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401
     for own in parts:
         heads = own.num_attention_heads
         if heads < 1 or (not getattr(own, "head_dim", None) and own.hidden_size % heads):
-            raise UnsupportedModelError(
+            raise OptionsError(
                 f"`{config.model_type}` with a width of {own.hidden_size} cannot have {heads} heads",
                 hint="the width must be a multiple of the number of heads",
             )

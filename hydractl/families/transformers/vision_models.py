@@ -118,7 +118,10 @@ class ImageRow(Row):
 
     @override
     def refused(self, config: Any) -> str | None:
-        return _unusable(getattr(config, self.within) if self.within else config, squares=self.resizes)
+        _, height, width = image_size(getattr(config, self.within) if self.within else config)
+        if self.resizes and height != width:
+            return f"the library resizes position embeddings from a square only, not from {height}x{width} pixels"
+        return None
 
     @override
     def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
@@ -143,19 +146,6 @@ class ImageRow(Row):
         if not says_images(folder):
             return usual_preprocess(config, size)
         return read_image_processor(folder, size, fixed=not self.resizes or self.one_size(config))
-
-
-def _unusable(config: Any, *, squares: bool) -> str | None:  # noqa: ANN401 - as above
-    """Return why the library cannot run a model, or None."""
-    _, *image = image_size(config)
-    patch = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
-    if any(p < 1 or p > i for i, p in zip(image, patch, strict=True)):
-        return (
-            f"its patches of {patch[0]}x{patch[1]} pixels do not fit in its images of {image[0]}x{image[1]}"
-        )
-    if squares and image[0] != image[1]:
-        return f"the library resizes position embeddings from a square only, not from {image[0]}x{image[1]} pixels"
-    return None
 
 
 def _relative(config: Any) -> bool:  # noqa: ANN401 - as above
