@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 from functools import partial
 
 import pytest
@@ -13,7 +13,20 @@ from support.xet import STORAGE, TOKEN, XetHub
 
 pytestmark = pytest.mark.newer  # the storage speaks otherwise with older clients
 NAME = "org/large"
-CONTENT = random.Random(0).randbytes(300_000)  # noqa: S311 - no secret
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """The client reads once in a process where it keeps what it knows of a storage: nothing goes to the home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
+        yield
+
+
+@pytest.fixture
+def content():
+    """Bytes that no storage has seen: the client knows chunks by the address of the storage, whose port may come back."""
+    return os.urandom(300_000)
 
 
 @pytest.fixture
@@ -26,8 +39,8 @@ def xet(hub, monkeypatch):
 
 
 @pytest.fixture
-def files(tmp_path):
-    (tmp_path / "weights").write_bytes(CONTENT)
+def files(tmp_path, content):
+    (tmp_path / "weights").write_bytes(content)
     return {"model.safetensors": tmp_path / "weights", "config.json": b"{}"}
 
 
@@ -35,14 +48,14 @@ def target():
     return Target(name=NAME, message="A model")
 
 
-def test_one_commit_holds_everything_and_the_same_makes_none(xet, files):
+def test_one_commit_holds_everything_and_the_same_makes_none(xet, files, content):
     with xet() as served:
         first = push(files, target())
         stored = [path for path in served.asked if path.startswith(STORAGE)]
         again = push(files, target())
 
         repository = served.repositories[NAME]
-        assert repository.files()["model.safetensors"] == CONTENT
+        assert repository.files()["model.safetensors"] == content
         assert (repository.made, again.unchanged, again.commit) == (1, True, first.commit)
         assert stored
         assert stored == [path for path in served.asked if path.startswith(STORAGE)]
@@ -77,7 +90,7 @@ def test_a_token_that_may_not_write_there_is_said(xet, files, status, told):
 
 
 @pytest.mark.parametrize("part", ["xorbs", "shards"])
-def test_a_storage_that_fails_in_between_is_asked_again(xet, files, part):
+def test_a_storage_that_fails_in_between_is_asked_again(xet, files, content, part):
     failed = []
 
     def refuse(asked):
@@ -90,7 +103,7 @@ def test_a_storage_that_fails_in_between_is_asked_again(xet, files, part):
         push(files, target())
 
         assert len(failed) == 2
-        assert served.repositories[NAME].files()["model.safetensors"] == CONTENT
+        assert served.repositories[NAME].files()["model.safetensors"] == content
         assert served.repositories[NAME].made == 1
 
 

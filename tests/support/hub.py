@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, NamedTuple
@@ -111,9 +112,14 @@ def body_of(request: BaseHTTPRequestHandler) -> bytes:
 def serve(hub: Hub | None = None) -> Iterator[Hub]:
     """Run a Hub on a free port for as long as the block lasts."""
     hub = hub or Hub()
+    connections: list[socket.socket] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            connections.append(self.connection)
 
         def do_GET(self) -> None:
             self._reply(body=True)
@@ -153,3 +159,6 @@ def serve(hub: Hub | None = None) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+        for kept in connections:  # or what keeps them asks this Hub when the port is another's
+            with contextlib.suppress(OSError):
+                kept.shutdown(socket.SHUT_RDWR)
