@@ -8,8 +8,8 @@ batch axis, N = M B. Everything that has no weights of its own, or the same in a
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -19,27 +19,65 @@ from typing_extensions import override
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
+class Source(NamedTuple):
+    """A tensor that was copied: what holds it, under which name, and how often it had been written to."""
+
+    holder: Mapping[str, torch.Tensor | None]
+    name: str
+    tensor: torch.Tensor
+    version: int | None
+
+    @classmethod
+    def all_of(cls, module: nn.Module) -> Iterator[Source]:
+        """Yield what a module holds as it is now; tensors of inference mode do not count what is written to them."""
+        for part in module.modules():
+            for holder in (part._parameters, part._buffers):
+                for name, tensor in holder.items():
+                    if tensor is not None:
+                        yield cls(holder, name, tensor, None if tensor.is_inference() else tensor._version)
+
+    @property
+    def changed(self) -> bool:
+        """Whether another tensor is there now, or this one was written to."""
+        written = self.version is not None and self.tensor._version != self.version
+        return self.holder.get(self.name) is not self.tensor or written
+
+
 class Abreast(nn.Module):
     """The same part of M members.
 
     They run in turn; or stacked, where that is possible, asked for, and neither trained nor in need of gradients, which only
-    the members' own weights have.
+    the members' own weights have. Once these have changed they are stacked anew.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
-        self._stack: tuple[nn.Module, ...] = ()  # in a tuple, as its tensors are none of the model's own
+        self._asked = False
+        # in a tuple, as its tensors are none of the model's own
+        self._stack: tuple[nn.Module | None, ...] = ()
+        self._sources: tuple[Source, ...] = ()
 
     def stack(self, on: bool) -> None:
         """Copy the members' weights as they are now, to be run at once from here on; or forget the copy.
 
         Nothing is copied in training: what holds the copy has the members' own parts without weights, and to switch it to
-        evaluation would end their dropout.
+        evaluation would end their dropout. Nor where the copy is what it would become: whoever holds it, as a captured graph
+        of a GPU does, may go on with it.
         """
-        with torch.no_grad():
-            found = self.at_once() if on and not self.training else None
-        self._stack = () if found is None else (found.eval(),)
+        self._asked = on
+        if not on or self.training or any(source.changed for source in self._sources):
+            self._stack = self._sources = ()
+        if on and not self.training and not self._stack:
+            with torch.inference_mode(mode=False), torch.no_grad():
+                found = self.at_once()
+            self._stack = (None if found is None else found.eval(),)
+            self._sources = tuple(Source.all_of(self.members))
+
+    @override
+    def __getstate__(self) -> dict[str, object]:
+        # who reads it has other weights, and stacks them
+        return self.__dict__ | {"_stack": (), "_sources": ()}
 
     def at_once(self) -> nn.Module | None:
         """Return a part that computes all members at once, None where that is not possible."""
@@ -48,9 +86,11 @@ class Abreast(nn.Module):
     @property
     def stacked(self) -> nn.Module | None:
         """What computes all members at once, None where they run in turn."""
-        if not self._stack or self.training or torch.is_grad_enabled():
+        if not self._asked or self.training or torch.is_grad_enabled():
             return None
-        return self._stack[0]
+        if not torch.compiler.is_compiling():
+            self.stack(on=True)
+        return self._stack[0] if self._stack else None
 
 
 def fixed(tensor: torch.Tensor) -> nn.Parameter:

@@ -122,28 +122,37 @@ class Hydra(Towers):
 
         Stacked, the members' weights of such a part are copied side by side, heads padded to the layer's largest member, and
         one call of each operator computes all: for devices that wait for calls. In turn each member's part runs on its own,
-        and nothing is padded or copied. A part that no rule covers runs in turn always. What moves, converts, loads or trains
-        the hydra lays it out again; after weights were changed by hand call this once more.
+        and nothing is padded or copied. A part that no rule covers runs in turn always. Weights that have changed are stacked
+        anew when the hydra is next called; but not those that were written to through `.data`, which nobody can see, nor in a
+        hydra that is compiled or captured: after that call this once more.
 
         Args:
             layout: `auto` stacks on CUDA devices.
         """
         self.layout = layout
-        on = layout == "stacked" or (layout == "auto" and self.device.type == "cuda")
+        self._stack(on=False)
+        self._stack(on=self._stacks)
+
+    @property
+    def _stacks(self) -> bool:
+        return self.layout == "stacked" or (self.layout == "auto" and self.device.type == "cuda")
+
+    def _stack(self, *, on: bool) -> None:
         for module in self.modules():
             if isinstance(module, Abreast):
                 module.stack(on)
 
     @override
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Hydra:
+        self._stack(on=False)  # so that both copies never take memory at once
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.lay_out(self.layout)
+        self._stack(on=self._stacks)
         return self
 
     @override
     def train(self, mode: bool = True) -> Hydra:
         super().train(mode)
-        self.lay_out(self.layout)
+        self._stack(on=self._stacks)
         return self
 
     def forward(self, inputs: Inputs | None = None, **named: torch.Tensor) -> HydraOutput:

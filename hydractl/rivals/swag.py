@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.stacked import Abreast
 from hydractl.families.tower import Towers
 from hydractl.families.zero_shot import Contrast
 from hydractl.inputs import Inputs
@@ -80,9 +79,6 @@ class Drawn(Derived):
             UnsupportedModelError: If they are not of one architecture and heads, do not differ, or answer zero-shot.
         """
         _check(models, names)
-        for module in models[0].modules():
-            if isinstance(module, Abreast):
-                module.stack(on=False)  # copies of the weights would stay as they are
         made = [copy.deepcopy(models[0]) for _ in range(how.samples)]
         _draw(models, made, how, name=names[0])
         super().__init__(made[0])

@@ -68,7 +68,7 @@ def run(*command, device=None):
     """Run a command on a device."""
     given = () if device is None else ("--device", device)
     with DEVICES[device or "cpu"]():
-        assert main([*command, *given, "-q"]) == 0
+        assert main([*command, *given, "--json"]) == 0
 
 
 def same(one, other, *, within=0.0):
@@ -111,11 +111,16 @@ def test_a_member_is_tuned_the_same(how):
     same(*(f"{name}-{device}.st".format(i=0) for device in DEVICES), within=1e-6)
 
 
-def test_a_hydra_is_tuned_as_a_whole_the_same():
+@pytest.mark.parametrize("how", ["whole", "averaged", "swa"])
+def test_a_hydra_is_tuned_and_validated_as_a_whole_the_same(how, capsys):
+    found = []
     for device in DEVICES:
-        run("finetune", "hydra.st", *TRAINS, "--optimizer", "sgd", "-o", f"h-{device}.st", device=device)
+        given = (*TUNED[how], "--optimizer", "sgd", "-o", f"h-{device}.st", "--force")
+        run("finetune", "hydra.st", *TRAINS, *given, device=device)
+        found.append(json.loads(capsys.readouterr().out))
 
     same(*(f"h-{device}.st" for device in DEVICES), within=1e-6)
+    assert found[0]["nll"] == pytest.approx(found[1]["nll"], rel=1e-5)
 
 
 def test_rows_of_a_report_are_the_same():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
+from PIL import Image
 from torch._dynamo.testing import CompileCounter
+from torch.func import functional_call
 
 from hydractl.families.probe import largest_difference
+from hydractl.families.stacked import Abreast
 from hydractl.fusion.loaded import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -95,6 +99,53 @@ def test_training_sees_the_members_own_weights_and_leaves_them_stacked_anew(hydr
         assert all(p.grad is not None for p in hydra.parameters() if p.requires_grad)
         optimizer.step()
     assert in_step(hydra.eval(), images)
+
+
+def test_weights_that_training_in_evaluation_mode_changes_are_stacked_anew(hydra, images):
+    """As where dropout is left out, or a mean of the weights is put in their place while they are evaluated."""
+    assert in_step(hydra, images)
+    hydra(images).logits.square().sum().backward()
+    torch.optim.SGD(hydra.parameters(), lr=0.1).step()
+    assert in_step(hydra, images)
+
+
+@torch.no_grad()
+def test_weights_that_are_called_with_are_those_that_answer(files, hydra, images):
+    other = {n: x * 1.5 for n, x in hydra.named_parameters()}
+    found = functional_call(hydra, other, (images,)).member_logits
+    plain = functional_call(load(files["timm-vit-class-token"][0]), other, (images,)).member_logits
+    assert largest_difference(found, plain) <= 1e-5
+    assert in_step(hydra, images)
+
+
+@torch.inference_mode()
+def test_nothing_is_stacked_anew_that_has_not_changed(hydra, images):
+    """A captured graph goes on with what is stacked."""
+    hydra(images)
+    before = [module._stack for module in hydra.modules() if isinstance(module, Abreast)]
+    assert not kernels(hydra.eval)
+    hydra.predict([Image.new("L", (8, 8))])
+    after = [module._stack for module in hydra.modules() if isinstance(module, Abreast)]
+    assert all(
+        a is b for each, other in zip(before, after, strict=True) for a, b in zip(each, other, strict=True)
+    )
+
+
+@torch.inference_mode()
+def test_what_is_written_through_data_is_stacked_anew_when_laid_out(hydra, images):
+    for parameter in hydra.parameters():
+        parameter.data.mul_(1.5)
+    hydra.lay_out("stacked")
+    assert in_step(hydra, images)
+
+
+@torch.inference_mode()
+def test_a_pickled_hydra_is_as_large_as_one_that_is_not_stacked(files, hydra, images):
+    sizes = [len(pickle.dumps(one)) for one in (hydra, load(files["timm-vit-class-token"][0]))]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    again = pickle.loads(pickle.dumps(hydra))  # noqa: S301 - our own
+    again(images)  # which stacks it
+    assert kernels(lambda: again(images)) == kernels(lambda: hydra(images))
 
 
 def test_what_is_stacked_leaves_no_part_in_evaluation(hydra, images):

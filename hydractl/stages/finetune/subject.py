@@ -41,6 +41,7 @@ class Together(nn.Module):
             apart: Whether members have samples of their own in training, (M B, ...); it then has no trunk.
         """
         super().__init__()
+        hydra.lay_out("in turn")  # what changes with each step, or lies in parts, is not worth a copy
         self.hydra = hydra
         self.apart = apart
 
