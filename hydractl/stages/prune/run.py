@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -18,28 +17,27 @@ from hydractl.families.opening import (
     build_checked,
     check_tensors,
     expected_specs,
-    in_one_dtype,
     open_model,
 )
 from hydractl.families.probe import TOLERANCE, blank_inputs, largest_difference, probe_inputs
-from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
 from hydractl.fusion.streaming import hollow, streamed_logits
 from hydractl.heads.budget import total_heads
 from hydractl.heads.masks import total_kept
 from hydractl.hub.folders import publish_models
-from hydractl.manifest.header import Header, InputFile, Kind
-from hydractl.manifest.heads import HeadMask, Mask
+from hydractl.manifest.header import Header, Kind
+from hydractl.manifest.heads import Mask
 from hydractl.metrics.cost import macs_of
 from hydractl.parallel import Team, require_one_process, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import torch_dtype
 from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
-from hydractl.stages.prune.masks import Chosen, choose_masks
+from hydractl.stages.prune.masks import choose_masks
+from hydractl.stages.prune.plan import Plan
 from hydractl.stages.shared.lineage import make_step, warn_temperature
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.unchanged import replaces
-from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
+from hydractl.tensors import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +128,16 @@ def _run(config: PruneConfig, team: Team, own: Claim, progress: Progress) -> Pru
         )
     warn_temperature(opened, progress)
     chosen = choose_masks(config, opened, team, progress)
-    differences: Sequence[float | None] = [None] * len(chosen.masks)
-    if config.verify and team.leads:
-        differences = _verify(opened, chosen.masks, progress)
-    members = [
-        _described(opened, mask, _pruned(opened, mask, specs), path=path, difference=difference)
-        for mask, path, difference in zip(chosen.masks, config.outputs(), differences, strict=True)
+    plans = [
+        Plan.of(opened, mask, specs, path=path, sources=sources)
+        for mask, path, sources in zip(chosen.masks, config.outputs(), chosen.sources, strict=True)
     ]
+    differences: Sequence[float | None] = [None] * len(plans)
+    if config.verify and team.leads:
+        differences = _verify(opened, plans, progress)
+    members = [_described(plan, difference) for plan, difference in zip(plans, differences, strict=True)]
     if team.leads:
-        _write(config, opened, chosen, own, progress)
+        _write(config, plans, own, progress)
     team.told("")  # the others end when it is there
     return PruneReport(
         model=config.model,
@@ -150,29 +149,15 @@ def _run(config: PruneConfig, team: Team, own: Claim, progress: Progress) -> Pru
     )
 
 
-def _write(config: PruneConfig, opened: OpenModel, chosen: Chosen, own: Claim, progress: Progress) -> None:
+def _write(config: PruneConfig, plans: Sequence[Plan], own: Claim, progress: Progress) -> None:
     """Publish all members when all of them are written, or none."""
-    specs = _specs(opened, config)
     with publish_models(own) as begin:
-        for i, (mask, path, sources) in enumerate(
-            zip(chosen.masks, config.outputs(), chosen.sources, strict=True)
-        ):
-            progress.step(f"Writing {path}")
-            header = _member_header(config, opened, mask, sources, member=i)
-            write_checkpoint(
-                begin(path, header),
-                _pruned(opened, mask, specs),
-                partial(_data, opened, mask, specs),
-                header=header,
-            )
-            if beside := mask_path(path):
-                begin(beside, header).write(mask.to_json().encode())
-
-
-def _pruned(opened: OpenModel, mask: HeadMask, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the specs of a member."""
-    architecture = opened.header.architecture
-    return {n: pruned_spec(opened.family, architecture, mask.towers, n, s) for n, s in specs.items()}
+        for i, plan in enumerate(plans):
+            progress.step(f"Writing {plan.path}")
+            header = _member_header(config, plan, member=i)
+            write_checkpoint(begin(plan.path, header), plan.specs, plan.chunks, header=header)
+            if beside := mask_path(plan.path):
+                begin(beside, header).write(plan.mask.to_json().encode())
 
 
 def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
@@ -186,31 +171,25 @@ def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
     return {k: TensorSpec(name, s.shape) if s.is_floating else s for k, s in specs.items()}
 
 
-def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) -> list[float | None]:
-    """Compare each pruned model with the masked base, in fp32 whatever is stored: slicing rounds nothing."""
+def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> list[float | None]:
+    """Compare each member as it is stored with the masked base in the same dtype, in fp32: slicing rounds nothing."""
     progress.step(
-        f"Checking that {len(masks)} pruned {'member equals' if len(masks) == 1 else 'members equal'} the masked base"
+        f"Checking that {len(plans)} pruned {'member equals' if len(plans) == 1 else 'members equal'} the masked base"
     )
-    header, family, architecture = opened.header, opened.family, opened.header.architecture
-    specs = opened.checkpoint.specs
-
-    def read(name: str) -> dict[str, torch.Tensor]:
-        return dict(in_one_dtype({name: opened.checkpoint.tensor(name)}, torch.float32))
-
-    whole = build_checked(family, header, hollow(specs), where=opened.reference)
+    header, family = opened.header, opened.family
+    whole = build_checked(family, header, hollow(opened.checkpoint.specs), where=opened.reference)
     inputs = probe_inputs(header)
     found: list[float | None] = []
-    for i, mask in enumerate(masks):
+    for i, plan in enumerate(plans):
 
-        def sliced(name: str, towers: Mask = mask.towers) -> list[torch.Tensor]:
-            return [prune_tensor(family, architecture, towers, name, read(name)[name])]
+        def sliced(name: str, plan: Plan = plan) -> list[torch.Tensor]:
+            return [plan.tensor(name)]
 
-        def zeroed(name: str, towers: Mask = mask.towers) -> list[torch.Tensor]:
-            return [zero_dropped(family, architecture, towers, read(name))[name]]
+        def zeroed(name: str, plan: Plan = plan) -> list[torch.Tensor]:
+            return [plan.masked(name)]
 
-        left = {n: pruned_spec(family, architecture, mask.towers, n, spec) for n, spec in specs.items()}
-        pruned_header = header.model_copy(update={"kind": Kind.MEMBER, "masks": (mask.towers,)})
-        pruned = build_checked(family, pruned_header, hollow(left), where=f"member {i}")
+        pruned_header = header.model_copy(update={"kind": Kind.MEMBER, "masks": (plan.mask.towers,)})
+        pruned = build_checked(family, pruned_header, hollow(plan.specs), where=f"member {i}")
         difference = largest_difference(
             streamed_logits(pruned, sliced, inputs), streamed_logits(whole, zeroed, inputs)
         )
@@ -223,9 +202,8 @@ def _verify(opened: OpenModel, masks: Sequence[HeadMask], progress: Progress) ->
     return found
 
 
-def _member_header(
-    config: PruneConfig, opened: OpenModel, mask: HeadMask, sources: Sequence[InputFile], *, member: int
-) -> Header:
+def _member_header(config: PruneConfig, plan: Plan, *, member: int) -> Header:
+    opened, mask = plan.opened, plan.mask
     origin = None if config.masks else mask.origin  # what a mask file says of itself may have been edited
     step = make_step(
         config,
@@ -236,7 +214,7 @@ def _member_header(
             **(dict(origin.budget.items()) if origin else {}),
             "member": member,
         },
-        inputs=[opened.as_input(), *sources],
+        inputs=[opened.as_input(), *plan.sources],
         seed=origin.seed if origin else None,
         results={"verified": config.verify, "tolerance": TOLERANCE} if config.verify else {},
     )
@@ -250,32 +228,16 @@ def _member_header(
     )
 
 
-def _data(opened: OpenModel, mask: HeadMask, specs: Mapping[str, TensorSpec], name: str) -> Chunks:
-    """Return a member's tensor as chunks, copying bytes where nothing changes."""
-    stored, wanted = opened.checkpoint.specs[name], specs[name]
-    architecture = opened.header.architecture
-    if stored == pruned_spec(opened.family, architecture, mask.towers, name, wanted):
-        return [opened.checkpoint.spans[name]]
-    tensor = prune_tensor(opened.family, architecture, mask.towers, name, opened.checkpoint.tensor(name))
-    return [tensor_bytes(tensor.to(wanted.torch_dtype))]
-
-
-def _described(
-    opened: OpenModel,
-    mask: HeadMask,
-    specs: Mapping[str, TensorSpec],
-    *,
-    path: Path,
-    difference: float | None,
-) -> PrunedMember:
+def _described(plan: Plan, difference: float | None) -> PrunedMember:
     """Count what was removed and compare with what the mask and the shapes say."""
-    kept = total_kept(mask.towers)
+    mask = plan.mask.towers
+    kept = total_kept(mask)
     return PrunedMember(
-        path=path,
-        mask_path=mask_path(path),
+        path=plan.path,
+        mask_path=mask_path(plan.path),
         heads_kept=kept,
-        heads_removed=total_heads(mask.towers) - kept,
-        size=_size(opened, mask.towers, specs),
+        heads_removed=total_heads(mask) - kept,
+        size=_size(plan.opened, mask, plan.specs),
         largest_difference=difference,
     )
 

@@ -1,4 +1,4 @@
-"""Weights that are numbers: what the stages ask for before they make anything of a model."""
+"""Weights that are numbers: what the stages ask for before they make anything of a model, and keep when they store it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from hydractl.errors import CheckpointError
+from hydractl.errors import CheckFailed, CheckpointError
 from hydractl.fusion.responding import NOT_FINITE
+from hydractl.tensors import TensorSpec
 from hydractl.wording import counted
 
 
@@ -31,3 +32,27 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str 
                 f"{'is' if count == 1 else 'are'} not finite",
                 hint=NOT_FINITE if dtype else "did the training diverge? take an earlier checkpoint of it",
             )
+
+
+def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -> torch.Tensor:
+    """Return a tensor in the dtype of `spec`, its shape as it is.
+
+    Args:
+        name: What the message calls it.
+        tensor: In any dtype.
+        spec: What is stored.
+        hint: What to type if that dtype is too small.
+
+    Raises:
+        CheckFailed: If a finite number would become an infinite one.
+    """
+    made = tensor.to(spec.torch_dtype)
+    if made.dtype != tensor.dtype and not made.isfinite().all():
+        count = int((tensor.isfinite() & ~made.isfinite()).sum())
+        if count:
+            raise CheckFailed(
+                f"tensor `{name}` is not finite as {spec.dtype}: {counted(count, 'number')} of {made.numel()} "
+                f"{'is' if count == 1 else 'are'} too large; nothing was written",
+                hint=hint,
+            )
+    return made

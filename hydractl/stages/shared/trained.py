@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckFailed
+from hydractl.stages.shared.finite import as_stored
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +26,11 @@ def stored_tensors(
         hint: What to type if training went wrong.
 
     Raises:
-        CheckFailed: If a trained weight does not fit its dtype.
+        CheckFailed: If a weight does not fit its dtype, or a trained one is not finite.
     """
     tensors = {}
     for name, spec in checkpoint.specs.items():
-        tensors[name] = found[name].detach().to(spec.torch_dtype)
+        tensors[name] = as_stored(name, found[name].detach(), spec, hint=hint)
         if name in trained and not tensors[name].isfinite().all():
-            raise CheckFailed(
-                f"tensor `{name}` is not finite as {spec.dtype} after training; nothing was written",
-                hint=hint,
-            )
+            raise CheckFailed(f"tensor `{name}` is not finite after training; nothing was written", hint=hint)
     return tensors

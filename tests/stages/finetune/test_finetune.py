@@ -616,19 +616,26 @@ def test_outputs_are_not_replaced_unasked(tmp_path):
     assert out.read_text() == "mine"
 
 
-def test_weights_that_do_not_fit_their_dtype_are_not_written(tmp_path, monkeypatch):
-    sample = base().cast(torch.float16)
-    model = sample.save(tmp_path / "model.st")
+@pytest.mark.parametrize(
+    ("dtype", "more", "said"),
+    [
+        (torch.float16, 1e6, "is not finite as F16: .* too large"),
+        (torch.float32, torch.nan, "is not finite after training"),
+    ],
+)
+def test_weights_that_do_not_fit_their_dtype_are_not_written(tmp_path, monkeypatch, dtype, more, said):
+    model = base().cast(dtype).save(tmp_path / "model.st")
     real = stage.train
 
-    def huge(*args, **options):
+    def broken(*args, **options):
         trained = real(*args, **options)
-        return replace(trained, weights={n: w + 1e6 for n, w in trained.weights.items()})
+        return replace(trained, weights={n: w + more for n, w in trained.weights.items()})
 
-    monkeypatch.setattr(stage, "train", huge)
+    monkeypatch.setattr(stage, "train", broken)
 
-    with pytest.raises(CheckFailed, match="is not finite as F16"):
+    with pytest.raises(CheckFailed, match=said) as caught:
         run_finetune(config(tmp_path / "out.st", model))
+    assert "`--lr`" in caught.value.hint
     assert [p.name for p in tmp_path.iterdir()] == ["model.st"]
 
 

@@ -21,7 +21,7 @@ from hydractl.manifest.heads import HeadMask, Removal
 from hydractl.metrics.cost import count_macs
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import mask_path, run_prune
-from support.builders import DTYPES, base, mask_file, scores_file, sha
+from support.builders import DTYPES, Sample, base, mask_file, scores_file, sha
 from support.heard import Heard, cut_between_names
 from support.variants import PLAIN, variant
 
@@ -191,6 +191,47 @@ def test_dtypes_stay_unless_told_otherwise(tmp_path, stored, wanted):
         found = member.tensor(name)
         assert found.dtype == DTYPES[wanted or stored]
         assert torch.equal(found, tensor.to(DTYPES[wanted or stored]))
+
+
+def with_number(sample: Sample, name: str, row: int, number: float) -> Sample:
+    tensor = sample.state[name].clone()
+    tensor[row] = number
+    return Sample(sample.header, sample.state | {name: tensor})
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    ("stored", "number", "wanted", "holds"),
+    [
+        ("fp32", 1e5, "fp16", "`--dtype bf16` or `--dtype fp32`"),
+        ("bf16", -1e5, "fp16", "`--dtype bf16` or `--dtype fp32`"),
+        ("fp32", 3.4e38, "bf16", "leave `--dtype` out"),
+    ],
+)
+def test_a_number_that_is_too_large_for_a_dtype_is_refused(tmp_path, stored, number, wanted, holds, verify):
+    sample = with_number(base(PLAIN).cast(DTYPES[stored]), "norm.bias", 3, number)
+    mask = mask_file(tmp_path / "mask.json", sample.header, *KEEP)
+    model = sample.save(tmp_path / "base.st")
+
+    with pytest.raises(
+        CheckFailed, match=r"tensor `norm\.bias` is not finite as B?F16: 1 number of 32 is too large"
+    ) as caught:
+        prune(model, tmp_path / "m.st", masks=(mask,), dtype=wanted, verify=verify)
+
+    assert holds in caught.value.hint
+    assert names(tmp_path) == ["base.st", "mask.json"]
+
+
+def test_a_number_that_is_too_large_may_be_in_a_head_that_goes(tmp_path):
+    weight = "blocks.0.attn.qkv.weight"
+    sample = with_number(base(PLAIN), weight, 72, 1e5)  # values of head 1, which `KEEP` drops
+    mask = mask_file(tmp_path / "mask.json", sample.header, *KEEP)
+
+    report = prune(sample.save(tmp_path / "base.st"), tmp_path / "m.st", masks=(mask,), dtype="fp16")
+
+    assert report.members[0].largest_difference <= 1e-5
+    found = open_model(str(tmp_path / "m.st")).checkpoint.tensor(weight)
+    assert torch.equal(found, sample.pruned(*KEEP).state[weight].half())
 
 
 def test_twice_is_the_same_bytes_whatever_the_folder(tmp_path, model):
@@ -478,15 +519,17 @@ def test_options_that_contradict_each_other(changes, message):
     assert caught.value.exit_code == 2
 
 
-def test_verification_measures_against_the_masked_base(tmp_path, model):
+@pytest.mark.parametrize("wanted", [None, "fp16"])
+def test_verification_measures_what_is_stored_against_the_masked_base(tmp_path, model, wanted):
     """With the weights of one head blown up, rounding shows but stays under the relative tolerance."""
     sample = base(PLAIN)
     state = sample.state | {"blocks.0.attn.proj.weight": sample.state["blocks.0.attn.proj.weight"] * 50}
     type(sample)(sample.header, state).save(model)
     mask = mask_file(tmp_path / "mask.json", sample.header, *KEEP)
-    report = prune(model, tmp_path / "m.st", masks=(mask,))
+    report = prune(model, tmp_path / "m.st", masks=(mask,), dtype=wanted)
     member = open_model(str(tmp_path / "m.st"))
+    rounded = type(sample)(sample.header, state).cast(DTYPES[wanted or "fp32"])
     with torch.inference_mode():
-        found = load_model(member)(sample.inputs())
-        masked = type(sample)(sample.header, state).masked(*KEEP).model()(sample.inputs())
+        found = load_model(member, dtype=torch.float32)(sample.inputs())
+        masked = rounded.masked(*KEEP).model()(sample.inputs())
     assert largest_difference(found, masked) == report.members[0].largest_difference <= 1e-5

@@ -1,0 +1,85 @@
+"""What is written of a base as one member: which tensors, in which dtype, and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from hydractl.families.opening import OpenModel
+from hydractl.fusion.slicing import prune_tensor, pruned_spec, zero_dropped
+from hydractl.manifest.header import InputFile
+from hydractl.manifest.heads import HeadMask
+from hydractl.stages.shared.finite import as_stored
+from hydractl.tensors import Chunks, TensorSpec, tensor_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A member to be.
+
+    Attributes:
+        opened: The base.
+        mask: The heads that stay.
+        path: Where it goes.
+        sources: What the mask came from.
+        specs: Its tensors, as they are stored.
+    """
+
+    opened: OpenModel
+    mask: HeadMask
+    path: Path
+    sources: tuple[InputFile, ...]
+    specs: Mapping[str, TensorSpec]
+
+    @classmethod
+    def of(
+        cls,
+        opened: OpenModel,
+        mask: HeadMask,
+        specs: Mapping[str, TensorSpec],
+        *,
+        path: Path,
+        sources: tuple[InputFile, ...],
+    ) -> Self:
+        """Plan a member of a base that would be stored with `specs` as a whole."""
+        family, architecture = opened.family, opened.header.architecture
+        own = {
+            name: pruned_spec(family, architecture, mask.towers, name, spec) for name, spec in specs.items()
+        }
+        return cls(opened=opened, mask=mask, path=path, sources=sources, specs=own)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor as it is stored.
+
+        Raises:
+            CheckFailed: If its dtype is too small for a number.
+        """
+        opened = self.opened
+        whole = opened.checkpoint.tensor(name)
+        own = prune_tensor(opened.family, opened.header.architecture, self.mask.towers, name, whole)
+        spec = self.specs[name]
+        larger = spec.dtype == "F16" and "`--dtype bf16` or `--dtype fp32` holds larger ones"
+        return as_stored(name, own, spec, hint=larger or "leave `--dtype` out: numbers stay as they are")
+
+    def masked(self, name: str) -> torch.Tensor:
+        """Return the base's tensor that the member's must equal: heads zeroed, numbers rounded as they are stored, in fp32.
+
+        What that dtype is too small for stays: it is in a head that goes, or `tensor` refuses it.
+        """
+        opened, spec = self.opened, self.specs[name]
+        whole = opened.checkpoint.tensor(name)
+        if spec.is_floating:
+            rounded, whole = whole.to(spec.torch_dtype).float(), whole.float()
+            whole = torch.where(rounded.isfinite(), rounded, whole)
+        return zero_dropped(opened.family, opened.header.architecture, self.mask.towers, {name: whole})[name]
+
+    def chunks(self, name: str) -> Chunks:
+        """Return a tensor's bytes, those of the base where nothing changes; raises as `tensor`."""
+        stored = self.opened.checkpoint
+        if stored.specs[name] == self.specs[name]:
+            return [stored.spans[name]]
+        return [tensor_bytes(self.tensor(name))]
