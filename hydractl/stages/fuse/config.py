@@ -181,12 +181,24 @@ class FuseConfig:
             raise UsageError("only one member can come from standard input")
         for model in self.models:
             refuse_shared_input(model)
+        self._check_owning()
         if self.force_merge and not self.merges:
             raise UsageError(
                 "`--force-merge` has no effect: nothing is averaged",
-                hint="add `--merge-trunk L` or `--mlp merge`, or leave it out",
+                hint="leave it out"
+                if self.own_from == 0
+                else "add `--merge-trunk L` or `--mlp merge`, or leave it out",
             )
         self._check_merge_trunk()
+
+    def _check_owning(self) -> None:
+        """Refuse to average what members own: with `--own-from 0` that is every block."""
+        merging = "`--merge-trunk auto`" if self.auto else "`--mlp merge`" if self.mlp == "merge" else None
+        if self.own_from == 0 and merging is not None:
+            raise UsageError(
+                f"{merging} has no effect: with `--own-from 0` members own every block",
+                hint=f"leave {merging} out, or own fewer blocks: `--own-from L`",
+            )
 
     def _check_merge_trunk(self) -> None:
         if (
@@ -220,5 +232,5 @@ class FuseConfig:
 
     @property
     def merges(self) -> bool:
-        """Whether tensors that differ may be averaged."""
-        return self.mlps == "merge" or bool(self.merge_trunk)
+        """Whether tensors that differ may be averaged, which those of blocks that members own never are."""
+        return self.own_from != 0 and (self.mlps == "merge" or bool(self.merge_trunk))

@@ -212,6 +212,10 @@ def _doubts(config: FuseConfig, fusion: Fusion) -> Iterator[str]:
         )
     elif config.merge_trunk and not config.auto and Fate.MERGED not in fusion.fates.values():
         yield f"`--merge-trunk {config.merge_trunk}` averages nothing: members are equal before that block"
+    elif config.mlp == "merge" and Fate.MERGED not in fusion.fates.values():
+        yield "`--mlp merge` averages nothing: MLPs are equal" + (
+            "" if config.own_from is None else f" before block {config.own_from}"
+        )
     if fusion.own_from is not None and not fusion.owns_more:
         yield f"`--own-from {fusion.own_from}` changed nothing: all that members would own differs between them anyway"
 

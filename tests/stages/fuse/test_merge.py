@@ -18,7 +18,7 @@ from hydractl.heads.budget import Budget
 from hydractl.manifest.header import Fate
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
-from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.config import FuseConfig, Measuring
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.prune.config import PruneConfig
 from hydractl.stages.prune.run import run_prune
@@ -117,6 +117,16 @@ def test_models_of_two_random_starts_have_no_mean(tmp_path):
     assert open_model(str(tmp_path / "hydra.st")).header.made_by.options["force_merge"] is True
 
 
+def test_models_of_two_random_starts_may_own_every_block(tmp_path):
+    """Nothing is averaged then, and the hydra is they."""
+    paths = saved(tmp_path, [base(PLAIN), base(PLAIN, seed=1)])
+
+    report = fuse(paths, tmp_path / "hydra.st", own_from=0)
+
+    assert report.tensors["merged"] == 0
+    assert report.gap.logits <= 1e-5
+
+
 def test_another_base_is_told_from_none(tmp_path):
     samples = from_one_base(2)
     samples[1] = replace(samples[1], header=samples[1].header.model_copy(update={"base": sha("another")}))
@@ -132,6 +142,8 @@ def test_another_base_is_told_from_none(tmp_path):
         ({"merge_trunk": 0, "mlp": "merge"}, []),
         ({"merge_trunk": 1}, ["`--merge-trunk 1` averages nothing: members are equal before that block"]),
         ({"merge_trunk": 2}, []),
+        ({"mlp": "merge", "own_from": 1}, ["`--mlp merge` averages nothing: MLPs are equal before block 1"]),
+        ({"mlp": "merge", "own_from": 2}, []),
         ({}, []),
     ],
 )
@@ -185,7 +197,23 @@ def test_more_blocks_than_there_are(tmp_path):
         fuse(saved(tmp_path, from_one_base(2)), tmp_path / "hydra.st", merge_trunk=4)
 
 
-@pytest.mark.parametrize("changes", [{"mlp": "keep"}, {"merge_trunk": 0}])
+MEASURED = Measuring(data=VAL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mlp": "merge"}, "`--mlp merge`"),
+        ({"merge_trunk": "auto", "measuring": MEASURED}, "`--merge-trunk auto`"),
+    ],
+)
+def test_averaging_what_members_own(changes, said):
+    with pytest.raises(UsageError, match=f"{said} has no effect: with `--own-from 0`"):
+        FuseConfig(models=("a.st",), out=Path("h.st"), own_from=0, **changes)
+    FuseConfig(models=("a.st",), out=Path("h.st"), own_from=1, **changes)
+
+
+@pytest.mark.parametrize("changes", [{"mlp": "keep"}, {"merge_trunk": 0}, {"own_from": 0}])
 def test_insisting_on_a_merge_that_is_none(changes):
     with pytest.raises(UsageError, match="`--force-merge` has no effect"):
         FuseConfig(models=("a.st",), out=Path("h.st"), force_merge=True, **changes)
