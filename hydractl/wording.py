@@ -65,15 +65,15 @@ def did_you_mean_path(path: str) -> str | None:
         path: As it was typed. Its first part that is missing is looked for among what lies where it should be.
     """
     missing = Path(path)
-    while missing.parent != missing and not missing.parent.is_dir():
-        missing = missing.parent
     try:
+        while missing.parent != missing and not missing.parent.is_dir():
+            missing = missing.parent
         with os.scandir(missing.parent) as entries:
             there = [entry.name for entry in islice(entries, MOST_ENTRIES)]
-    except OSError:
+        hidden = missing.name.startswith(".")
+        near = nearest(missing.name, (name for name in there if hidden or not name.startswith(".")))
+        meant = missing.with_name(near) / Path(path).relative_to(missing) if near else missing
+        ending = "/" if path.endswith("/") else ""
+        return f"did you mean `{meant}{ending}`?" if meant.exists() else None
+    except OSError:  # there is nothing to be read, or a name is too long for a path
         return None
-    hidden = missing.name.startswith(".")
-    near = nearest(missing.name, (name for name in there if hidden or not name.startswith(".")))
-    meant = missing.with_name(near) / Path(path).relative_to(missing) if near else missing
-    ending = "/" if path.endswith("/") else ""
-    return f"did you mean `{meant}{ending}`?" if meant.exists() else None

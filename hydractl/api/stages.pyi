@@ -119,7 +119,7 @@ def score(
         remove: Remove R heads in all.
         keep_fraction: Keep this share of all heads (default without a budget: 2/3).
         towers: Score the heads of these towers only (text, vision); the others keep all of theirs.
-        classes: Classes of a zero-shot model: names, or a file with one name a line.
+        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         seed: Seed of everything random.
         arch: Architecture of a bare .safetensors file.
@@ -197,7 +197,7 @@ def prune(
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         device: auto (default), cpu, cuda, cuda:N or mps.
         max_length: Tokens of a text at most; default: as many as the model reads.
-        classes: Classes of a zero-shot model: names, or a file with one name a line.
+        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         seed: Seed of everything random.
         arch: Architecture of a bare .safetensors file.
@@ -389,7 +389,7 @@ def fuse(
         batch_size: Samples in one forward pass (default 64).
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
         device: auto (default), cpu, cuda, cuda:N or mps.
-        classes: Classes of a zero-shot model: names, or a file with one name a line.
+        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         seed: Seed of everything random.
         verify: Check the result on a seeded random batch before it is published.
@@ -476,7 +476,7 @@ def evaluate(
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass.
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        classes: Classes of a zero-shot model: names, or a file with one name a line.
+        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: bf16, fp16 or fp32; default: as stored.
@@ -560,7 +560,7 @@ def predict(
         threshold: Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses nothing. Default: as the checkpoint says.
         skip_bad: Tell of an image that cannot be read in its line, and go on.
         max_length: Tokens of a text at most; default: as many as the model reads.
-        classes: Classes of a zero-shot model: names, or a file with one name a line.
+        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         arch: Architecture of a bare .safetensors file.
         batch_size: Samples in one forward pass.
@@ -613,7 +613,7 @@ def export(
         report: Write what was measured on `--data`, as `eval` reports it.
         batch_size: Samples in one forward pass.
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
-        classes: Classes of a zero-shot model: names, or a file with one name a line.
+        classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         arch: Architecture of a bare .safetensors file.
         seed: Seed of the random inputs.

@@ -9,6 +9,7 @@ from typing import ClassVar
 from hydractl.errors import UsageError
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
+from hydractl.stages.shared.classes import FORMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class ImportConfig:
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     labels: str | None = setting(
         None,
-        "Names of the classes: a file with one a line, a JSON list, or `a,b,c`.",
+        f"Names of the classes: {FORMS}.",
         metavar="PATH",
         role=Role.CONTENT,
     )

@@ -14,7 +14,6 @@ from hydractl.families.opening import base_header, expected_specs
 from hydractl.families.registry import FAMILIES, described_as, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.hub.folders import publish_models
-from hydractl.jsonfile import parse
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
@@ -23,13 +22,13 @@ from hydractl.source import folder_config, folder_files, parse_arch
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit, fit_encoder
 from hydractl.stages.importing.read import Weights, files_of, read_weights
-from hydractl.stages.shared.classes import POOLED
+from hydractl.stages.shared.classes import POOLED, read_names
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.unchanged import replaces
-from hydractl.wording import counted, did_you_mean_path, quoted
+from hydractl.wording import counted, quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +70,8 @@ def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportRepor
 
 def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
     files = files_of(config.source)
-    check_models([config.out], own, files=[*files, *_beside(config)])
-    labels = _labels_named(config.labels)
+    labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
+    check_models([config.out], own, files=[*files, *_beside(config), listed])
     described = _described(config, len(labels) or None)
     family = FAMILIES[described.architecture.family]
     header = told(base_header(described), config.images, where=config.arch)
@@ -119,46 +118,6 @@ def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bo
     return replace(fitted, tensors=kept | fresh, drawn=tuple(fresh))
 
 
-def _labels_named(given: str | None) -> tuple[str, ...]:
-    """Return the names of the classes, from a file or as they are.
-
-    Raises:
-        CheckpointError: If a file cannot be read as names.
-        UsageError: If a name is empty.
-    """
-    if given is None:
-        return ()
-    path = Path(given)
-    if _are_names(given):
-        names: object = given.split(",")
-    else:
-        try:
-            text = path.read_text(encoding="utf-8")
-            names = parse(text) if path.suffix == ".json" else text.splitlines()
-        except FileNotFoundError as error:
-            hint = (
-                did_you_mean_path(given)
-                or "a file with a name a line, a JSON list, or the names: `--labels cat,dog`"
-            )
-            raise CheckpointError(f"{given}: no such file of labels", hint=hint) from error
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{given}: cannot be read as labels: {error}") from error
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n.strip() for n in names):
-        raise UsageError(
-            f"`--labels {given}`: labels are names, none of them empty",
-            hint="a file with a name a line, a JSON list, or `a,b,c`",
-        )
-    return tuple(str(name).strip() for name in names)
-
-
-def _are_names(labels: str) -> bool:
-    """Return whether `--labels` are names and no file of them; many names look like one very long path."""
-    try:
-        return "," in labels and not Path(labels).is_file()
-    except OSError:
-        return True
-
-
 def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
     """Return a header with names of its classes.
 
@@ -175,13 +134,11 @@ def _labelled(header: Header, labels: tuple[str, ...]) -> Header:
 
 
 def _beside(config: ImportConfig) -> list[Path]:
-    """Return the files that are read besides weights: an index, those that say the architecture, labels, a tokenizer."""
+    """Return the files that are read besides weights: an index, those that say the architecture, a tokenizer."""
     folders = [path for path in (config.folder, config.tokenizer) if path is not None and path.is_dir()]
-    labels = [] if config.labels is None or _are_names(config.labels) else [Path(config.labels)]
     tokenizer = [] if config.tokenizer is None else [config.tokenizer]
     return [
         Path(config.source),
-        *labels,
         *tokenizer,
         *(path for folder in folders for path in folder_files(folder)),
     ]

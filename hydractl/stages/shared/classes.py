@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Self
 
 from hydractl.errors import UsageError
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, prompts_of, settle
+from hydractl.jsonfile import NotJSONError, parse
+from hydractl.wording import did_you_mean_path
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,8 @@ LEAST = 2
 """As many classes as can be told apart."""
 POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/config.json says"
 """What is said of a folder that was followed."""
+FORMS = "`a,b,c`, a file with one name a line, or a JSON list"
+"""How names of classes are given."""
 SHOWN = 80
 
 
@@ -36,18 +40,18 @@ class Naming:
 
     @classmethod
     def parse(cls, names: str | None, templates: Sequence[str] | None) -> Self:
-        """Return what `--classes` (`a,b,c`, or a file with one name a line) and `--template` say.
+        """Return what `--classes` and `--template` say; see `read_names`.
 
         Raises:
             UsageError: If the file cannot be read, there are fewer than two names, one is empty or stands twice, or a template
                 has no `{label}`.
         """
-        found, file = ((), None) if names is None else _listed(names)
+        found, file = ((), None) if names is None else read_names(names, option="--classes")
         checked = Classes(names=found or ("any",), templates=tuple(templates or (DEFAULT_TEMPLATE,)))
         if names is not None and len(checked.names) < LEAST:
             raise UsageError(
-                f"`--classes {_short(names)}`: names one class only, and is no file with several",
-                hint="`--classes cat,dog`, or a file with one name a line",
+                f"`--classes {_short(names)}`: names one class only, and there must be two to tell apart",
+                hint=f"give {FORMS}",
             )
         return cls(names=found, templates=tuple(templates or ()), file=file)
 
@@ -99,25 +103,54 @@ def _check_own(model: OpenModel, classes: Classes) -> None:
 NOTHING_NAMED = Naming()
 
 
-def _listed(names: str) -> tuple[tuple[str, ...], Path | None]:
-    """Return names between commas, or the lines of a file that are not empty, and the file."""
-    path = Path(names)
+def read_names(given: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
+    """Return the names of classes, between commas or in a file, and the file.
+
+    Args:
+        given: As `FORMS` has it; names in a file may hold commas, its blank lines are none.
+        option: Who is told, for messages.
+
+    Raises:
+        UsageError: If the file cannot be read or has none, a name is empty, or there is one that is no file.
+    """
+    path, said = Path(given), f"`{option} {_short(given)}`"
     try:
-        if not path.is_file():
-            return tuple(name.strip() for name in names.split(",")), None
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        if path.exists() and not path.is_dir():
+            return _names_in(path), path
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # many names look like one very long path
+            raise UsageError(
+                f"{_short(given)}: cannot be read as a list of class names: {error.strerror}"
+            ) from error
+    names = tuple(name.strip() for name in given.split(","))
+    if not all(names):
+        raise UsageError(f"{said}: a class has no name", hint=f"give {FORMS}")
+    if len(names) == 1:
+        raise UsageError(
+            f"{said}: names one class only, and is no file with several",
+            hint=did_you_mean_path(given) or f"give {FORMS}",
+        )
+    return names, None
+
+
+def _names_in(path: Path) -> tuple[str, ...]:
+    """Return the names in a file: its lines, or its list where it is JSON; with a byte order mark or without."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        names = (
+            parse(text) if path.suffix == ".json" else [line for line in text.splitlines() if line.strip()]
+        )
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: cannot be read as a list of class names: it is not UTF-8 text") from error
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # many names look like one very long path
-            return tuple(name.strip() for name in names.split(",")), None
-        raise UsageError(
-            f"{_short(names)}: cannot be read as a list of class names: {error.strerror}"
-        ) from error
-    found = tuple(line.strip() for line in lines if line.strip())
-    if not found:
-        raise UsageError(f"{path}: holds no class names", hint="one name a line")
-    return found, path
+    except NotJSONError as error:
+        raise UsageError(f"{path}: cannot be read as a list of class names: {error}") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"{path}: is no list of class names", hint='for example `["cat", "dog"]`')
+    if not names:
+        raise UsageError(f"{path}: holds no class names", hint="one name a line, or a JSON list")
+    if not all(name.strip() for name in names):
+        raise UsageError(f"{path}: a class has no name", hint="leave it out, or name it")
+    return tuple(name.strip() for name in names)
 
 
 def _short(text: str) -> str:

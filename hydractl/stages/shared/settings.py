@@ -15,7 +15,7 @@ from hydractl.inputs import LARGEST_SIDE
 from hydractl.metrics.scores import KNN
 from hydractl.places import DOCUMENT, WEIGHTS, output
 from hydractl.settings import Composed, Declared, Role, Setting, check, number, setting, words
-from hydractl.stages.shared.classes import Naming
+from hydractl.stages.shared.classes import FORMS, Naming
 
 if TYPE_CHECKING:
     from hydractl.manifest.document import Option
@@ -199,7 +199,7 @@ KEEP = Setting("Keep N heads a layer, on average over the model.", low=0, metava
 REMOVE = Setting("Remove R heads in all.", low=0, metavar="R", panel=BUDGET_PANEL)
 KEEP_FRACTION = Setting("Keep this share of all heads.", low=0.0, high=1.0, metavar="F", panel=BUDGET_PANEL)
 CLASSES = Setting(
-    "Classes of a zero-shot model: names, or a file with one name a line.",
+    f"Classes of a zero-shot model: {FORMS}.",
     metavar="A,B,...|FILE",
     panel=ZERO_SHOT,
 )

@@ -241,10 +241,11 @@ def test_a_folder_says_architecture_labels_and_preprocessing(tmp_path, state):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("l.txt", "a\nb\nc\nd\ne\nf\ng\n"), ("l.json", '["a","b","c","d","e","f","g"]')]
+    ("name", "text"),
+    [("l.txt", "\ufeffa\nb\nc\nd\ne\nf\ng\n\n"), ("l.json", '\ufeff["a","b","c","d","e","f","g"]\n')],
 )
 def test_labels_from_files_say_how_many_classes(tmp_path, state, name, text):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
 
     bring(saved(tmp_path, state), tmp_path / "base.st", num_classes=None, labels=str(tmp_path / name))
 
@@ -466,7 +467,7 @@ USAGE = {
     "two numbers of classes": ({"arch": f"{ARCH},num_classes=5"}, "`--num-classes 7` and `num_classes=5`"),
     "no classes": ({"num_classes": 0}, "`--num-classes 0`: must be at least 1"),
     "labels": ({"labels": "a,b"}, "2 names for 7 classes"),
-    "empty label": ({"labels": "a,,b"}, "none of them empty"),
+    "empty label": ({"labels": "a,,b"}, "`--labels a,,b`: a class has no name"),
     "tokenizer": ({"tokenizer": Path("t.json")}, "`--tokenizer` is for texts"),
     "stream": ({"source": "-"}, "reads a file, not a stream"),
 }

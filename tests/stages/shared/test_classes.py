@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from hydractl.errors import UsageError
 from hydractl.families.opening import open_model
-from hydractl.stages.shared.classes import DEFAULT_TEMPLATE, NOTHING_NAMED, Classes, Naming, with_classes
+from hydractl.stages.shared.classes import (
+    DEFAULT_TEMPLATE,
+    NOTHING_NAMED,
+    Classes,
+    Naming,
+    read_names,
+    with_classes,
+)
 from support.builders import base
 from support.pairs import pair
 
@@ -38,6 +45,45 @@ def test_names_in_a_file_may_hold_commas_and_other_letters(tmp_path, start):
     (tmp_path / "names.txt").write_text(f"{start}Äpfel, rot\r\n\r\n  猫 \n", encoding="utf-8")
 
     assert Naming.parse(str(tmp_path / "names.txt"), None).names == ("Äpfel, rot", "猫")
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("n.txt", "cat\n dog\n\n"),
+        ("n.txt", "cat\r\n\r\ndog"),
+        ("n.json", '["cat", "dog "]'),
+        ("n.json", '[\n"cat",\n"dog"\n]\n\n'),
+    ],
+)
+def test_every_option_reads_names_alike(tmp_path, name, text, start):
+    (tmp_path / name).write_bytes((start + text).encode())
+
+    for option in ("--classes", "--labels"):
+        assert read_names(str(tmp_path / name), option=option) == (("cat", "dog"), tmp_path / name)
+        assert read_names("cat, dog", option=option) == (("cat", "dog"), None)
+    assert Naming.parse(str(tmp_path / name), None).names == ("cat", "dog")
+
+
+def test_a_pipe_has_names_too():
+    reading, writing = os.pipe()
+    os.write(writing, b"cat\ndog\n")
+    os.close(writing)
+
+    assert read_names(f"/dev/fd/{reading}", option="--labels")[0] == ("cat", "dog")
+    os.close(reading)
+
+
+def test_a_file_that_is_not_there_gets_the_nearest_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+
+    with pytest.raises(
+        UsageError, match=r"`--labels nams\.txt`: names one class only, and is no file"
+    ) as caught:
+        read_names("nams.txt", option="--labels")
+    assert caught.value.hint == "did you mean `names.txt`?"
 
 
 def test_nothing_said_is_nothing_named():
@@ -77,6 +123,11 @@ def test_what_is_refused(listed, templates, message):
 
 CONTENTS = {
     "nothing": (b"", "holds no class names"),
+    "no list": (b'{"cat": 0}', "is no list of class names", "n.json"),
+    "numbers": (b"[1, 2]", "is no list of class names", "n.json"),
+    "an empty list": (b"[]", "holds no class names", "n.json"),
+    "an empty name": (b'["cat", " "]', "a class has no name", "n.json"),
+    "no JSON": (b'["cat"', "cannot be read as a list of class names", "n.json"),
     "blank lines": (b"\n \n\n", "holds no class names"),
     "one name": (b"cat\n", "one class only"),
     "a name twice": (b"cat\ndog\ncat\n", "`cat` is named twice"),
@@ -84,9 +135,10 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize(("content", "message"), CONTENTS.values(), ids=CONTENTS)
-def test_files_that_are_refused(tmp_path, content, message):
-    path = tmp_path / "names.txt"
+@pytest.mark.parametrize("case", CONTENTS.values(), ids=CONTENTS)
+def test_files_that_are_refused(tmp_path, case):
+    content, message, *name = case
+    path = tmp_path / (name or ["names.txt"])[0]
     path.write_bytes(content)
 
     with pytest.raises(UsageError, match=message):
