@@ -114,12 +114,17 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
     """Split `NAME::key=value,...`; values are JSON where they parse as JSON, otherwise text.
 
     Raises:
-        UsageError: If an option has no `=`, or stands twice.
+        UsageError: If an option has no `=`, or stands twice, or a bracket is not closed.
     """
     name, _, rest = text.partition("::")
     options: dict[str, object] = {}
-    for item in filter(None, rest.split(",")):
+    for item in filter(None, split_options(rest)):
         key, equals, value = item.partition("=")
+        if unclosed(item):
+            raise UsageError(
+                f"`{item}` in `arch:{text}`: a bracket is not closed",
+                hint="for example `'arch:vit_tiny_patch16_224::img_size=[96,128]'`, in quotes for the shell",
+            )
         if not equals or not key:
             raise UsageError(
                 f"`{item}` in `arch:{text}` is not key=value",
@@ -132,6 +137,23 @@ def parse_arch(text: str) -> tuple[str, dict[str, object]]:
         except NotJSONError:
             options[key] = value
     return name, options
+
+
+def split_options(text: str) -> list[str]:
+    """Split `key=value,...` at commas, except those within the brackets of a value; see `unclosed`."""
+    options: list[str] = []
+    for part in text.split(","):
+        if options and unclosed(options[-1]):
+            options[-1] += f",{part}"
+        else:
+            options.append(part)
+    return options
+
+
+def unclosed(option: str) -> bool:
+    """Return whether a value that is a list or a table ends with one of its brackets open: it goes on behind the next comma."""
+    value = option.partition("=")[2]
+    return value.startswith(("[", "{")) and sum(map(value.count, "[{")) > sum(map(value.count, "]}"))
 
 
 def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hub's client takes them

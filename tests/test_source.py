@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 
@@ -337,6 +339,10 @@ def test_configs_that_make_no_model_are_refused_in_words(tmp_path, config):
         ("a::n=1,f=0.5,b=true,s=avg,x=null", ("a", {"n": 1, "f": 0.5, "b": True, "s": "avg", "x": None})),
         ("a::", ("a", {})),
         ("a::s=b=c", ("a", {"s": "b=c"})),
+        ("a::s=[8,12],n=4", ("a", {"s": [8, 12], "n": 4})),
+        ("a::n=4,s=[[1,2],[3]]", ("a", {"n": 4, "s": [[1, 2], [3]]})),
+        ('a::t={"x":[1,2],"y":3},n=4', ("a", {"t": {"x": [1, 2], "y": 3}, "n": 4})),
+        ("a::p=b[c/d,n=4", ("a", {"p": "b[c/d", "n": 4})),
     ],
 )
 def test_arch_options(text, expected):
@@ -347,6 +353,23 @@ def test_arch_options(text, expected):
 def test_arch_options_that_are_not_key_value(text):
     with pytest.raises(UsageError, match="is not key=value"):
         locate(f"arch:{text}")
+
+
+@pytest.mark.parametrize("option", ["s=[8,n=4", "s=[[8],12", 's={"x":1'])
+def test_arch_options_end_with_their_bracket(option):
+    with pytest.raises(
+        UsageError, match=re.escape(f"`{option}` in `arch:a::{option}`: a bracket is not closed")
+    ):
+        locate(f"arch:a::{option}")
+
+
+def test_images_that_are_not_square_can_be_typed():
+    opened = open_model("arch:vit_tiny_patch16_224::img_size=[8,12],patch_size=4,depth=1")
+
+    assert opened.header.preprocess.input_size == (3, 8, 12)
+    library = timm.create_model("vit_tiny_patch16_224", img_size=(8, 12), patch_size=4, depth=1)
+    shapes = {name: tuple(tensor.shape) for name, tensor in library.state_dict().items()}
+    assert {name: spec.shape for name, spec in opened.checkpoint.specs.items()} == shapes
 
 
 def test_arch_options_are_given_once():

@@ -14,7 +14,7 @@ from hydractl.errors import UsageError
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.rivals.reference import Rival, Swag, Vilu, is_rival, of_several, parse_rival
 from hydractl.settings import Role, Setting
-from hydractl.source import named
+from hydractl.source import named, split_options, unclosed
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
@@ -228,9 +228,12 @@ def _split_models(text: str) -> tuple[str, ...]:
     """Split at commas, except at those between the models or the options of a reference that has some."""
     models: list[str] = []
     for part in text.split(","):
-        takes = models and "::" in models[-1] and (models[-1].startswith("arch:") or is_rival(models[-1]))
-        joins = models and "::" not in models[-1] and of_several(models[-1]) and not is_rival(part)
-        if joins or (takes and OPTION.match(part)):
+        last, told, options = models[-1].partition("::") if models else ("", "", "")
+        arch = told and last.startswith("arch:")
+        takes = told and (arch or is_rival(last))
+        joins = models and not told and of_several(last) and not is_rival(part)
+        goes_on = arch and unclosed(split_options(options)[-1])
+        if joins or goes_on or (takes and OPTION.match(part)):
             models[-1] += f",{part}"
         else:
             models.append(part)

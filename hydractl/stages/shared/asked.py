@@ -16,7 +16,7 @@ from hydractl.jsonfile import compact
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
 from hydractl.settings import KEY, Declared, Role, Setting, declared, made_of
-from hydractl.source import folder_files, locate, of_hub
+from hydractl.source import folder_files, locate, of_hub, split_options
 
 if TYPE_CHECKING:
     from hydractl.data.items import Items
@@ -258,7 +258,7 @@ def _content(text: str | Path) -> object:
         return str(text)
     return [
         name,
-        *([key, _content(value)] for key, _, value in (o.partition("=") for o in options.split(","))),
+        *([key, _content(value)] for key, _, value in (o.partition("=") for o in split_options(options))),
     ]
 
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from hydractl.errors import UnsupportedModelError, UsageError
 from hydractl.families.registry import described_as, family_for_name
-from hydractl.source import parse_arch
+from hydractl.source import parse_arch, split_options
 from hydractl.training.methods.reference import Packed
 
 SIZES = (("hidden_size", "intermediate_size"), ("dim", "hidden_dim"))
@@ -53,7 +53,9 @@ def narrowed(reference: str, method: Packed) -> str:
             hint=f"name a width that is a multiple of {step}: `arch:{name}::{keys[0]}={-(-width // step) * step}`",
         )
     kept = [
-        item for item in text.partition("::")[2].split(",") if item and item.partition("=")[0] not in narrow
+        item
+        for item in split_options(text.partition("::")[2])
+        if item and item.partition("=")[0] not in narrow
     ]
     member = f"{name}::{','.join([*kept, *(f'{key}={size}' for key, size in narrow.items())])}"
     (found,) = family.describe(*parse_arch(member)).architecture.towers.values()

@@ -73,6 +73,8 @@ def test_a_command_line_s_presets_are_spread():
         ("x=-", "x", ("-",)),
         ("-", "stdin", ("-",)),
         ("arch:vit::a=1,b=2,c.st", "vit", ("arch:vit::a=1,b=2", "c.st")),
+        ("arch:vit::a=[[1,2],[3,4]],b=2,c.st", "vit", ("arch:vit::a=[[1,2],[3,4]],b=2", "c.st")),
+        ("arch:vit::a=[1,2],c[.st,d.st", "vit", ("arch:vit::a=[1,2]", "c[.st", "d.st")),
         ("two=arch:vit::a=1,b=2,arch:deit::a=1", "two", ("arch:vit::a=1,b=2", "arch:deit::a=1")),
     ],
 )

@@ -72,6 +72,10 @@ def test_layers_in_groups_are_narrow_models_side_by_side():
         ),
         ("distilbert::dim=774,hidden_dim=3096,n_heads=12", {"dim": 516, "hidden_dim": 2064}),
         ("vit_base_patch16_224::embed_dim=774,depth=1", {"embed_dim": 516, "depth": 1}),
+        (
+            "vit_base_patch16_224::img_size=[64,96],embed_dim=774,depth=1",
+            {"embed_dim": 516, "img_size": [64, 96]},
+        ),
     ],
 )
 def test_widths_of_members_whatever_they_are_called(name, sizes):
