@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.families.base import OWN, place_of, with_pooling
+from hydractl.families.base import OWN, Family, place_of, with_pooling
 from hydractl.families.opening import OpenModel, expected_specs
 from hydractl.manifest.header import Architecture
 from hydractl.source import parse_arch
+from hydractl.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 CLASSES = {"timm": "num_classes", "transformers": "num_labels", "open_clip_torch": "num_classes"}
 """What the libraries call the number of classes."""
@@ -36,17 +42,39 @@ def with_classifier(
     family, before = opened.family, opened.header.architecture
     architecture = with_pooling(resized(before, number, family.library), pooling)
     header = opened.header.model_copy(update={"architecture": architecture, "labels": labels})
-    drawn = family.initialise(architecture, seed if head_seed is None else head_seed)
+    own_seed = seed if head_seed is None else head_seed
     if opened.is_random:
+        drawn = family.initialise(architecture, own_seed)
         whole = drawn if head_seed is None else family.initialise(architecture, seed)
         state = {n: drawn[n] if place_of(family, n).part == "head" else t for n, t in whole.items()}
         return replace(opened, checkpoint=Checkpoint.of(state, header=header), header=header)
     expected, stored = expected_specs(family, header), opened.checkpoint.specs
     kept = {n: s for n, s in stored.items() if n in expected and place_of(family, n).part != "head"}
-    dtype = max(kept.values(), key=lambda spec: spec.size_bytes).torch_dtype
-    fresh = {n: drawn[n].to(dtype) for n in expected if n not in kept}
+    fresh = drawn_for(family, architecture, expected, kept, seed=own_seed)
     checkpoint = replace(opened.checkpoint, specs=kept).joined(Checkpoint.of(fresh))
     return replace(opened, checkpoint=checkpoint, header=header, lacks="")
+
+
+def drawn_for(
+    family: Family,
+    architecture: Architecture,
+    expected: Iterable[str],
+    kept: Mapping[str, TensorSpec],
+    *,
+    seed: int,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that a model lacks, drawn by its library's own rules, in the dtype of the largest that it has.
+
+    Args:
+        family: Its family.
+        architecture: What it is to be.
+        expected: The names of all its tensors.
+        kept: Those that it has, at least one.
+        seed: Of the drawing.
+    """
+    drawn = family.initialise(architecture, seed)
+    dtype = max(kept.values(), key=lambda spec: spec.size_bytes).torch_dtype
+    return {name: drawn[name].to(dtype) for name in expected if name not in kept}
 
 
 def resized(architecture: Architecture, number: int, library: str) -> Architecture:

@@ -9,7 +9,7 @@ from hydractl.checkpoint import write_tensors
 from hydractl.claims import Claim
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import OWN, Described, Family, with_pooling
-from hydractl.families.classifier import CLASSES, resized
+from hydractl.families.classifier import CLASSES, drawn_for, resized
 from hydractl.families.opening import base_header, expected_specs
 from hydractl.families.registry import FAMILIES, described_as, family_for_config, family_for_name
 from hydractl.heads.budget import total_heads
@@ -28,6 +28,7 @@ from hydractl.stages.shared.images import check_takes, told
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.unchanged import replaces
+from hydractl.tensors import spec_of
 from hydractl.wording import counted, quoted
 
 
@@ -112,10 +113,9 @@ def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bo
                 fitted = fit_encoder(weights.tensors, expected, header=header, where=where, new=False)
             except CheckpointError:  # what kept the whole from fitting says more
                 raise error from None
-    random, kept = family.initialise(architecture, config.head_seed or 0), fitted.tensors
-    dtype = max(kept.values(), key=lambda tensor: tensor.nbytes).dtype
-    fresh = {name: random[name].to(dtype) for name in expected if name not in kept}
-    return replace(fitted, tensors=kept | fresh, drawn=tuple(fresh))
+    kept = {name: spec_of(tensor) for name, tensor in fitted.tensors.items()}
+    fresh = drawn_for(family, architecture, expected, kept, seed=config.head_seed or 0)
+    return replace(fitted, tensors=fitted.tensors | fresh, drawn=tuple(fresh))
 
 
 def _labelled(header: Header, labels: tuple[str, ...]) -> Header:

@@ -91,6 +91,24 @@ def test_a_classifier_that_is_there_goes_when_a_seed_is_given(tmp_path, weights)
         bring(place / "whole.safetensors", tmp_path / "d.st", num_classes=2)
 
 
+def test_what_is_drawn_has_the_dtype_of_the_largest_tensor(tmp_path, weights):
+    _, state = weights
+    half = {
+        name: tensor if "norm" in name else tensor.half()
+        for name, tensor in state.items()
+        if not name.startswith("head.")
+    }
+    save_file(half, tmp_path / "half.safetensors")
+
+    header, found, _ = bring(tmp_path / "half.safetensors", tmp_path / "b.st", num_classes=2)
+
+    fresh = FAMILIES[header.architecture.family].initialise(header.architecture, 0)
+    for name, tensor in found.items():
+        expected = fresh[name].half() if name.startswith("head.") else half[name]
+        assert tensor.dtype == expected.dtype
+        assert torch.equal(tensor, expected)
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("surplus", "`reg_token`"), ("adapted", r"`blocks\.0\.lora\.weight`")]
 )
