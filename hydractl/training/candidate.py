@@ -13,6 +13,7 @@ from torch import nn
 from hydractl.inputs import Inputs, map_inputs
 from hydractl.training.averaging import Average, share_of
 from hydractl.training.engine import Engine, OrderedGradients
+from hydractl.training.mode import begin_training
 from hydractl.training.noise import set_dropout
 from hydractl.training.recipes.optimizers import (
     PEAK,
@@ -137,7 +138,7 @@ class Run:
             group["lr"] = group.get(PEAK, self.lr) * group[SCALE] * factor
         if job.begin_step is not None:
             job.begin_step(self.model, done)
-        self.prepared.train()
+        begin_training(self.prepared)
         self.loss = torch.zeros_like(self.loss)
         device = self.engine.device
         ordered = None if job.pieces is None else OrderedGradients(self.engine, self.parameters, job.pieces)

@@ -1,14 +1,13 @@
-"""Small architectures of timm's registry: open_clip gives the models that it takes from there no sizes."""
+"""Small architectures of timm's registry: open_clip gives the models that it takes from there no sizes, and timm its stems none."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 import timm
+from timm.layers import BatchNormAct2d, HybridEmbed
 from timm.models import register_model
-
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
 
 SIZES = {"img_size": 12, "patch_size": 4, "embed_dim": 32, "depth": 3, "num_heads": 4}
 
@@ -31,6 +30,14 @@ def tiny_trunk_post_norm(*, pretrained: bool = False, **options: object) -> nn.M
 @register_model
 def tiny_trunk_relpos(*, pretrained: bool = False, **options: object) -> nn.Module:
     return _tiny("vit_relpos_medium_patch16_cls_224", pretrained, options)
+
+
+@register_model
+def tiny_batch_norm(*, pretrained: bool = False, **options: object) -> nn.Module:
+    """Return a hybrid whose stem has running statistics, as timm's with ResNets of batch norm."""
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), BatchNormAct2d(8))
+    embed = partial(HybridEmbed, backbone=stem)
+    return _tiny("vit_tiny_patch16_224", pretrained, {"embed_layer": embed, "patch_size": 1} | options)
 
 
 def _tiny(name: str, pretrained: bool, options: dict[str, object]) -> nn.Module:

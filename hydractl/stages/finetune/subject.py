@@ -24,6 +24,7 @@ from hydractl.metrics.samples import ensemble_log_probs
 from hydractl.training.methods.adapters import Adapter
 from hydractl.training.methods.mimo import Slots
 from hydractl.training.methods.weights import MADE, ORIGINAL, Site, realised, sites_of
+from hydractl.training.mode import begin_training
 from hydractl.training.noise import set_dropout
 from hydractl.training.recipes.recipe import Recipe
 
@@ -181,7 +182,8 @@ def stay_equal(subject: Subject, probe: Inputs, recipe: Recipe, said: torch.Tens
         return False
     noise = set_dropout(subject.module, recipe.dropout, path=recipe.drop_path)
     with noise.at(seed=0, step=0, rows=range(1), total=1, device=torch.device("cpu")):
-        outputs = subject.module.train()(probe)
+        begin_training(subject.module)
+        outputs = subject.module(probe)
     log_probs = outputs.log_softmax(-1)
     (log_probs[..., 0] if said is None else log_probs * said.cpu()).sum().backward()
     return any(all(_alike(tensor.grad, other[n].grad) for n, tensor in one.items()) for one, other in twins)

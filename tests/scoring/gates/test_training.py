@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.errors import CheckFailed, DataError
 from hydractl.progress import SILENT
@@ -14,9 +15,9 @@ from hydractl.scoring.gates.settings import DspSettings, L0Settings
 from hydractl.scoring.gates.training import train_gates
 from hydractl.scoring.job import Samples, ScoreJob, Training
 from support.builders import base
-from support.gates import Rows, planted, training_job
+from support.gates import COUNT, Rows, planted, training_job
 from support.heard import Heard
-from support.variants import VARIANTS
+from support.variants import VARIANTS, Variant
 
 SHORT = {"epochs": 2}
 METHODS = [(score_l0, L0Settings), (score_dsp, DspSettings)]
@@ -73,6 +74,20 @@ def test_pipelined_training_leaves_the_weights_and_joint_training_does_not():
     assert joint.keys() == sample.state.keys()
     changed = [n for n, t in sample.state.items() if not torch.equal(joint[n], t)]
     assert len(changed) > len(joint) / 2
+
+
+def test_joint_training_leaves_running_statistics_and_measures_what_comes_back():
+    sample = base(Variant("timm-vit", "batch-norm", "tiny_batch_norm", {"img_size": 8, "num_classes": 7}))
+    settings = L0Settings(training="joint", **SHORT)
+    asked = training_job(sample, budget=6, settings=settings, keeps_weights=True)
+    found = train_gates(asked, settings, lambda _: HardConcrete(torch.zeros(12)), SILENT)
+
+    with torch.inference_mode():
+        losses = sum(F.cross_entropy(found.model(x), y, reduction="sum").item() for x, y in asked.id_data)
+    weights = found.model.model.library_state()
+    assert found.metrics.nll == pytest.approx(losses / COUNT, rel=1e-5)
+    assert all(torch.equal(weights[n], t) for n, t in sample.state.items() if ".running_" in n)
+    assert any(not torch.equal(weights[n], t) for n, t in sample.state.items() if "backbone.1." in n)
 
 
 def test_the_weights_that_come_back_are_the_gated_model_once_cut():
