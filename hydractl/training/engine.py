@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
@@ -116,6 +116,8 @@ class Engine:
             sharding.exchange(model, now=sync)
         with contextlib.nullcontext() if sync or self.shards else self._accelerator.no_sync(model):
             self._accelerator.backward(loss)
+        if not self.shards:  # those of parts lie side by side in one storage
+            part_gradients(model.parameters())
 
     def agree(self, *, due: bool) -> bool:
         """Return what process 0 says, where all take part in what follows; else what this one says."""
@@ -151,6 +153,22 @@ def _laid_out(parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor:
     return grad.as_strided(parameter.shape, parameter.stride())
 
 
+def part_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Give each gradient a storage of its own, after a backward pass and before anything is added to or scaled in place.
+
+    torch takes over what a backward pass returns: views of one tensor, as of a token's and its position's gradient where a
+    compiled step has one sample, would then be added to and clipped twice.
+    """
+    seen = set()
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        storage = parameter.grad.untyped_storage().data_ptr()
+        if storage in seen:
+            parameter.grad = parameter.grad.clone()
+        seen.add(storage)
+
+
 class OrderedGradients:
     """The gradients of one step: the same bits whatever the number of processes.
 
@@ -175,6 +193,7 @@ class OrderedGradients:
         """Take note of the next of this process's pieces."""
         if self._engine.world == 1:
             loss.backward()
+            part_gradients(self._parameters)
         else:
             self._held.append(torch.autograd.grad(loss, self._parameters))
 

@@ -303,6 +303,31 @@ def test_ordered_pieces_are_the_same_gradient(pieces):
     assert torch.allclose(found.weights["0.weight"], whole.weights["0.weight"], atol=1e-6)
 
 
+class Twice(nn.Module):
+    """What trains twice: torch's backward pass gives both parameters views of one tensor as their gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.full((3,), 0.25)) for _ in range(2))
+
+    def forward(self, x):
+        return (x @ (self.one.view(3, 1) + self.other.view(3, 1)))[:, 0]
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+@pytest.mark.parametrize("cut", [{}, {"accumulate": 3}, {"pieces": 3}], ids=str)
+def test_gradients_that_lie_in_one_storage_are_added_and_clipped_once(clip, cut):
+    told = {name: cut[name] for name in cut.keys() & {"accumulate"}}
+    recipe = sgd(lr=(0.1,), steps=1, clip=clip, **told)
+    found = fit(recipe, build=Twice, **({} if told else cut))
+
+    weight = torch.full((3,), 0.5, requires_grad=True)
+    loss(X[0::2] @ weight, Y[0::2]).mean().backward()
+    gradient = weight.grad if clip is None else weight.grad / weight.grad.norm() * clip / 2**0.5
+    for name in ("one", "other"):
+        assert torch.allclose(found.weights[name], 0.25 - 0.1 * gradient, atol=1e-6)
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_penalty_counts_once_a_step_however_the_batch_is_cut(accumulate):
     found = fit(
