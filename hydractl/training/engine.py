@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -212,6 +213,20 @@ class OrderedGradients:
 
 
 @contextlib.contextmanager
+def _told_by_us_alone() -> Iterator[None]:
+    """Keep from accelerate what a launcher or a shell says to it within the block.
+
+    It would divide losses, compile, cast, or leave the device that was chosen, and no file would tell.
+    """
+    names = [name for name in os.environ if name.startswith("ACCELERATE_")]
+    before = {name: os.environ.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
 def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterator[Engine]:
     """Start accelerate for one stage, and leave no trace of it in the process.
 
@@ -243,7 +258,7 @@ def start_engine(device: str, *, precision: str, shards: bool = False) -> Iterat
         )
     mixed = "bf16" if precision == "bf16" else "no"
     on_one = torch.cuda.device(chosen) if ":" in device else contextlib.nullcontext()
-    with on_one, sharding.left_to_us():
+    with on_one, _told_by_us_alone():
         accelerator = Accelerator(cpu=chosen.type == "cpu", mixed_precision=mixed)
         try:
             yield Engine(accelerator, shards=shards)

@@ -6,9 +6,8 @@ whole. Every process takes part whenever something is made whole: also in those 
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -40,17 +39,6 @@ def asked() -> bool:
             f"`--use_fsdp` needs a newer torch than {torch.__version__}", hint="leave it out: DDP then"
         ) from error
     return True
-
-
-@contextlib.contextmanager
-def left_to_us() -> Iterator[None]:
-    """Keep accelerate from doing the same within the block."""
-    before = os.environ.pop(ASKED, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[ASKED] = before
 
 
 def shard(model: nn.Module, device: torch.device, world: int) -> None:

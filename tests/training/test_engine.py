@@ -35,6 +35,35 @@ def test_engines_follow_one_another_with_other_choices():
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GRADIENT_ACCUMULATION_STEPS", "4"),
+        ("DYNAMO_BACKEND", "EAGER"),
+        ("MIXED_PRECISION", "bf16"),
+        ("TORCH_DEVICE", "meta"),
+        ("USE_PARALLELISM_CONFIG", "true"),
+        ("USE_MEGATRON_LM", "true"),
+        ("USE_DEEPSPEED", "true"),
+        ("USE_FSDP", "true"),
+    ],
+)
+def test_what_the_environment_tells_accelerate_changes_nothing(monkeypatch, name, value):
+    monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    model = nn.Linear(2, 1)
+
+    with start_engine("cpu", precision="fp32") as engine:
+        prepared = engine.prepare(model)
+        loss = prepared(torch.ones(3, 2)).sum()
+        engine.backward(loss, prepared, sync=True)
+        assert engine.device.type == "cpu"
+
+    assert prepared is model
+    assert loss.dtype == torch.float32
+    assert model.weight.grad.tolist() == [[3.0, 3.0]]
+    assert os.environ[f"ACCELERATE_{name}"] == value
+
+
 def test_a_gradient_gets_its_parameters_strides():
     parameter = torch.nn.Parameter(torch.zeros(1, 1, 4))
     grad = torch.arange(12.0).reshape(1, 3, 4)[:, 1:2]
