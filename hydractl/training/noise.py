@@ -6,7 +6,8 @@ Dropout of attention weights is not of it: fused kernels draw that themselves, f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,6 +82,36 @@ class BatchDropout(nn.Module):
         return x * keep / (1 - self.p)
 
 
+class BatchPatchDropout(nn.Module):
+    """timm's `PatchDropout` (Liu et al. 2023) that draws for the whole batch, as `BatchDropout` does.
+
+    Attributes:
+        p: The share of patches dropped.
+        prefix: How many tokens before them stay.
+        ordered: Whether patches that stay keep their order.
+    """
+
+    def __init__(self, theirs: Mapping[str, Any], noise: StepNoise) -> None:
+        super().__init__()
+        self.p, self.prefix = float(theirs["prob"]), int(theirs["num_prefix_tokens"])
+        self.ordered = bool(theirs["ordered"])
+        self.noise = noise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x (M B, T, D) with the prefix and as many patches of each sample, at least one."""
+        if not self.training or self.p == 0:
+            return x
+        prefix, patches = x[:, : self.prefix], x[:, self.prefix :]
+        count = patches.shape[1]
+        members = max(len(x) // len(self.noise.rows), 1)
+        drawn = torch.randn(members, len(self.noise.batch), count, device=x.device)
+        kept = drawn.argsort(dim=-1)[..., : max(1, int(count * (1.0 - self.p)))]
+        if self.ordered:
+            kept = kept.sort(dim=-1)[0]
+        own = kept.index_select(1, self.noise.rows).flatten(0, 1).unsqueeze(-1)
+        return torch.cat((prefix, patches.gather(1, own.expand(-1, -1, x.shape[-1]))), dim=1)
+
+
 def dropout_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Dropout]]:
     """Return a model's dropout layers but those of attention weights, each with its module and its name there."""
     return [
@@ -91,8 +122,29 @@ def dropout_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Dropout]]:
     ]
 
 
+def _path_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, float]]:
+    """Return where samples skip a block's residuals: the block, the layer's name there, the layer, and its share of the last's."""
+    return [
+        (block, name, child, i / max(len(blocks) - 1, 1))
+        for blocks in (tower.layers() for tower in model.modules() if isinstance(tower, Tower))
+        for i, block in enumerate(blocks)
+        for name, child in block.named_children()
+        if name.startswith("drop_path")  # where there is none stands an identity
+    ]
+
+
+def takes_dropout(model: nn.Module) -> bool:
+    """Return whether a share dropped that is set changes anything."""
+    return any(name not in NOT_DROPPED for _, name, _ in dropout_layers(model))
+
+
+def takes_path(model: nn.Module) -> bool:
+    """Return whether a share of samples that skip the last block changes anything: none skips the first."""
+    return any(share > 0 for *_, share in _path_layers(model))
+
+
 def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None) -> StepNoise:
-    """Put `BatchDropout` in the place of the model's dropout layers, and of its blocks' `drop_path`.
+    """Put layers whose draws hang on the step alone in the place of the model's own: dropout, its blocks' `drop_path`, patches.
 
     Args:
         model: Changed in place; its state dict stays as it is.
@@ -108,12 +160,12 @@ def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None)
         own = p is None or name in NOT_DROPPED
         share = layer.p if own or p is None else p
         module.add_module(name, BatchDropout(share, noise, shared=isinstance(layer, SharedDropout)))
-    for tower in [module for module in model.modules() if isinstance(module, Tower)]:
-        blocks = tower.layers()
-        for i, block in enumerate(blocks):
-            for name, child in [pair for pair in block.named_children() if pair[0].startswith("drop_path")]:
-                # the libraries' own layers call it so; where there is none stands an identity
-                theirs = float(vars(child).get("drop_prob") or 0.0)
-                share = theirs if path is None else path * i / max(len(blocks) - 1, 1)
-                block.add_module(name, BatchDropout(share, noise, whole=True))
+    for block, name, child, part in _path_layers(model):
+        # the libraries' own layers call it so
+        theirs = float(vars(child).get("drop_prob") or 0.0)
+        block.add_module(name, BatchDropout(theirs if path is None else path * part, noise, whole=True))
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name == "patch_drop" and "num_prefix_tokens" in vars(child):  # timm's; else an identity
+                module.add_module(name, BatchPatchDropout(vars(child), noise))
     return noise

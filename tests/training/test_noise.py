@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from timm.layers import DropPath
+from timm.layers import DropPath, PatchDropout
 from torch import nn
 
 from hydractl.data.preprocess import sample_seed
@@ -152,6 +152,42 @@ def test_paths_are_dropped_as_in_timm(name, own):
     assert torch.allclose(found, wanted, atol=1e-5)
     assert not torch.allclose(found, model.eval()(x), atol=1e-3)
     assert torch.allclose(torch.cat(pieces), found, atol=1e-5)
+
+
+def test_patches_are_dropped_as_in_timm_and_pieces_drop_the_same():
+    plain = variant("timm-vit-registers")
+    sample = base(replace(plain, options=plain.options | {"patch_drop_rate": 0.4}))
+    model, library = sample.model().train(), sample.library().train()
+    x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        noise = set_dropout(model, None)
+        found = run(noise, model, x)
+        with torch.random.fork_rng():
+            torch.manual_seed(sample_seed(-1, 5, 3))
+            wanted = library(x)
+        pieces = [run(noise, model, x[a:b], first=a, total=16) for a, b in ((0, 3), (3, 16))]
+
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert not torch.allclose(found, model.eval()(x), atol=1e-3)
+    assert torch.allclose(torch.cat(pieces), found, atol=1e-5)
+
+
+def test_patches_of_members_side_by_side_have_draws_of_their_own():
+    net = nn.Module()
+    net.patch_drop = PatchDropout(0.5, num_prefix_tokens=1, ordered=True)
+    noise = set_dropout(net.train(), None)
+    x = torch.arange(9.0).expand(3, 7, 9)[..., None]
+
+    whole = run(noise, net.patch_drop, x.flatten(0, 1), count=7).unflatten(0, (3, 7))
+    piece = run(noise, net.patch_drop, x[:, 2:6].flatten(0, 1), first=2, count=4, total=7).unflatten(
+        0, (3, 4)
+    )
+
+    assert whole.shape == (3, 7, 5, 1)
+    assert torch.equal(whole.sort(dim=2)[0], whole)
+    assert (whole[:, :, 0] == 0).all()
+    assert not torch.equal(whole[0], whole[1])
+    assert torch.equal(piece, whole[:, 2:6])
 
 
 @pytest.mark.parametrize("name", ["transformers-vit-plain", "transformers-bert-plain"])
