@@ -49,6 +49,11 @@ class Making:
     without: Collection[str] = ()
     wide: str | None = None
 
+    @property
+    def drops(self) -> tuple[str, ...]:
+        """What says that something is dropped; a model without such a layer is refused it."""
+        return () if MC_DROPOUT in self.without else ("--dropout", DROPOUT)
+
     def all(self) -> Plan:
         """Add every row; the single model first."""
         plan, task = self.plan, self.plan.task
@@ -104,7 +109,7 @@ class Making:
         plan, removed = self.plan, self.plan.task.removed
         scores = plan.make("circuit.json", "score", single, *plan.task.scored, needs=[single])
         plan.row(UNTUNED.format(CIRCUIT), self._cut("circuit-best.st", single, scores, "--strategy", "best"))
-        plan.row(CIRCUIT, self.tuned("circuit-tuned.st", "circuit-best.st", "--dropout", DROPOUT))
+        plan.row(CIRCUIT, self.tuned("circuit-tuned.st", "circuit-best.st", *self.drops))
         far = plan.make(
             "circuit-ood.json", "score", single, *plan.task.scored, "--objective", "ood", needs=[single]
         )
@@ -144,7 +149,7 @@ class Making:
             needs=[single],
         )
         plan.row(UNTUNED.format(TAYLOR), self._cut("taylor-best.st", single, scores, "--strategy", "best"))
-        plan.row(TAYLOR, self.tuned("taylor-tuned.st", "taylor-best.st", "--dropout", DROPOUT))
+        plan.row(TAYLOR, self.tuned("taylor-tuned.st", "taylor-best.st", *self.drops))
         cuts = [
             self._cut(f"taylor-cut-{i}.st", single, scores, "--strategy", "sample", "--pool", str(2 * task.removed), "--seed",
                       str(plan.seed + 100 * i)) for i in range(MEMBERS)
@@ -165,4 +170,4 @@ class Making:
             "--dropout-seed",
             str(1000 * self.plan.seed + dropout),
         )
-        return self.tuned(name, cut, "--dropout", DROPOUT, *seeds)
+        return self.tuned(name, cut, *self.drops, *seeds)

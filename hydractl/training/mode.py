@@ -12,6 +12,14 @@ def begin_training(model: nn.Module) -> None:
     results would hang on pieces and processes, and a file would hold other statistics than were validated.
     """
     model.train()
-    for module in model.modules():
-        if getattr(module, "track_running_stats", False):
-            module.eval()
+    for module in _with_statistics(model):
+        module.eval()
+
+
+def keeps_statistics(model: nn.Module) -> bool:
+    """Return whether a model has layers that `begin_training` leaves in evaluation."""
+    return bool(_with_statistics(model))
+
+
+def _with_statistics(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if getattr(module, "track_running_stats", False)]

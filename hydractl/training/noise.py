@@ -6,7 +6,8 @@ Dropout of attention weights is not of it: fused kernels draw that themselves, f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -133,14 +134,18 @@ def _path_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module, floa
     ]
 
 
-def takes_dropout(model: nn.Module) -> bool:
-    """Return whether a share dropped that is set changes anything."""
+def _takes_dropout(model: nn.Module) -> bool:
     return any(name not in NOT_DROPPED for _, name, _ in dropout_layers(model))
 
 
-def takes_path(model: nn.Module) -> bool:
-    """Return whether a share of samples that skip the last block changes anything: none skips the first."""
+def _takes_path(model: nn.Module) -> bool:
     return any(share > 0 for *_, share in _path_layers(model))
+
+
+TAKES: Mapping[str, Callable[[nn.Module], bool]] = MappingProxyType(
+    {"dropout": _takes_dropout, "drop_path": _takes_path}
+)
+"""Of a recipe's shares to drop, whether a model has a layer that one changes; of a model before `set_dropout`."""
 
 
 def set_dropout(model: nn.Module, p: float | None, *, path: float | None = None) -> StepNoise:

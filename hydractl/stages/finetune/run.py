@@ -22,6 +22,7 @@ from hydractl.manifest.header import Header, Kind
 from hydractl.metrics.cost import macs_of
 from hydractl.parallel import follow_leader, rank
 from hydractl.progress import SILENT, Progress
+from hydractl.settings import spelled
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.subject import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
@@ -41,6 +42,7 @@ from hydractl.training.feeding.slots import SlotFeed
 from hydractl.training.loop import Trained, train
 from hydractl.training.methods.reference import Mimo, Packed
 from hydractl.training.methods.weights import sites_of
+from hydractl.training.noise import TAKES
 from hydractl.training.recipes.parts import rate_scales, reset_head
 from hydractl.training.state import Metrics, Snapshot, StateFolder
 from hydractl.wording import counted
@@ -188,9 +190,11 @@ def _warn_equal(work: Work, job: Job, engine: Engine, progress: Progress) -> Non
     said = None
     if job.lesson is not None:
         said = job.lesson.targets(map_inputs(lambda x: x.to(engine.device), job.probe))
-    if stay_equal(_build(work), job.probe, work.config.recipe, said):
+    subject = _build(work)
+    drops = [f"`{spelled(name)} 0.1`, or " for name, takes in TAKES.items() if takes(subject.module)]
+    if stay_equal(subject, job.probe, work.config.recipe, said):
         progress.warn(
-            "members that are equal now stay equal, for nothing is dropped: add `--dropout 0.1`, or "
+            f"members that are equal now stay equal, for nothing is dropped: add {''.join(drops[:1])}"
             "`--reset-head --head-seed 1` for classifiers of their own"
         )
 

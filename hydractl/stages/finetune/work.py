@@ -20,11 +20,13 @@ from hydractl.data.items import Items
 from hydractl.data.labels import filled_names, match_classes, required_labels, some
 from hydractl.data.sources.passing import Shuffled
 from hydractl.errors import DataError, UsageError
+from hydractl.families.base import Family
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.building import stored_specs
 from hydractl.manifest.header import Fate, Header, InputFile, Tokenization
 from hydractl.progress import Progress
 from hydractl.runtime import digest_text, pick_device, versions
+from hydractl.settings import spelled
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.head import fitted
 from hydractl.stages.finetune.teachers import check_teachers, open_teachers
@@ -36,13 +38,19 @@ from hydractl.training.feeding.mix import Mixing
 from hydractl.training.methods.adapters import Adapter, adapter_of, changed
 from hydractl.training.methods.packed import narrowed
 from hydractl.training.methods.reference import Mimo, Packed
+from hydractl.training.mode import keeps_statistics
+from hydractl.training.noise import TAKES
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
-from hydractl.training.recipes.recipe import PARTS
+from hydractl.training.recipes.recipe import PARTS, Recipe
 from hydractl.version import __version__
 from hydractl.wording import counted
 
 T = TypeVar("T", bound="Items | Shuffled")
+_TAKEN_BY_NONE = {
+    "dropout": "no layer of it drops anything, but attention weights",
+    "drop_path": "it has one block, and no sample skips the first",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +121,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     _check_apart(config, header)
     adapter = _adapter(config, opened)
     names = _trainable(config, opened, adapter)
+    _check_layers(config, header, opened.family, progress)
     training, header = _training(items, header, progress)
     validation = _validation(
         open_items(config.val, header.preprocess, workers=config.num_workers, progress=progress),
@@ -210,6 +219,24 @@ def _check_recipe(config: FinetuneConfig, how: Reading) -> None:
         raise UsageError(
             f"`--recipe {config.recipe_name}` is for images, but {config.model} reads texts",
             hint=f"for texts there are {', '.join(others)}",
+        )
+
+
+def _check_layers(config: FinetuneConfig, header: Header, family: Family, progress: Progress) -> None:
+    """Refuse shares to drop that no layer would; a recipe's own are for many models. Say where a norm is none."""
+    model = family.build(header.architecture, header.masks[0], None)
+    named = Recipe() if config.recipe_name is None else RECIPES[config.recipe_name]
+    for name, takes in TAKES.items():
+        share = getattr(config.recipe, name)
+        if share and share != getattr(named, name) and not takes(model):
+            raise UsageError(
+                f"`{spelled(name)} {share:g}` has no effect on {config.model}: {_TAKEN_BY_NONE[name]}",
+                hint=f"leave `{spelled(name)}` out",
+            )
+    if config.model.startswith("arch:") and keeps_statistics(model):
+        progress.warn(
+            f"{config.model} begins with means of 0 and variances of 1 in its batch norms, and keeps them: it learns slowly; "
+            "take pretrained weights where there are some"
         )
 
 

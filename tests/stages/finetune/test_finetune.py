@@ -30,7 +30,7 @@ from hydractl.stages.finetune.work import prepare
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from support.builders import base
 from support.heard import Cut, Heard
-from support.variants import TIMM_VIT, TINY, Variant
+from support.variants import TIMM_VIT, TINY, Variant, variant
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
 TRAIN = "digits::split=train,classes=0-6,limit=60"
@@ -125,6 +125,40 @@ def test_a_seed_of_a_classifier_that_is_not_drawn_is_refused(tmp_path):
     said = f"`--head-seed 1` has no effect on {model}, whose classifier is there already"
     with pytest.raises(UsageError, match=re.escape(said)):
         run_finetune(config(tmp_path / "out.st", model, head_seed=1))
+
+
+DEEP, SHALLOW, CLIP = ARCH, ARCH.replace("depth=2", "depth=1"), "transformers-vision-tower-clip"
+
+
+@pytest.mark.parametrize(("model", "share", "named", "why"), [
+    (CLIP, {"dropout": 0.5}, None, "no layer of it drops anything"),
+    (CLIP, {"dropout": 0.5}, "imagenet1k", "no layer of it drops anything"),
+    (CLIP, {"dropout": 0.1}, "imagenet1k", None),
+    (CLIP, {"drop_path": 0.9, "dropout": 0.0}, None, None),
+    (SHALLOW, {"drop_path": 0.9}, None, "it has one block"),
+    (SHALLOW, {"drop_path": 0.1}, "vit-finetune", None),
+    (SHALLOW, {"dropout": 0.5, "drop_path": 0.0}, None, None),
+    (DEEP, {"dropout": 0.5, "drop_path": 0.9}, None, None),
+])  # fmt: skip
+def test_a_share_to_drop_that_nothing_takes_is_refused_unless_a_recipe_says_it(
+    tmp_path, model, share, named, why
+):
+    """And one that is taken changes the result."""
+    if model == CLIP:
+        model = base(variant(model)).save(tmp_path / "model.st")
+    recipe = replace(SGD, steps=1, epochs=None, warmup=0, dropout=None)
+    given = {"model": model, "recipe": replace(recipe, **share), "recipe_name": named}
+    if why is None:
+        found, plain = (
+            tensors(tuned(tmp_path / "a.st", **given)),
+            tensors(tuned(tmp_path / "b.st", model, recipe=recipe)),
+        )
+        assert all(torch.equal(found[n], plain[n]) for n in plain) == (named is not None)
+        return
+    (option,) = (f"`--{name.replace('_', '-')} {value}` has no effect" for name, value in share.items())
+    with pytest.raises(UsageError, match=f"{option} on {re.escape(str(model))}: {why}") as caught:
+        run_finetune(config(tmp_path / "a.st", **given))
+    assert "leave `--" in caught.value.hint
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -21,7 +21,7 @@ RECIPE = Recipe(optimizer="sgd", lr=(0.1,), steps=12, batch_size=6, eval_every=2
 
 def tuned(out, progress=None, recipe=RECIPE, **changes):
     config = FinetuneConfig(
-        model=ARCH,
+        model=changes.pop("model", ARCH),
         data=DataRef.parse("digits::split=train,limit=12"),
         val=DataRef.parse("digits::split=val,limit=12"),
         recipe=recipe,
@@ -46,6 +46,16 @@ def test_what_is_written_validates_as_progress_said(whole):
     _, report, heard = whole
 
     assert f"validation accuracy {report.accuracy:.4f}, nll {report.nll:.4f}" in heard.steps[-1]
+
+
+def test_random_weights_are_warned_of_and_a_checkpoint_is_not(whole, tmp_path):
+    heard = Heard()
+    tuned(tmp_path / "again.st", heard, model=str(whole[0]))
+
+    assert [message.partition(" and ")[0] for message in whole[2].warnings] == [
+        f"{ARCH} begins with means of 0"
+    ]
+    assert heard.warnings == []
 
 
 def test_the_weights_of_its_norms_train(whole):
