@@ -29,6 +29,7 @@ from hydractl.stages.prune.strategy import Strategy
 from hydractl.training.recipes.recipe import Recipe
 from support.builders import base
 from support.heard import Cut
+from support.variants import variant
 
 TRAIN = "digits::split=train,classes=0-6,limit=24"
 VAL = "digits::split=val,classes=0-6,limit=20"
@@ -125,6 +126,23 @@ def test_members_that_nothing_tells_apart_are_warned_about(tmp_path, hydra, chan
     assert [message.partition(",")[0] for message in heard.warnings] == (
         ["members that are equal now stay equal"] if warned else []
     )
+
+
+def test_what_tells_equal_members_apart_is_something_that_their_model_takes(tmp_path):
+    """A tower of CLIP drops nothing but whole samples."""
+    one, out = (
+        base(variant("transformers-vision-tower-clip")).save(tmp_path / "one.st"),
+        tmp_path / "hydra.st",
+    )
+    run_fuse(FuseConfig(models=(str(one),) * 2, out=out, own_from=2, verify=False))
+    said = []
+    for path in (None, 0.4):
+        heard, recipe = Warned(), replace(RECIPE, epochs=None, steps=1, dropout=None, drop_path=path)
+        tuned(tmp_path / f"{path}.st", out, heard, recipe=recipe)
+        said.append(heard.warnings)
+
+    assert ["add `--drop-path 0.1`, or" in message for message in said[0]] == [True]
+    assert said[1] == []
 
 
 @pytest.mark.parametrize(("seeds", "train", "warned"), [
