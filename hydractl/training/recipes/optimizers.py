@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hydractl.training.methods.weights import ORIGINAL
 from hydractl.training.recipes.recipe import Recipe
 from hydractl.training.sharding import in_parts, like
 
@@ -63,8 +64,8 @@ def make_optimizer(
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether weight decay applies: to matrices and kernels; not to biases, norms, tokens and positions."""
-    return parameter.ndim >= 2 and name.endswith("weight")
+    """Return whether weight decay applies: to what is called a weight and is no vector, also where a weight is made of it."""
+    return parameter.ndim >= 2 and name.removesuffix(ORIGINAL).endswith("weight")
 
 
 def optimizer_tensors(

@@ -79,7 +79,10 @@ class Recipe:
     weight_decay: float | None = setting(
         None, "Of matrices only (default 0.01 for adamw, 0 for sgd).", low=0.0, tells=False, panel=LEARN
     )
-    """Biases, norms, tokens and position embeddings are not decayed."""
+    """Of every weight that is no vector: matrices, kernels and tables, also of tokens and positions where a library has such.
+    Not of biases, norms, and what is a parameter by itself: class tokens and position embeddings of timm, which does not decay
+    them either. transformers' own `Trainer` does.
+    """
     momentum: float = setting(0.9, "Of sgd only (default 0.9).", low=0.0, below=1.0, tells=False, panel=LEARN)
     schedule: str = setting(
         "cosine",

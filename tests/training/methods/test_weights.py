@@ -13,12 +13,14 @@ from hydractl.training.methods.reference import (
     METHODS,
     BatchEnsemble,
     LoraEnsemble,
+    Mimo,
     Oba,
     SingularValues,
     parse_method,
     told,
 )
-from hydractl.training.methods.weights import MADE, LowRank, Outer, Spectrum, realised, sites_of
+from hydractl.training.methods.weights import MADE, ORIGINAL, LowRank, Outer, Spectrum, realised, sites_of
+from hydractl.training.recipes.optimizers import decays
 from support.builders import Sample, base
 from support.variants import BERT, TIMM_VIT, TINY, TINY_TEXT, TINY_VISION_TOWER, VISION_TOWER, Variant
 
@@ -110,6 +112,41 @@ def test_what_a_lora_trains_is_what_its_pairs_and_the_classifier_hold(sample):
 
     assert sum(p.numel() for _, p in trained(model)) == layers * 4 * 3 * 2 * width + heads
     assert all(MADE in name or "head" in name or "classifier" in name for name, _ in trained(model))
+
+
+def decayed(model):
+    return {name for name, parameter in trained(model) if decays(name, parameter)}
+
+
+@pytest.mark.parametrize("method", [Oba(keep=0.5), BatchEnsemble()], ids=lambda m: m.KIND)
+def test_a_weight_that_trains_decays_as_if_nothing_were_made_of_it(sample, method):
+    """All that decays without a method, and no vector of a member: it is the shared weights that the paper's authors decay."""
+    model, _, _ = made(sample, method)
+    found = decayed(model)
+
+    assert any(MADE in name for name in found)
+    assert {name.replace(f"{MADE}weight{ORIGINAL}", ".weight") for name in found} == {
+        name for name, parameter in sample.model().named_parameters() if decays(name, parameter)
+    }
+
+
+def test_pairs_of_low_rank_decay_and_singular_values_do_not(sample):
+    """The former are matrices, which peft and transformers have decay as well."""
+    low, spectra = (made(sample, method)[0] for method in (LoraEnsemble(), SingularValues()))
+    pairs = {name for name, _ in trained(low) if MADE in name}
+
+    assert decayed(low) - pairs == decayed(spectra)
+    assert pairs < decayed(low)
+    assert not any(MADE in name for name in decayed(spectra))
+
+
+def test_what_slots_see_images_with_decays():
+    sample = base(BASES["fused"])
+    plain = {name for name, parameter in sample.model().named_parameters() if decays(name, parameter)}
+    slots = {name for name in decayed(made(sample, Mimo())[0]) if MADE in name}
+
+    assert len(slots) == 1
+    assert len(decayed(made(sample, Mimo())[0])) == len(plain)
 
 
 def test_singular_vectors_stay(sample):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
+from timm.optim import param_groups_weight_decay
 from torch import nn
+from transformers import BertConfig, BertModel, Trainer
 
 from hydractl.training.recipes.optimizers import (
     PEAK,
@@ -15,6 +18,7 @@ from hydractl.training.recipes.optimizers import (
     restore_optimizer,
 )
 from hydractl.training.recipes.recipe import Recipe
+from support.variants import TINY
 
 
 def parameters(seed=0):
@@ -59,6 +63,25 @@ def test_only_matrices_decay():
     found = parameters()
 
     assert [n for n, p in found.items() if decays(n, p)] == ["fc.weight"]
+
+
+def test_of_a_timm_model_decays_what_timm_lets_decay():
+    model = timm.create_model("vit_tiny_patch16_224", qk_norm=True, init_values=1e-5, **TINY)
+    groups = param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())
+    theirs = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+
+    for name, parameter in model.named_parameters():
+        assert decays(name, parameter) == (id(parameter) in theirs), name
+
+
+def test_of_a_text_encoder_decays_what_transformers_lets_decay():
+    """Tables of tokens and positions too."""
+    size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertModel(BertConfig(vocab_size=11, max_position_embeddings=7, **size))
+    theirs = Trainer.get_decay_parameter_names(None, model)
+
+    assert "embeddings.position_embeddings.weight" in theirs
+    assert {n for n, p in model.named_parameters() if decays(n, p)} == set(theirs)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
