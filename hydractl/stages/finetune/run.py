@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.checkpoint import write_tensors
 from hydractl.claims import Claim
 from hydractl.data.inputs import encoded
-from hydractl.errors import CheckFailed, DataError, UsageError
+from hydractl.errors import CheckFailed, HubError, HydraError, InputError, UsageError
 from hydractl.families.probe import blank_inputs
 from hydractl.hub.folders import publish_models
 from hydractl.inputs import map_inputs
@@ -29,7 +30,7 @@ from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.lineage import make_step
-from hydractl.stages.shared.outputs import claim, resumable
+from hydractl.stages.shared.outputs import claim, resumable, way_on
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.stages.shared.unchanged import replaces
 from hydractl.training import sharding
@@ -123,11 +124,25 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         try:
             with start_engine(config.device, precision=config.recipe.precision, shards=shards) as engine:
                 return _train(work, engine, folder, start, own, progress)
-        except (CheckFailed, DataError):
+        except CheckFailed:
             # the same would happen again, so there is nothing to go on with
             if folder is not None and leads:
                 folder.clear()
             raise
+        except (InputError, HubError) as error:
+            # what cannot be read or written now may be so later
+            if leads and (told := _way_on(config, folder)):
+                said = f"{error.hint}; " if error.hint else ""
+                error.hint = f"{said}{told}, with inputs as they were"
+            raise
+
+
+def _way_on(config: FinetuneConfig, folder: StateFolder | None) -> str | None:
+    """Return what goes on with the state of this run, None where there is none that can be read."""
+    with contextlib.suppress(HydraError, OSError):
+        if folder is not None and folder.check(force=False):
+            return way_on(config.out, force=config.force)
+    return None
 
 
 def _train(

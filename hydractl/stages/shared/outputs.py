@@ -94,12 +94,22 @@ def resumable(out: Path, *, force: bool = False) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        kept = [] if is_stream(out) else [out.with_name(out.name + suffix) for suffix in KEPT]
-        left = [str(path) for path in kept if path.exists()]
-        if left:
-            moved = f"move {out} away, and " if force and out.exists() else ""
-            again = "the same command without `--force`" if force else "the same command"
-            error.add_note(
-                f"what was done is kept in {' and '.join(left)}; {moved}{again} goes on from there"
-            )
+        if told := way_on(out, force=force):
+            error.add_note(told)
         raise
+
+
+def way_on(out: Path, *, force: bool) -> str | None:
+    """Return what a run that ends now leaves beside its output and what goes on from there, None where it leaves nothing.
+
+    Args:
+        out: As in `resumable`.
+        force: Likewise.
+    """
+    kept = [] if is_stream(out) else [out.with_name(out.name + suffix) for suffix in KEPT]
+    left = [str(path) for path in kept if path.exists()]
+    if not left:
+        return None
+    moved = f"move {out} away, and " if force and out.exists() else ""
+    again = "the same command without `--force`" if force else "the same command"
+    return f"what was done is kept in {' and '.join(left)}; {moved}{again} goes on from there"

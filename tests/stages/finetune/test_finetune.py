@@ -8,10 +8,13 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import hydractl
 from hydractl.checkpoint import Checkpoint
@@ -473,6 +476,51 @@ def test_validation_on_what_is_learnt_is_warned_about(tmp_path, val, said):
         "known by heart"
     )
     assert heard.warnings == ([] if said is None else [f"{said}: {lost}"])
+
+
+# what ends a run
+
+
+class Lost(Heard):
+    """A `Progress` that moves a file away after so many messages."""
+
+    def __init__(self, path, after):
+        super().__init__()
+        self.path, self.after = path, after
+
+    def step(self, message):
+        super().step(message)
+        if len(self.steps) == self.after:
+            self.path.rename(self.path.with_suffix(".away"))
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two folders of images, for training and validation."""
+    random = np.random.default_rng(0)
+    for part, label, i in product(("train", "val"), "ab", range(6)):
+        file = tmp_path / part / label / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (12, 12), dtype=np.uint8)).save(file)
+    return tmp_path
+
+
+def test_a_file_that_was_away_for_a_moment_costs_nothing(pictures):
+    recipe = replace(RECIPE, augment=("rrc",), epochs=8, batch_size=4)
+    given = {"data": DataRef.parse(f"{pictures}/train/"), "val": DataRef.parse(f"{pictures}/val/")}
+    given |= {"model": ARCH.replace("num_classes=7", "num_classes=2"), "recipe": recipe}
+    whole = tuned(pictures / "whole.st", **given).read_bytes()
+    out, lost = pictures / "out.st", pictures / "train/b/3.png"
+
+    with pytest.raises(DataError, match=r"3\.png") as caught:
+        run_finetune(config(out, save_every=1, **given), Lost(lost, after=4))
+    assert caught.value.hint.endswith(
+        f"what was done is kept in {out}.state; the same command goes on from there, with inputs as they were"
+    )
+    lost.with_suffix(".away").rename(lost)
+
+    assert run_finetune(config(out, **given)).resumed_from > 0
+    assert out.read_bytes() == whole
 
 
 # the state of another run
