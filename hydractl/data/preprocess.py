@@ -99,7 +99,8 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
     """Return an image as mode `L` (1 channel) or `RGB` (3), transparency dropped.
 
     Raises:
-        DataError: If it has more than 8 bits a channel, which a conversion would cut off at white.
+        DataError: If it has more than 8 bits a channel, which a conversion would cut off at white; or a mode that Pillow does
+            not convert.
     """
     if image.mode.startswith(("I", "F")):
         raise DataError(
@@ -112,7 +113,15 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
         image = image.convert(
             "RGBA"
         )  # Pillow's own advice: a palette's transparency is lost otherwise, with a warning
-    return image.convert(MODES[channels])
+    try:
+        if image.mode == "LAB":
+            image = image.convert("RGB")  # the only one that Pillow makes of it
+        return image.convert(MODES[channels])
+    except ValueError as error:
+        raise DataError(
+            f"an image of mode `{image.mode}` cannot be read as `{MODES[channels]}`",
+            hint="convert the images to RGB or grey first",
+        ) from error
 
 
 class PerItem(ABC):

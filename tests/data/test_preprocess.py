@@ -109,6 +109,19 @@ def test_deep_images_are_refused(mode):
         eval_transform(GREY)(Image.new(mode, (8, 8)))
 
 
+def test_lab_becomes_what_its_rgb_is(picture):
+    image = picture(0, size=(50, 37)).convert("LAB")
+
+    for made_for in (GREY, RGB):
+        assert torch.equal(eval_transform(made_for)(image), eval_transform(made_for)(image.convert("RGB")))
+
+
+@pytest.mark.parametrize(("made_for", "mode"), [(GREY, "L"), (RGB, "RGB")])
+def test_a_mode_that_becomes_nothing_else_is_refused(made_for, mode):
+    with pytest.raises(DataError, match=f"mode `La` cannot be read as `{mode}`"):
+        eval_transform(made_for)(Image.new("La", (8, 8)))
+
+
 def test_digits_go_through_pixel_by_pixel():
     image = open_data("digits").image(7)
 
