@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hydractl.data.items import Content, ImageSet, Items
 from hydractl.data.labels import select_classes
 from hydractl.data.reference import BUILT_IN_TEXTS, SHARD_SUFFIX, DataRef, SourceKind
-from hydractl.data.sources import columns, folder, shards, tabular
+from hydractl.data.sources import columns, files, folder, shards, tabular
 from hydractl.data.sources.stream import Stream
 from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.errors import DataError, UsageError
@@ -161,7 +161,7 @@ def _table(ref: DataRef, wants: Content, progress: Progress) -> tabular.Table:
         return tabular.fetch_table(ref, progress)
     if ref.kind is SourceKind.FOLDER or ref.source.lower().endswith(SHARD_SUFFIX):
         return shards.open_shards(ref)
-    return tabular.open_table(ref, wants)
+    return files.open_table(ref, wants)
 
 
 def _of_table(ref: DataRef, wants: Content, progress: Progress, *, labelled: bool) -> Items:

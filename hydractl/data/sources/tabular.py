@@ -1,4 +1,4 @@
-"""Tables: local .jsonl, .csv and .parquet files, of which nothing is written, not even a cache; and data sets on the Hub."""
+"""Tables: rows of text files, what `datasets` holds, and data sets on the Hub."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
-from hydractl.data.sources.rows import Rows, read_rows
+from hydractl.data.sources.rows import Rows
 from hydractl.errors import DataError, HubError, reason_of
 from hydractl.hubclient import asking, without_bars
 from hydractl.progress import Progress
 from hydractl.wording import did_you_mean, quoted
-
-if TYPE_CHECKING:
-    from hydractl.data.items import Content
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,29 +120,33 @@ class ArrowTable(Table):
         name = where if ref.repo_id else Path(ref.source).name
         super().__init__(dataset.column_names, where=where, name=name, first=first)
         self._dataset = dataset
-        self._folder = _folder(ref) if ref.kind is SourceKind.FILE else None
+        self._folder = folder_of(ref) if ref.kind is SourceKind.FILE else None
 
     @override
     def __len__(self) -> int:
         return len(self._dataset)
 
+    def rows(self, column: str) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
+        """Return the rows of a column alone."""
+        return self._dataset.select_columns([column])
+
     @override
     def cells(self, column: str) -> Sequence[object]:
-        found: Sequence[object] = self._dataset[column][:]
+        found: Sequence[object] = self.rows(column)[column][:]
         return found
 
     @override
     def classes(self, column: str) -> Sequence[str] | None:
         import datasets  # noqa: PLC0415 - seconds of import that other data need not pay
 
-        feature = self._dataset.features[column]
+        feature = self.rows(column).features[column]
         return feature.names if isinstance(feature, datasets.ClassLabel) else None
 
     @override
     def images(self, column: str) -> Read:
         import datasets  # noqa: PLC0415 - as above
 
-        rows, where = self._dataset.select_columns([column]), self.place(column)
+        rows, where = self.rows(column), self.place(column)
         kind = rows.features[column]
         storage = kind.dtype if isinstance(kind, datasets.Value) else ""
         if isinstance(kind, datasets.Image):
@@ -169,28 +170,7 @@ class ArrowTable(Table):
         return read
 
 
-def open_table(ref: DataRef, content: Content) -> Table:
-    """Return the table in a file.
-
-    Args:
-        ref: Names the file.
-        content: What is looked for, for hints.
-
-    Raises:
-        DataError: If the file is missing or malformed.
-    """
-    path = Path(ref.source)
-    if path.is_dir():
-        raise DataError(
-            f"{path}: is a folder, not a file", hint=f"write `{path}/` to read it as a folder of {content}"
-        )
-    ref.check_there()
-    if path.suffix.lower() == ".parquet":
-        return ArrowTable(_read_parquet(path), ref, where=str(path))
-    return RowTable(read_rows(path, content), path, _folder(ref))
-
-
-def _folder(ref: DataRef) -> Path:
+def folder_of(ref: DataRef) -> Path:
     """Return where the paths of a table start from."""
     return Path(ref.source).parent if ref.root is None else Path(ref.root)
 
@@ -208,19 +188,6 @@ def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[P
             )
         files.append(file)
     return files
-
-
-def _read_parquet(path: Path) -> Any:  # noqa: ANN401 - a `datasets.Dataset`, untyped
-    import datasets  # noqa: PLC0415 - as above
-    import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
-
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {reason_of(error)}") from error
-    # the library's own reader would leave a copy in its cache
-    return datasets.Dataset(datasets.table.InMemoryTable(table))
 
 
 def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:

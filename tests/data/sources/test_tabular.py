@@ -4,6 +4,8 @@ import json
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,6 +186,41 @@ def test_bad_parquet_contents(here, picture):
     parquet(path, {"image": [b"junk"]})
     with pytest.raises(DataError, match="row 0: is not an image that can be decoded"):
         open_data(str(path)).image(0)
+
+
+MAP = pa.array([[("a", 1)], [("b", 2)]], pa.map_(pa.string(), pa.int64()))
+
+
+def test_a_column_that_datasets_cannot_hold_is_in_the_way_only_where_it_is_asked_for(tmp_path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"text": ["good", "bad"], "extra": MAP, "label": ["x", "y"]}), path)
+    with pytest.raises(ValueError, match="map"):
+        datasets.Features.from_arrow_schema(pq.read_schema(path))
+
+    found = open_data(str(path), wants=Content.TEXTS)
+    assert (found.texts, found.class_names, found.labels) == (("good", "bad"), ("x", "y"), (0, 1))
+    for option in ("text", "label"):
+        with pytest.raises(DataError, match="column `extra`: is of the type `map<"):
+            open_data(f"{path}::{option}=extra", wants=Content.TEXTS)
+    with pytest.raises(DataError, match="its columns are `text`, `label`, `extra`"):
+        open_data(f"{path}::label=other", wants=Content.TEXTS)
+    pq.write_table(pa.table({"extra": MAP}), path)
+    with pytest.raises(DataError, match=r"holds no column of a type that can be read, but `extra` \(map<"):
+        open_data(str(path), wants=Content.TEXTS)
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["[]", "no JSON", '{"info": {"features": 3}}', '{"info": {"features": {"text": {"_type": "No"}}}}'],
+)
+def test_notes_of_datasets_in_a_file_that_are_none(tmp_path, note):
+    table = pa.table({"text": ["good", "bad"], "label": ["x", "y"]}).replace_schema_metadata(
+        {"huggingface": note}
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+
+    with pytest.raises(DataError, match=r"t\.parquet: cannot be read as Parquet"):
+        open_data(str(tmp_path / "t.parquet"), wants=Content.TEXTS)
 
 
 def test_label_outside_the_declared_classes(heard):
