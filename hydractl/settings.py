@@ -24,6 +24,7 @@ P = ParamSpec("P")
 _MADE_OF: ContextVar[tuple[object, tuple[tuple[Declared, object], ...]] | None] = ContextVar(
     "made_of", default=None
 )
+LARGEST_SEED = 2**63 - 1  # what torch and numpy can begin with
 KEY = "setting"
 """Where a field's metadata hold its declaration."""
 

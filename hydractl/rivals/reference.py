@@ -12,14 +12,24 @@ from typing import ClassVar, TypeAlias
 
 from hydractl.data.reference import DataRef
 from hydractl.errors import UsageError
-from hydractl.settings import Setting, by_default, check, number, required, setting, whole, written
+from hydractl.settings import (
+    LARGEST_SEED,
+    Setting,
+    by_default,
+    check,
+    number,
+    required,
+    setting,
+    whole,
+    written,
+)
 
 DATA, VAL = "data", "val"
 KRON, FULL = "kron", "full"
 PROBIT, SAMPLES = "probit", "samples"
 CROPS, NONE = "crops", "none"
 DRAWS = 20
-SEED = Setting("Of what is drawn.", parse=whole, low=0, spelled=("seed",))
+SEED = Setting("Of what is drawn.", parse=whole, low=0, high=LARGEST_SEED, spelled=("seed",))
 FEWEST = 2
 """Checkpoints or pairs that tell something."""
 

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args, get_origin
 
+import numpy as np
 import pytest
+import torch
 
 from hydractl.cli import command
 from hydractl.cli.app import COMMANDS, command_tree
 from hydractl.cli.command import kind_of
 from hydractl.cli.commands.bench.config import BenchConfig
+from hydractl.rivals.reference import KINDS
 from hydractl.scoring.methods import METHODS, SETTINGS
-from hydractl.settings import KEY, Composed, Declared, configured, declared, options_of, spelled
+from hydractl.settings import KEY, LARGEST_SEED, Composed, Declared, configured, declared, options_of, spelled
 from hydractl.stages.datasets.config import DataConfig
 from hydractl.stages.doctor.config import DoctorConfig
 from hydractl.stages.evaluate.config import EvalConfig
@@ -254,6 +257,30 @@ def test_a_command_has_the_options_that_are_declared_and_no_others(name):
         *["provenance"] * (name in MAKERS),
     ]
     assert {*COMMANDS} == {*CONFIGS} | BY_HAND
+
+
+SEEDS = {
+    f"{where}-{name}": setting
+    for where, of in {**CONFIGS, **KINDS}.items()
+    for name, setting in declared(of).items()
+    if name.endswith("seed")
+}
+
+
+@pytest.mark.parametrize("setting", SEEDS.values(), ids=SEEDS)
+def test_a_seed_is_one_that_libraries_begin_with(setting):
+    assert setting.low == 0
+    assert torch.Generator().manual_seed(setting.high).initial_seed() == setting.high
+    assert np.random.default_rng(setting.high)
+
+
+@pytest.mark.parametrize(("name", "option"), [("demo", "--seed"), ("import", "--head-seed")])
+def test_a_larger_seed_is_wrong_usage(call, tmp_path, name, option):
+    model = () if name == "demo" else ("m.st",)
+    seen = call(name, *model, "-o", tmp_path / "out", option, 2**64)
+
+    assert seen.code == 2
+    assert f"{option}': Input should be less than or equal to {LARGEST_SEED}" in seen.err
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

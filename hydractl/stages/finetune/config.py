@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -132,10 +132,13 @@ class FinetuneConfig:
     seed: int = by_default(0, shared.SEED)
     """Of random weights, a new classifier, the order of the data, augmentation and dropout, as far as these have none of
     their own."""
-    order_seed: int | None = setting(
-        None, "Seed of the order of the data and of augmentation (default: --seed).", low=0, metavar="N"
+    order_seed: int | None = by_default(
+        None,
+        replace(shared.SEED, help="Seed of the order of the data and of augmentation (default: --seed)."),
     )
-    dropout_seed: int | None = setting(None, "Seed of dropout (default: --seed).", low=0, metavar="N")
+    dropout_seed: int | None = by_default(
+        None, replace(shared.SEED, help="Seed of dropout (default: --seed).")
+    )
     head_seed: int | None = by_default(None, shared.HEAD_SEED)
     num_classes: int | None = by_default(None, shared.NUM_CLASSES)
     pooling: str | None = by_default(None, shared.POOLING)

@@ -14,7 +14,7 @@ from hydractl.heads.budget import Budget
 from hydractl.inputs import LARGEST_SIDE
 from hydractl.metrics.scores import KNN
 from hydractl.places import DOCUMENT, WEIGHTS, output
-from hydractl.settings import Composed, Declared, Role, Setting, check, number, setting, words
+from hydractl.settings import LARGEST_SEED, Composed, Declared, Role, Setting, check, number, setting, words
 from hydractl.stages.shared.classes import FORMS, Naming
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ IF_CHANGED = Setting(
     role=Role.ASIDE,
 )
 IF_CHANGED_BESIDE = replace(IF_CHANGED, help=f"{IF_CHANGED.help} What made it stands in a file beside it.")
-SEED = Setting("Seed of everything random.", low=0, metavar="N")
+SEED = Setting("Seed of everything random.", low=0, high=LARGEST_SEED, metavar="N")
 DEVICE = Setting("auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE", panel=MACHINE, role=Role.ASIDE)
 DTYPE = Setting("bf16, fp16 or fp32; default: as stored.", metavar="DTYPE", panel=MACHINE)
 BATCH_SIZE = Setting("Samples in one forward pass.", low=1, metavar="N", panel=MACHINE)
@@ -185,7 +185,7 @@ class Images:
 
 
 IMAGES = Composed(lambda given: Images(**given), Declared.of(Images))
-HEAD_SEED = Setting("Seed of a classifier that is drawn anew (default: --seed).", low=0, metavar="N")
+HEAD_SEED = replace(SEED, help="Seed of a classifier that is drawn anew (default: --seed).")
 NUM_CLASSES = Setting("Classes to tell apart (default: as many as the data have).", low=1, metavar="N")
 POOLING = Setting(
     "What the classifier of a text model reads: what its family's does, or the mean over all tokens. Default: as the model or "
