@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hydractl.errors import UsageError
-from hydractl.wording import did_you_mean
+from hydractl.wording import did_you_mean, exactly
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -141,15 +141,15 @@ class Setting:
             raise UsageError(f"`{self.option(name)} {value}`: unknown", hint=hint)
 
     def _check_range(self, name: str, value: float) -> None:
-        refused = f"`{self.option(name)} {value:g}`: must be "
+        refused = f"`{self.option(name)} {exactly(value)}`: must be "
         low, high, below = _or(self.low, -inf), _or(self.high, inf), _or(self.below, inf)
         if self.above is not None and not self.above < value < inf:
-            most = "" if self.high is None else f" and at most {self.high:g}"
+            most = "" if self.high is None else f" and at most {exactly(self.high)}"
             raise UsageError(f"{refused}above {self.above:g}{most}{' and finite' if self.finite else ''}")
         if {self.low, self.high, self.below} != {None} and not (low <= value <= high and value < below):
             told = {"at least": self.low, "above": self.above, "below": self.below, "at most": self.high}
-            wanted = [f"{word} {bound:g}" for word, bound in told.items() if bound is not None]
-            between = f"between {low:g} and {high:g}" if None not in {self.low, self.high} else ""
+            wanted = [f"{word} {exactly(bound)}" for word, bound in told.items() if bound is not None]
+            between = f"between {exactly(low)} and {exactly(high)}" * (None not in {self.low, self.high})
             raise UsageError(refused + (between or " and ".join(wanted)))
 
 

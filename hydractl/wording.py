@@ -34,6 +34,11 @@ def lasting(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2f} s"
 
 
+def exactly(value: float) -> str:
+    """Return a number as it is typed: all digits of a whole one, such as a seed; of others as many as matter."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
 def listed(words: Sequence[str]) -> str:
     """Return words as a sentence has them: a, b and c."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

@@ -135,7 +135,8 @@ def test_every_declared_range_is_kept(config, name, told):
     ]
     several = next(o.kind for o in Declared.of(config) if o.name == name).startswith("tuple")
     for value in outside:
-        with pytest.raises(UsageError, match=rf"`{told.option(name)} {value:g}`: must be "):
+        typed = value if isinstance(value, int) else f"{value:g}"
+        with pytest.raises(UsageError, match=rf"`{told.option(name)} {typed}`: must be "):
             config(**{**needed, name: (value,) if several else value})
 
 
