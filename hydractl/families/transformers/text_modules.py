@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -126,6 +127,14 @@ def _scaled_before(parts: HeadParts, layer: Any) -> HeadGroup:  # noqa: ANN401 -
     )
 
 
+class Embed(Protocol):
+    """What makes a stream of texts, given the library's model."""
+
+    def __call__(self, host: Any, texts: Texts, encoder: TextEncoder) -> Stream:  # noqa: ANN401 - as above
+        """Return it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """What of an encoder is code.
@@ -136,7 +145,7 @@ class Code:
         block: See `tower`.
     """
 
-    embed: Callable[[Any, Texts, TextEncoder], Stream] = _embed
+    embed: Embed = _embed
     group: Callable[[HeadParts, Any], HeadGroup] = lambda parts, _: HeadGroup(parts)
     block: type[EncoderBlock] | None = None
 
@@ -165,8 +174,8 @@ def wrap_text(library: nn.Module, kept: Kept, encoder: TextEncoder) -> Model:
     pooling = config.classifier_pooling if encoder.pooling == "option" else encoder.pooling
     code = CODE[encoder.code]
     ends = Ends(
-        embed=lambda host, texts: code.embed(host, texts, encoder),
-        read=lambda host, stream: _read(host, stream, encoder, pooling),
+        embed=partial(code.embed, encoder=encoder),
+        read=partial(_read, encoder=encoder, pooling=pooling),
         reads=None if pooling in {"mean", "late"} else slice(0, 1),
     )
     made = tower(library, encoder, kept, ends, group=code.group, block=code.block)
