@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hydractl.fusion.loaded import LoadedHydra, LoadedModel, load
-from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.metrics.samples import opinions
 from hydractl.source import download
 
 
@@ -22,8 +22,8 @@ class TimmHydra(nn.Module):
         self.num_classes = loaded.header.num_classes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `log mean_m softmax(z_m)` (B, C) for images (B, channels, height, width)."""
-        return ensemble_log_probs(self.loaded.member_logits(x).log_softmax(-1))
+        """Return `log mean_m softmax(z_m)` (B, C), in float32 at least, for images (B, channels, height, width)."""
+        return opinions(self.loaded.member_logits(x)).ensemble
 
 
 def hydractl(*, pretrained: bool = False, **told: Any) -> TimmHydra:  # noqa: ANN401 - as timm calls it

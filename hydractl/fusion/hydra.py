@@ -14,7 +14,7 @@ from hydractl.families.attention import Attention
 from hydractl.families.stacked import Abreast, all_same, stacked
 from hydractl.families.tower import Block, Model, Stream, Tower, Towers, joined
 from hydractl.inputs import Inputs, checked_inputs, split_inputs
-from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.metrics.samples import opinions
 
 Layout = Literal["auto", "in turn", "stacked"]
 
@@ -86,8 +86,8 @@ class HydraOutput(NamedTuple):
     """What a hydra answers.
 
     Attributes:
-        logits: `log mean_m softmax(z_m)`, shape (B, C): their softmax is the ensemble's mean probability.
-        member_logits: Each member's own logits z_m, shape (M, B, C).
+        logits: `log mean_m softmax(z_m)`, shape (B, C): their softmax is the ensemble's mean probability. In float32 at least.
+        member_logits: Each member's own logits z_m, shape (M, B, C), in the dtype of the weights.
     """
 
     logits: torch.Tensor
@@ -166,7 +166,7 @@ class Hydra(Towers):
             TypeError: If they are not what the model reads.
         """
         logits = self.member_logits(checked_inputs(inputs, named, self.towers.keys()))
-        return HydraOutput(ensemble_log_probs(logits.log_softmax(dim=-1)), logits)
+        return HydraOutput(opinions(logits).ensemble, logits)
 
 
 def _laid_out_again(hydra: Hydra, _: object) -> None:

@@ -157,6 +157,26 @@ def at_once(said: Kept) -> int:
     return max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // (members * classes)))
 
 
+class Opinions(NamedTuple):
+    """What members' logits say of samples, in natural logarithms of probabilities.
+
+    Attributes:
+        members: Each member's `log p_m`, (M, ..., C).
+        ensemble: `log mean_m p_m`, (..., C).
+    """
+
+    members: Tensor
+    ensemble: Tensor
+
+
+def opinions(logits: Tensor) -> Opinions:
+    """Return what logits (M, ..., C) say: in float32 if they have fewer digits, which disagreement is smaller than."""
+    # no `promote_types`, which programs of torch.export keep as an operator
+    dtype = logits.dtype if logits.dtype.itemsize >= torch.float32.itemsize else torch.float32
+    log_probs = logits.log_softmax(-1, dtype=dtype)
+    return Opinions(log_probs, ensemble_log_probs(log_probs))
+
+
 def ensemble_log_probs(member_log_probs: Tensor) -> Tensor:
     """Return `log mean_m p_m` (...), an ensemble's prediction, of its members' log-probabilities (M, ...)."""
     return member_log_probs.logsumexp(0) - math.log(len(member_log_probs))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydractl.metrics.samples import answers, ensemble_log_probs, places
+from hydractl.metrics.samples import answers, ensemble_log_probs, opinions, places
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,19 @@ def test_the_ensemble_is_the_mean_of_its_members_probabilities(seed, members):
     found = ensemble_log_probs(logits.log_softmax(-1)).exp()
 
     torch.testing.assert_close(found, logits.softmax(-1).mean(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_opinions_have_the_digits_of_single_precision_at_least(dtype):
+    logits = 3 * torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = logits.to(dtype)
+
+    members, ensemble = opinions(logits)
+
+    wide = torch.promote_types(dtype, torch.float32)
+    assert torch.equal(members, logits.to(wide).log_softmax(-1))
+    assert members.dtype == ensemble.dtype == wide
+    torch.testing.assert_close(ensemble.exp(), logits.to(wide).softmax(-1).mean(0))
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1), st.lists(st.integers(-3, 3), min_size=1))

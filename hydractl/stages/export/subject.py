@@ -10,7 +10,7 @@ from torch import nn
 
 from hydractl.families.tower import Model, Towers
 from hydractl.inputs import PIXELS
-from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.metrics.samples import opinions
 from hydractl.metrics.scores import entropy, mutual_information
 
 IMAGES = "images"
@@ -42,8 +42,7 @@ class Subject(nn.Module):
             inputs = {PIXELS: self.pixels(inputs[IMAGES])}
         asked = inputs[PIXELS] if inputs.keys() == {PIXELS} else inputs
         member_logits = self.model.member_logits(asked)
-        log_probs = member_logits.float().log_softmax(-1)
-        mean = ensemble_log_probs(log_probs)
+        log_probs, mean = opinions(member_logits)
         logits = member_logits[0] if isinstance(self.model, Model) else mean
         found = (mean.exp(), logits, member_logits, entropy(log_probs), mutual_information(log_probs))
         return dict(zip(OUTPUTS, found, strict=True))
