@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
+import torch
 from transformers import PreTrainedConfig
 
+from hydractl.errors import UsageError
 from hydractl.hub.layout import TYPE
+from hydractl.runtime import DTYPES
 
 
 class HydraConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # transformers is untyped here
     """What `config.json` says; `hydractl` in it is the checkpoint's header."""
 
     model_type = TYPE
+    # what has members first cannot be joined batch after batch, and `compute_metrics` wants the logits alone
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["member_logits", "entropy", "mutual_information"]
+
+    def __post_init__(self, **told: Any) -> None:  # noqa: ANN401 - as the library has it
+        """Settle what follows of the settings.
+
+        Raises:
+            UsageError: If the dtype is none.
+        """
+        self.dtype = floating(self.dtype or told.pop("torch_dtype", None))
+        super().__post_init__(**told)  # type: ignore[no-untyped-call]  # as above
+
+
+def floating(given: Any) -> torch.dtype | None:  # noqa: ANN401 - a dtype, or the name of one
+    """Return a dtype of weights, None where the checkpoint's own is meant.
+
+    Args:
+        given: A dtype, its name or `bf16`, `fp16`, `fp32`; `auto` or None for the checkpoint's own.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    if given is None or given == "auto":
+        return None
+    found = getattr(torch, DTYPES.get(given, given), None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UsageError(
+            f"`dtype={given!r}`: is no dtype of floating-point weights",
+            hint=f"choose one of {', '.join(DTYPES.values())}, or `auto`",
+        )
+    return found

@@ -5,22 +5,30 @@ Axes: M members, B batch, C classes.
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
+from typing_extensions import override
 
-from hydractl.auto.configuration import HydraConfig
+from hydractl.auto.asking import check_settings, device_of, relabelled
+from hydractl.auto.configuration import HydraConfig, floating
+from hydractl.errors import CheckpointError, UsageError
+from hydractl.families.registry import family_of
+from hydractl.families.tower import Model
 from hydractl.fusion.loaded import LoadedHydra, LoadedModel, load
+from hydractl.fusion.plan import split_members
 from hydractl.hub.layout import files_of
 from hydractl.inputs import Inputs
 from hydractl.jsonfile import parse
-from hydractl.metrics.samples import ensemble_log_probs
+from hydractl.metrics.samples import opinions
 from hydractl.metrics.scores import entropy, mutual_information
 from hydractl.source import download
 
@@ -30,6 +38,10 @@ OF_NO_CONCERN = frozenset(
      "proxies", "resume_download", "trust_remote_code", "use_safetensors", "weights_only", "name_or_path"}
 )  # fmt: skip
 """What the library hands to every model, and says nothing about this one."""
+NOT_SAVED = frozenset(
+    {"safe_serialization", "save_function", "save_original_format", "save_peft_format", "token"}
+)
+"""What it hands over likewise when a model is saved."""
 
 
 @dataclass
@@ -39,7 +51,8 @@ class HydraClassifierOutput(ModelOutput):
     Attributes:
         loss: The mean of the members' cross-entropies, if labels were given.
         logits: `log mean_m softmax(z_m)`, (B, C): their softmax is the ensemble's mean probability.
-        member_logits: Each member's own z_m, (M, B, C), divided by the stored temperature.
+        member_logits: Each member's own z_m, (M, B, C), divided by the stored temperature, in the dtype of the weights; all
+            else is in float32 at least.
         entropy: Of the mean probabilities, in nats, (B,).
         mutual_information: How much members disagree, in nats, (B,).
     """
@@ -49,6 +62,16 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
     mutual_information: torch.Tensor | None = None
+
+
+class Stated(NamedTuple):
+    """A member that stands in for one whose weights are not its own, but those of a state dict."""
+
+    state: Mapping[str, torch.Tensor]
+
+    def library_state(self) -> Mapping[str, torch.Tensor]:
+        """Return them under the library's names."""
+        return self.state
 
 
 class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transformers is untyped here
@@ -70,34 +93,42 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
                 "a member or a hydra is what its weights are: `from_pretrained` makes one, `from_config` cannot"
             )
         self.loaded = loaded
+        self._places = _places(self)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]  # the library's has other names for the same
         cls,
         pretrained_model_name_or_path: str | os.PathLike[str],
-        *_: Any,  # noqa: ANN401 - as the library has it
-        **told: Any,  # noqa: ANN401 - as above
+        **told: Any,  # noqa: ANN401 - as the library has it
     ) -> Self | tuple[Self, dict[str, list[str]]]:
         """Load a folder or a model of the Hub; see `hydractl.load`.
 
         Args:
             pretrained_model_name_or_path: Which.
-            told: `dtype`, `device_map` (one device), `output_loading_info`, and what says where in the Hub or its cache.
+            told: `dtype`, `device_map` (one device), `id2label`, `output_loading_info`, and what says where in the Hub or its
+                cache.
 
         Raises:
             TypeError: If anything else is asked for.
+            UsageError: If the model cannot be as it is asked for: of other classes, a dtype that is none, several devices.
         """
-        told.pop("config", None)
+        given = told.pop("config", None)
         dtype, device = told.pop("dtype", None) or told.pop("torch_dtype", None), told.pop("device_map", None)
         informs = told.pop("output_loading_info", False)
         place = {name: told.pop(name) for name in HUB if told.get(name) is not None}
         strange = sorted(told.keys() - OF_NO_CONCERN - {*HUB, "torch_dtype"})
         if strange := [name for name in strange if told[name] is not None]:
             raise TypeError(f"hydractl's models do not take `{strange[0]}`")
+        kind, device = floating(dtype or getattr(given, "dtype", None)), device_of(device)
         folder = _folder(pretrained_model_name_or_path, place)
-        loaded = load(folder, dtype=None if dtype == "auto" else _dtype(dtype), device=_device(device))
+        loaded = load(folder, dtype=kind, device=device)
         config = HydraConfig.from_dict(parse(files_of(loaded.header)["config.json"]) | _typed(loaded))
         config._name_or_path = str(pretrained_model_name_or_path)
+        if given is not None:
+            check_settings(given, folder, config)
+            loaded.header = relabelled(loaded.header, given)
+            config.id2label, config.label2id = given.id2label, given.label2id
+            config.return_dict = given.return_dict
         model = cls(config, loaded)
         model.train(mode=False)
         info: dict[str, list[str]] = {
@@ -109,32 +140,101 @@ class HydraModel(PreTrainedModel):  # type: ignore[no-untyped-call]  # transform
         self,
         save_directory: str | os.PathLike[str],
         *,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, torch.Tensor] | None = None,
         push_to_hub: bool = False,
-        **_: Any,  # noqa: ANN401 - as above
+        **told: Any,  # noqa: ANN401 - as above
     ) -> None:
         """Write the folder that `-o folder/` writes, of the weights as they are now; a model in it is replaced.
 
+        Args:
+            save_directory: The folder.
+            is_main_process: Whether this process is the one that writes.
+            state_dict: The weights in place of those that the model holds, of which a process may have but its part.
+            push_to_hub: Whether it is pushed.
+            told: What has no effect on members and hydras.
+
         Raises:
+            UsageError: If tensors are not those of the model, or classes were renamed to others than it has.
+            TypeError: If anything else is asked for.
             ValueError: If it is to be pushed, for which `model.loaded.push_to_hub` is.
         """
         if push_to_hub:
             raise ValueError('`model.loaded.push_to_hub("org/name")` pushes, with a card')
-        self.loaded.save_pretrained(Path(save_directory), force=True)
+        if strange := sorted(name for name in told.keys() - NOT_SAVED if told[name] is not None):
+            raise TypeError(f"hydractl's models are not saved with `{strange[0]}`")
+        if not is_main_process:
+            return
+        written = copy.copy(self.loaded)
+        written.header = relabelled(written.header, self.config)
+        if state_dict is not None:
+            written.parts = cast("tuple[Model, ...]", self._stated(state_dict))
+        written.save_pretrained(Path(save_directory), force=True)
+
+    @override
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over a state dict of this module, or one by the names that a checkpoint has, as `save_pretrained` writes it.
+
+        Raises:
+            CheckpointError: If a tensor is not of a hydra with these heads.
+            RuntimeError: As any module: if names do not fit, where `strict`, or shapes.
+        """
+        return super().load_state_dict(self._by_own_names(state_dict), strict, assign)
+
+    def _by_own_names(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state dict by this module's names, of one that may have a checkpoint's; names of neither stay."""
+        header, library = self.loaded.header, {name for _, name in self._places.values()}
+        theirs = {name: tensor for name, tensor in state.items() if name in library}
+        if not theirs:
+            return state
+        try:
+            parts = (
+                [theirs]
+                if header.plan is None
+                else split_members(family_of(header.architecture), header, theirs)
+            )
+        except ValueError as error:
+            raise CheckpointError(
+                f"the state dict: {error}", hint="it is one of a hydra with other heads"
+            ) from error
+        found = {name: tensor for name, tensor in state.items() if name not in library}
+        if self.loaded.scores is not None:  # weights have no part in them, so they are what they were
+            for name, tensor in self.loaded.scores.tensors().items():
+                if name in found and torch.equal(found[name].cpu(), tensor.cpu()):
+                    del found[name]
+        return found | {key: parts[m][name] for key, (m, name) in self._places.items() if name in parts[m]}
+
+    def _stated(self, state: Mapping[str, torch.Tensor]) -> tuple[Stated, ...]:
+        """Return stand-ins for the parts, with the weights of a state dict."""
+        found = self._by_own_names(state)
+        if odd := sorted(found.keys() ^ self._places.keys()):
+            lacks = "has none" if odd[0] in self._places else "has one that the model has not"
+            raise UsageError(
+                f"`state_dict`: {lacks}, `{odd[0]}`",
+                hint="it must hold every tensor of `model.state_dict()`, gathered from all processes",
+            )
+        parts: list[dict[str, torch.Tensor]] = [{} for _ in self.loaded.parts]
+        for key, (m, name) in self._places.items():
+            parts[m][name] = found[key]
+        return tuple(Stated(parts[0] | own) for own in parts)  # what all share is the first's
 
     def _answer(self, inputs: Inputs, labels: torch.Tensor | None, return_dict: bool | None) -> Any:  # noqa: ANN401 - an output or a tuple
-        members = self.loaded.member_logits(inputs)
-        log_probs = members.log_softmax(-1)
+        logits = self.loaded.member_logits(inputs)
+        said = opinions(logits)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(members.flatten(0, 1), labels.repeat(len(members)))
+            loss = F.nll_loss(said.members.flatten(0, 1), labels.repeat(len(logits)))
         found = HydraClassifierOutput(
             loss=loss,
-            logits=ensemble_log_probs(log_probs),
-            member_logits=members,
-            entropy=entropy(log_probs),
-            mutual_information=mutual_information(log_probs),
+            logits=said.ensemble,
+            member_logits=logits,
+            entropy=entropy(said.members),
+            mutual_information=mutual_information(said.members),
         )
-        return found.to_tuple() if return_dict is False else found
+        named = self.config.return_dict if return_dict is None else return_dict
+        return found if named else found.to_tuple()
 
 
 class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call]  # as above
@@ -147,7 +247,6 @@ class HydraForImageClassification(HydraModel):  # type: ignore[no-untyped-call] 
         pixel_values: torch.Tensor,
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
-        **_: Any,  # noqa: ANN401 - as above
     ) -> Any:  # noqa: ANN401 - an output or a tuple
         """Return the ensemble's log-probabilities and what members say, for images (B, channels, height, width)."""
         return self._answer(pixel_values, labels, return_dict)
@@ -165,7 +264,6 @@ class HydraForSequenceClassification(HydraModel):  # type: ignore[no-untyped-cal
         token_type_ids: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         return_dict: bool | None = None,
-        **_: Any,  # noqa: ANN401 - as above
     ) -> Any:  # noqa: ANN401 - an output or a tuple
         """Return the ensemble's log-probabilities and what members say, for tokens (B, T)."""
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
@@ -180,16 +278,15 @@ def _folder(name: str | os.PathLike[str], place: dict[str, Any]) -> str:
     return str(download(str(name), **place))
 
 
-def _dtype(given: Any) -> Any:  # noqa: ANN401 - a dtype, or the name of one
-    return getattr(torch, given) if isinstance(given, str) and hasattr(torch, given) else given
-
-
-def _device(given: Any) -> Any:  # noqa: ANN401 - a device, or a map to one
-    if isinstance(given, dict):
-        if len({*map(str, given.values())}) != 1:
-            raise TypeError("hydractl's models run on one device: `device_map` names several")
-        return next(iter(given.values()))
-    return "cpu" if given is None else given
+def _places(model: HydraModel) -> dict[str, tuple[int, str]]:
+    """Return of which part, and what there by the library's name, each tensor of a model's state dict is."""
+    named = {
+        id(tensor): (m, name)
+        for m, part in reversed([*enumerate(model.loaded.parts)])  # what all share is the first's
+        for name, tensor in part.library_state().items()
+    }
+    state = model.state_dict(keep_vars=True)
+    return {key: named[id(tensor)] for key, tensor in state.items() if id(tensor) in named}
 
 
 def _typed(loaded: LoadedModel | LoadedHydra) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -12,43 +13,22 @@ from PIL import Image
 import hydractl
 from hydractl.checkpoint import write_tensors
 from hydractl.claims import Claim
-from hydractl.errors import OutputExists
+from hydractl.data.reference import DataRef
+from hydractl.errors import CheckpointError, OutputExists, UsageError
 from hydractl.hub.folders import publish_models
 from hydractl.publish import Folder
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedData
+from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.export.subject import Subject
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import Sample, base
-from support.text_folders import save_tokenizer
 from support.variants import variant
 
 IMAGES = base(variant("class-token"))
-TEXTS = base(variant("transformers-bert-plain"))
-KEEP = (((0, 1), (2,), (0, 3)), ((0, 1), (1, 2), ()))
-
-
-def fused(sample, folder):
-    """Return the folder of a hydra of two members that differ."""
-    for i, keep in enumerate(KEEP):
-        sample.pruned(*keep).tuned(i).save(folder / f"m-{i}.st")
-    models = tuple(str(folder / f"m-{i}.st") for i in range(2))
-    run_fuse(FuseConfig(models=models, out=Folder(folder / "hydra"), mlp="keep"))
-    return folder / "hydra"
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    named = Sample(IMAGES.header.model_copy(update={"labels": tuple("abcdefg")}), IMAGES.state)
-    return fused(named, tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    save_tokenizer(folder)
-    text = (folder / "tokenizer.json").read_text()
-    how = TEXTS.header.preprocess.model_copy(update={"tokenizer": text, "max_length": 16})
-    header = TEXTS.header.model_copy(update={"preprocess": how, "labels": tuple("abcdefg")})
-    return fused(Sample(header, TEXTS.state), folder)
+KEEP = ((0, 1), (2,), (0, 3))
+FIT = "digits::split=train,classes=0-6,limit=60"
 
 
 def test_the_library_gives_the_ensembles_probabilities(images):
@@ -95,8 +75,8 @@ def test_pipelines_of_texts(texts):
 def test_a_member_and_a_temperature(tmp_path):
     from transformers import AutoModelForImageClassification
 
-    header = IMAGES.pruned(*KEEP[0]).header.model_copy(update={"temperature": 2.0})
-    member = Sample(header, IMAGES.pruned(*KEEP[0]).state)
+    header = IMAGES.pruned(*KEEP).header.model_copy(update={"temperature": 2.0})
+    member = Sample(header, IMAGES.pruned(*KEEP).state)
     with publish_models(Claim(force=False)) as begin:
         write_tensors(begin(Folder(tmp_path / "m"), header), member.state, header=header)
     inputs = IMAGES.inputs(batch=3)
@@ -135,12 +115,203 @@ def test_what_it_cannot_do_is_said(images):
 
     with pytest.raises(TypeError, match="do not take `quantization_config`"):
         AutoModelForImageClassification.from_pretrained(images, quantization_config={"bits": 4})
-    with pytest.raises(TypeError, match="one device"):
-        AutoModelForImageClassification.from_pretrained(images, device_map={"a": "cpu", "b": "meta"})
     with pytest.raises(ValueError, match="is what its weights are"):
         AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(images))
     found = AutoModelForImageClassification.from_pretrained(images, dtype=torch.bfloat16)
     assert {p.dtype for p in found.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"num_labels": 3}, "has 3 classes: the model has 7"),
+        ({"id2label": {"1": "a", "2": "b"}}, "has 2 classes: the model has 7"),
+        ({"output_attentions": True}, "`output_attentions=True`: members and hydras have no such setting"),
+        (
+            {"problem_type": "regression"},
+            "`problem_type='regression'`: members and hydras have no such setting",
+        ),
+        ({"attn_implementation": "flash_attention_2"}, "members and hydras run `sdpa`"),
+        ({"dtype": "nonsense"}, "`dtype='nonsense'`: is no dtype of floating-point weights"),
+        ({"dtype": "int8"}, "`dtype='int8'`: is no dtype of floating-point weights"),
+        ({"device_map": {"a": "cpu", "b": "meta"}}, "names several devices: members and hydras run on one"),
+        ({"device_map": {"": 97}}, "device `cuda:97` is not available"),
+        ({"device_map": 97}, "device `cuda:97` is not available"),
+    ],
+)
+def test_what_is_asked_for_in_vain_is_refused(images, asked, said):
+    from transformers import AutoModelForImageClassification
+
+    with pytest.raises(UsageError, match=re.escape(said)):
+        AutoModelForImageClassification.from_pretrained(images, **asked)
+
+
+def test_a_forward_pass_takes_no_more_than_it_reads(texts):
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(texts)
+    with pytest.raises(TypeError, match="position_ids"):
+        model(torch.tensor([[2, 3]]), position_ids=torch.tensor([[0, 1]]))
+
+
+def test_settings_that_change_nothing_are_taken(images):
+    from transformers import AutoModelForImageClassification
+
+    model = AutoModelForImageClassification.from_pretrained(
+        images, num_labels=7, problem_type="single_label_classification", return_dict=False, dtype="float16"
+    )
+    assert model.dtype == torch.float16
+    logits, members, *_ = model(IMAGES.inputs())
+    assert (logits.shape, members.shape) == ((2, 7), (2, 2, 7))
+    assert AutoModelForImageClassification.from_pretrained(images, config=model.config).dtype == torch.float16
+
+
+def test_classes_that_are_renamed_are_saved_so(images, tmp_path):
+    from transformers import AutoModelForImageClassification
+
+    names = {i: f"n{i}" for i in range(7)}
+    model = AutoModelForImageClassification.from_pretrained(images, id2label=names)
+    assert (model.config.id2label, model.loaded.labels) == (names, tuple(names.values()))
+    model.config.id2label = {i: f"k{i}" for i in range(7)}
+    model.save_pretrained(tmp_path / "renamed")
+
+    assert hydractl.load(tmp_path / "renamed").labels == tuple(f"k{i}" for i in range(7))
+    again = AutoModelForImageClassification.from_pretrained(tmp_path / "renamed")
+    assert (again.config.id2label, again.config.label2id["k3"]) == (model.config.id2label, 3)
+    model.config.id2label = {0: "one"}
+    with pytest.raises(UsageError, match="has 1 classes: the model has 7"):
+        model.save_pretrained(tmp_path / "renamed")
+
+
+@pytest.mark.parametrize("kind", ["hydra", "hydra with a trunk", "member"])
+def test_a_state_dict_of_either_names_is_saved_and_loaded(images, tmp_path, kind):
+    from transformers import AutoModelForImageClassification
+
+    if kind == "member":
+        member = IMAGES.pruned(*KEEP)
+        with publish_models(Claim(force=False)) as begin:
+            write_tensors(begin(Folder(tmp_path / "m"), member.header), member.state, header=member.header)
+        images = tmp_path / "m"
+    if kind == "hydra with a trunk":
+        models = [str(IMAGES.pruned(*KEEP[:2], (i,)).save(tmp_path / f"{i}.st")) for i in range(2)]
+        run_fuse(FuseConfig(models=tuple(models), out=Folder(tmp_path / "fused")))
+        images = tmp_path / "fused"
+    model = AutoModelForImageClassification.from_pretrained(images)
+    before = hydractl.load(images).tensors()
+    halved = {key: tensor / 2 for key, tensor in model.state_dict().items()}
+    expected = {name: tensor / 2 for name, tensor in before.items()}
+
+    for given, name in ((halved, "own"), (expected, "stored")):
+        model.save_pretrained(tmp_path / name, state_dict=given)
+        found = hydractl.load(tmp_path / name).tensors()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[n], expected[n]) for n in expected)
+    assert all(torch.equal(tensor, before[n]) for n, tensor in model.loaded.tensors().items())
+
+    if kind != "member":
+        model.loaded.lay_out("stacked")
+    assert not any(model.load_state_dict(expected))
+    inputs = IMAGES.inputs()
+    with torch.inference_mode():
+        assert torch.allclose(
+            model(inputs).member_logits, hydractl.load(tmp_path / "own").member_logits(inputs), atol=1e-6
+        )
+
+
+def test_ood_scores_beside_the_weights_stay_as_they_are(images, tmp_path):
+    from hydractl.auto.models import HydraForImageClassification
+
+    data = {"data": DataRef.parse("digits::split=val,classes=0-6,limit=30"), "fit": DataRef.parse(FIT)}
+    near = (NamedData.parse("others=digits::classes=7-8,limit=30"),)
+    told = {"near": near, "ood_score": ("mahalanobis",), "latency": False, "bootstrap": 0, "device": "cpu"}
+    run_eval(EvalConfig(model=str(images), store=tmp_path / "stored.st", **data, **told))
+    model = HydraForImageClassification.from_pretrained(tmp_path / "stored.st")
+    stored = model.loaded.tensors()
+    (first, *_) = beside = model.loaded.scores.tensors()
+
+    assert not any(model.load_state_dict(stored))
+    found = model.load_state_dict(stored | {first: stored[first] + 1}, strict=False)
+    assert found.unexpected_keys == [first]
+    model.save_pretrained(tmp_path / "again", state_dict=model.state_dict())
+    again = hydractl.load(tmp_path / "again").tensors()
+    assert again.keys() == stored.keys() > beside.keys()
+    assert all(torch.equal(again[name], stored[name]) for name in stored)
+
+
+def test_classes_that_a_zero_shot_model_is_asked_by_are_not_renamed():
+    from hydractl.auto.asking import relabelled
+    from hydractl.auto.configuration import HydraConfig
+
+    header = base(variant("transformers-clip-plain")).header
+    asked = header.prompting.model_copy(update={"templates": ("a {label}",)})
+    header = header.model_copy(update={"labels": ("cat", "dog"), "prompting": asked})
+    assert relabelled(header, HydraConfig(id2label={0: "cat", 1: "dog"})) == header
+    with pytest.raises(UsageError, match="a zero-shot model is asked by its classes' names"):
+        relabelled(header, HydraConfig(id2label={0: "hen", 1: "dog"}))
+
+
+def test_tensors_that_do_not_fit_are_said(images, tmp_path):
+    from transformers import AutoModelForImageClassification
+
+    model = AutoModelForImageClassification.from_pretrained(images)
+    stored = model.loaded.tensors()
+    lacking = {name: tensor for name, tensor in stored.items() if name != "norm.bias"}
+    found = model.load_state_dict(lacking | {"strange": torch.zeros(1)}, strict=False)
+    assert [key.rpartition("norm")[2] for key in found.missing_keys] == [".bias", ".bias"]
+    assert found.unexpected_keys == ["strange"]
+    with pytest.raises(RuntimeError, match="strange"):
+        model.load_state_dict(stored | {"strange": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=re.escape("attn.qkv.weight")):
+        model.load_state_dict(stored | {"blocks.0.attn.qkv.weight": torch.zeros(5, 32)})
+    for given, name in ((lacking, "norm.bias"), (stored | {"strange": torch.zeros(1)}, "strange")):
+        with pytest.raises(UsageError, match=f"state_dict.*{name}"):
+            model.save_pretrained(tmp_path / "new", state_dict=given)
+    with pytest.raises(TypeError, match="not saved with `max_shard_size`"):
+        model.save_pretrained(tmp_path / "new", max_shard_size="1GB")
+    model.save_pretrained(tmp_path / "new", is_main_process=False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_whoever_asks_hears_the_same_in_as_many_digits_as_members_disagree_by(images, dtype):
+    from transformers import AutoModelForImageClassification
+
+    from hydractl.auto.vision import TimmHydra
+
+    own = hydractl.load(images, dtype=dtype)
+    theirs = AutoModelForImageClassification.from_pretrained(images, dtype=dtype)
+    beside = TimmHydra(own, {})
+    inputs, labels = IMAGES.inputs(batch=3), torch.tensor([0, 1, 2])
+    with torch.inference_mode():
+        said, found = own(inputs), theirs(inputs, labels=labels)
+        exported = Subject(own)({"pixel_values": inputs})
+
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert said.member_logits.dtype == found.member_logits.dtype == exported["member_logits"].dtype == dtype
+    assert said.logits.dtype == found.logits.dtype == found.mutual_information.dtype == wide
+    with torch.inference_mode():
+        for logits in (found.logits, beside(inputs), exported["logits"]):
+            assert torch.equal(logits, said.logits)
+    for name in ("entropy", "mutual_information"):
+        assert torch.equal(found[name], exported[name])
+    probs = said.member_logits.double().softmax(-1)
+    each, mean = (torch.distributions.Categorical(probs=p).entropy() for p in (probs, probs.mean(0)))
+    assert torch.allclose(found.mutual_information.double(), mean - each.mean(0), atol=1e-6, rtol=0)
+    assert torch.allclose(found.entropy.double(), mean, atol=1e-6, rtol=0)
+    assert torch.allclose(exported["probabilities"].double(), probs.mean(0), atol=1e-6, rtol=0)
+    loss = torch.nn.functional.cross_entropy(said.member_logits.double().flatten(0, 1), labels.repeat(2))
+    assert torch.allclose(found.loss.double(), loss, atol=1e-6)
+
+
+def test_a_copy_through_a_pickle_answers_alike(texts, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(texts)
+    inputs = base(variant("transformers-bert-plain")).inputs()
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)  # noqa: TID251 - of our own
+    with torch.inference_mode():
+        assert torch.equal(again(**inputs).logits, model(**inputs).logits)
 
 
 @pytest.mark.newer

@@ -1,0 +1,40 @@
+"""A hydra of images and one of texts, as folders."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydractl.publish import Folder
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from support.builders import Sample, base
+from support.text_folders import save_tokenizer
+from support.variants import variant
+
+KEEP = (((0, 1), (2,), (0, 3)), ((0, 1), (1, 2), ()))
+
+
+def fused(sample, folder):
+    """Return the folder of a hydra of two members that differ."""
+    for i, keep in enumerate(KEEP):
+        sample.pruned(*keep).tuned(i).save(folder / f"m-{i}.st")
+    models = tuple(str(folder / f"m-{i}.st") for i in range(2))
+    run_fuse(FuseConfig(models=models, out=Folder(folder / "hydra"), mlp="keep"))
+    return folder / "hydra"
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    plain = base(variant("class-token"))
+    named = Sample(plain.header.model_copy(update={"labels": tuple("abcdefg")}), plain.state)
+    return fused(named, tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    plain, folder = base(variant("transformers-bert-plain")), tmp_path_factory.mktemp("texts")
+    save_tokenizer(folder)
+    text = (folder / "tokenizer.json").read_text()
+    how = plain.header.preprocess.model_copy(update={"tokenizer": text, "max_length": 16})
+    header = plain.header.model_copy(update={"preprocess": how, "labels": tuple("abcdefg")})
+    return fused(Sample(header, plain.state), folder)
