@@ -55,9 +55,9 @@ def at_once(groups: Sequence[HeadGroup]) -> HeadGroup | None:
 def _stacked_bias(groups: Sequence[HeadGroup], heads: int) -> StackedBias:
     """Return what members add to their scores as one, padded to `heads` heads."""
     some = {m: group.bias() for m, group in enumerate(groups) if group.heads and group.bias is not None}
-    none = next(iter(some.values()))[:0]
+    none = next(iter(some.values()))[:, :0]
     each = [some.get(m, none) for m in range(len(groups))]
-    return StackedBias(torch.stack([F.pad(x, (0, 0, 0, 0, 0, heads - len(x))) for x in each]))
+    return StackedBias(torch.cat([F.pad(x, (0, 0, 0, 0, 0, heads - x.shape[1])) for x in each]))
 
 
 def _stacked_projections(members: Sequence[Sequence[Projection]], width: int) -> nn.Linear:

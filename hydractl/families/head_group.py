@@ -169,22 +169,15 @@ class HeadGroup(nn.Module):
         k = k * cos + _rotated(k, self.rotation) * sin
         return (q, k) if len(rope) == 1 else (q.flatten(0, 1), k.flatten(0, 1))
 
-    def kept_of(self, x: torch.Tensor, axis: int, *, times: int = 1) -> torch.Tensor:
-        """Return x (G, ..., H, ...), with the heads before pruning on an axis, of the heads that are kept.
-
-        Of several members it is (M `times`, ..., H, ...), member after member.
-        """
+    def kept_of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """Return x (G, ..., H, ...), with the heads before pruning on an axis, of the heads that are kept; of several members (M, ...)."""
         if self.numbers is not None:
-            index, heads = self.numbers.unsqueeze(1).expand(-1, times, -1), x.movedim(axis, 1)
-            own = (
-                heads[0][index]
-                if len(x) == 1
-                else heads[torch.arange(len(x), device=x.device)[:, None, None], index]
-            )
-            return own.flatten(0, 1).movedim(1, axis)
+            own = self.numbers.view(*self.numbers.shape, *(1,) * (x.ndim - 2))
+            return x.movedim(axis, 1).take_along_dim(own, 1).movedim(1, axis)
         if len(self.kept) == x.shape[axis]:
             return x
-        return x.movedim(axis, 0)[list(self.kept)].movedim(0, axis)
+        heads = x.unbind(axis)  # to index with a list copies it to the device, which the processor waits for
+        return torch.stack([heads[h] for h in self.kept], axis)
 
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
@@ -194,16 +187,9 @@ class HeadGroup(nn.Module):
         at = slice(None) if queries is None else queries
         mask = side.mask if side.mask is None or side.mask.shape[-2] == 1 else side.mask[..., at, :]
         own = None if self.bias is None else self.bias()
-        each = self.numbers is not None and own is None  # then picked for each sample at once
-        times = q.shape[0] // self.members if each else 1
-        shared = None if side.bias is None else self.kept_of(side.bias, 1, times=times)
+        shared = None if side.bias is None else self.kept_of(side.bias, 1)
         found = own if shared is None else shared if own is None else own + shared
-        if found is None:
-            return mask
-        bias = found.reshape(-1, *found.shape[-3:])[..., at, :].to(q.dtype)
-        if not each and len(bias) > 1:
-            bias = bias.unsqueeze(1).expand(-1, q.shape[0] // len(bias), -1, -1, -1).flatten(0, 1)
-        return bias if mask is None else bias.masked_fill(~mask, torch.finfo(q.dtype).min)
+        return mask if found is None else _of_samples(found[..., at, :].to(q.dtype), q.shape[0], mask)
 
     def _can_fold(self, asked: torch.Tensor, queries: slice | None, side: Side) -> bool:
         """Return whether keys and values can be left out: few ask, and nothing happens to a key on its own.
@@ -318,6 +304,21 @@ class HeadGroup(nn.Module):
 def per_member(x: torch.Tensor) -> torch.Tensor:
     """Return x (G, H, ...) as it meets tensors (N, H, ...) of one member, or (M, B, H, ...) of several."""
     return x.squeeze(0) if len(x) == 1 else x.unsqueeze(1)
+
+
+def _of_samples(bias: torch.Tensor, samples: int, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return biases (G, H, T', T) as those of N samples, (1 or N, H, T', T): the least there is where their mask is False.
+
+    Those of several members are copied for each sample: fused attention takes four axes, and repeats a mask over all samples or
+    none. With a fifth axis torch would go without it, which is slower; members side by side on the axis of heads would be three
+    copies, of queries, keys and values, together as large as this one where T is 3 K.
+    """
+    found = bias.unsqueeze(1)
+    if mask is not None:
+        found = found.masked_fill(~mask.unflatten(0, (len(bias), -1)), torch.finfo(bias.dtype).min)
+    elif len(bias) > 1:
+        found = found.expand(-1, samples // len(bias), -1, -1, -1)
+    return found.flatten(0, 1)
 
 
 def _rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

@@ -24,12 +24,14 @@ class Side(NamedTuple):
         rope: (G, 2, 1 or H, T, K), cosines and sines of the rotary position embedding; H as before pruning.
         bias: (G, H, T, T), added to the scaled scores; H as before pruning. What layers share; see `HeadBias` for the rest.
         table: (G, P, D), whatever else a family's attention looks up.
+        rows: (G, T, T), which of the P each query and key look up.
     """
 
     mask: torch.Tensor | None = None
     rope: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     table: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
 
     def split(self, members: int) -> list[Side]:
         """Return each member's share."""
@@ -56,7 +58,7 @@ class HeadBias(nn.Module):
     """What a layer adds to its scaled scores, which is the heads' own: it is cut with them."""
 
     def forward(self) -> torch.Tensor:
-        """Return (H, T, T) of the heads that are kept; or (M, H, T, T), a member each."""
+        """Return (G, H, T, T) of the heads that are kept, G = 1; or of those of M members, G = M."""
         raise NotImplementedError
 
     def select(self, positions: Sequence[int]) -> HeadBias:
@@ -64,8 +66,13 @@ class HeadBias(nn.Module):
         raise NotImplementedError
 
 
+def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return a bias (1, H, T, T) of a table (P, H), and for each query and key the row (T, T) that they look up."""
+    return table[index].movedim(-1, 0).unsqueeze(0)
+
+
 class PositionBias(HeadBias):
-    """A bias by relative position: a table (P, H), and for each query and key the row (T, T) that they look up."""
+    """A bias by relative position; see `looked_up`."""
 
     index: torch.Tensor
 
@@ -76,7 +83,7 @@ class PositionBias(HeadBias):
 
     @override
     def forward(self) -> torch.Tensor:
-        return self.table[self.index].movedim(-1, 0)
+        return looked_up(self.table, self.index)
 
     @override
     def select(self, positions: Sequence[int]) -> PositionBias:

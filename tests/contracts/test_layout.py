@@ -1,4 +1,7 @@
-"""Every family, every variant: stacked, a hydra is its members still, and calls hardly more kernels than one model."""
+"""Every family, every variant: stacked, a hydra is its members still, and calls hardly more kernels than one model.
+
+In both layouts, a forward pass on a GPU waits for nothing of the processor's.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ import torch
 
 from hydractl.families.probe import largest_difference
 from hydractl.fusion.loaded import load
+from hydractl.inputs import map_inputs
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
+from support.gpu import crossings, made_up
 from support.kernels import kernels
 from support.variants import VARIANTS, Variant
 
@@ -17,6 +22,16 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 RAGGED = (((0, 2, 3), (), (1,)), ((), (1, 2), (0, 3)), ((0, 1, 2, 3), (3,), ()))
 APART = 5
 """Kernels beside the layers': the stream repeated, queries apart from keys in the last block, and three for the ensemble."""
+
+THEIRS = {
+    # the grid of patches, which may be another for each size of images
+    "timm-eva": {"copy in timm.layers.pos_embed_sincos._get_pos_embed_from_coords"},
+    # a number that distances are compared with
+    "transformers-deberta": {
+        "copy in transformers.models.deberta_v2.modeling_deberta_v2.make_log_bucket_position"
+    },
+}
+"""By family, what the library copies to the device in each forward pass of its own: once, for all layers and members."""
 
 
 def stacked(folder, samples, *, mlp="keep"):
@@ -57,6 +72,25 @@ def test_stacked_equals_fine_tuned_members(tmp_path, variant):
     at_once = kernels(lambda: hydra(inputs)).total()
     hydra.lay_out("in turn")
     assert at_once < kernels(lambda: hydra(inputs)).total()
+
+
+@pytest.mark.newer  # what the GPU is made of, torch 2.5 does not have
+@pytest.mark.spread
+@every_variant
+@torch.inference_mode()
+def test_a_forward_pass_copies_nothing_to_the_device_and_reads_nothing_there(tmp_path, variant):
+    """Each copy would wait until the device has computed all that it was given, and no graph of its kernels could be captured."""
+    samples = [base(variant).pruned(*keep) for keep in RAGGED]
+    hydra, member = stacked(tmp_path, samples), samples[0].model()
+    with made_up():
+        inputs = map_inputs(lambda x: x.cuda(), samples[0].inputs())
+        for layout, model in (("member", member.cuda()), ("stacked", hydra.cuda()), ("in turn", hydra)):
+            if layout != "member":
+                hydra.lay_out(layout)
+            with crossings() as found:
+                model(inputs)
+            assert set(found) <= THEIRS.get(variant.family, set()), (layout, found)
+            assert max(found.values(), default=0) <= 1, (layout, found)
 
 
 DEEP = {

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from hydractl.cli.app import main
 from hydractl.scoring.methods import METHODS
-from support.gpu import made_up
+from support.gpu import crossings, made_up
 
 pytestmark = pytest.mark.newer  # what the GPU is made of, torch 2.5 does not have
 
@@ -176,3 +176,30 @@ def test_tensors_of_both_devices_are_refused():
         with pytest.raises(TypeError, match="numpy"):
             found.detach().numpy()
         assert not found.cpu().is_cuda
+
+
+@pytest.mark.parametrize(
+    ("times", "run"),
+    [
+        (1, lambda x: x[[0, 2]]),
+        (1, lambda x: x[x > 1]),
+        (1, lambda x: x + torch.tensor(1).type_as(x)),
+        (1, lambda x: x.new_tensor([1, 2, 3])),
+        (1, lambda x: torch.where(x > 1, torch.tensor(1), x)),
+        (1, lambda x: bool(x.sum())),
+        (1, lambda x: x[0].item()),
+        (1, lambda x: x.tolist()),
+        (1, lambda x: x.cpu()),
+        (1, lambda x: x.nonzero()),
+        (0, lambda x: torch.stack([x.unbind()[0], x.select(0, 2) + 1]) * torch.arange(2, device=x.device)),
+        (0, lambda x: torch.where(x > 1, 1, x) + torch.tensor(1)),
+    ],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_the_processor_and_the_device_wait_for_is_counted(times, run, inference):
+    """The law of forward passes is worth nothing if it hears nothing."""
+    with torch.inference_mode(inference), made_up():
+        x = torch.arange(3).cuda()
+        with crossings() as found:
+            run(x)
+    assert list(found.values()) == [1] * times

@@ -9,6 +9,8 @@ What only a real one can tell is left: its kernels, its streams, its memory. Not
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 from unittest import mock
 
@@ -25,6 +27,42 @@ if TYPE_CHECKING:
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MIXING = {Tensor.copy_, torch.utils.swap_tensors, torch._has_compatible_shallow_copy_type}
 """What takes tensors of both devices on a GPU as well; so do indices, and what else has underscores around its name."""
+
+READS = {
+    "_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "argwhere", "masked_select", "bincount",
+    "one_hot", "_unique2", "unique_dim", "unique_consecutive",
+}  # fmt: skip
+"""Operators that tell the processor what the device has computed, or how much of it there is.
+
+Those that are made of others come as they are in inference mode, and as the others else.
+"""
+_heard: list[Counter[str]] = []
+
+
+@contextlib.contextmanager
+def crossings() -> Iterator[Counter[str]]:
+    """Count what the processor and the device wait for each other for, by the function that asks for it.
+
+    That is each copy of a tensor from one to the other, of an index or a number made on the processor too; and each answer
+    that the processor reads. What is given to an operator as a number costs nothing, and is none.
+    """
+    found: Counter[str] = Counter()
+    _heard.append(found)
+    try:
+        yield found
+    finally:
+        _heard.pop()
+
+
+def _crossed(what: str) -> None:
+    """Count it for those who listen."""
+    if _heard:
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in {"torch", "support"}:
+            frame = frame.f_back
+        name = f"{what} in {frame.f_globals['__name__']}.{frame.f_code.co_name}"
+        for found in _heard:
+            found[name] += 1
 
 
 class OnGpu(Tensor):
@@ -63,6 +101,7 @@ class OnGpu(Tensor):
     __array__ = numpy
 
     def tolist(self) -> Any:
+        _crossed("tolist")
         return self.held.tolist()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnGpu:
@@ -80,7 +119,12 @@ class OnGpu(Tensor):
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator on the processor; its results are the device's if its tensors are, or it was asked for."""
-    known = {id(one.held): one for one in tree_iter((args, kwargs)) if isinstance(one, OnGpu)}
+    tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+    known = {id(one.held): one for one in tensors if isinstance(one, OnGpu)}
+    name = func._schema.name.removeprefix("aten::")
+    moved = any(one.dim() and not isinstance(one, OnGpu) for one in tensors)
+    if known and (moved or name in READS or _counts(name, args)):
+        _crossed(name)
     asked = kwargs.get("device")
     if asked is not None and asked.type == "cuda":
         kwargs = {**kwargs, "device": CPU}
@@ -97,6 +141,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return one
 
     return tree_map(placed, out)
+
+
+def _counts(name: str, args: Any) -> bool:
+    """Return whether how much an operator picks is known on the device alone: with an index of what is true."""
+    return name in {"index", "index_put", "index_put_"} and any(
+        one is not None and one.dtype == torch.bool for one in args[1]
+    )
 
 
 class _Making(TorchDispatchMode):
@@ -121,6 +172,8 @@ class _Refusing(TorchFunctionMode):
                 raise RuntimeError(
                     f"{name}: expected all tensors to be on the same device, not cuda:0 and cpu"
                 )
+            if name == "where" and len({isinstance(one, OnGpu) for one in tensors}) > 1:
+                _crossed(name)  # to others, one number is an argument
         return func(*args, **kwargs)
 
 
@@ -129,6 +182,7 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, tensor: Tensor) -> Tensor:
+        _crossed("copy")
         return tensor.held.clone() if isinstance(tensor, OnGpu) else OnGpu(tensor.clone())
 
     @staticmethod
@@ -153,6 +207,11 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return torch.empty_like(self.held if isinstance(self, OnGpu) else self, dtype=dtype, device=device)
     out = _to(self, dtype or self.dtype, copy=copies, **rest)
     return out if device is None or device.type == self.device.type else _Move.apply(out)
+
+
+def type_as(self: Tensor, other: Tensor) -> Tensor:
+    """Do what `Tensor.type_as` does."""
+    return self.to(other.device, other.dtype)
 
 
 def new_tensor(self: Tensor, values: Any, **kwargs: Any) -> Tensor:
@@ -231,7 +290,7 @@ def made_up() -> Iterator[None]:
                 mock.patch(f"torch.{name}", then_moved(getattr(torch, name)))
                 for name in ("tensor", "as_tensor")
             ),
-            mock.patch.multiple(Tensor, new_tensor=new_tensor, **moves),
+            mock.patch.multiple(Tensor, new_tensor=new_tensor, type_as=type_as, **moves),
             mock.patch.object(nn.Module, "_apply", apply),
             mock.patch.object(torch.autocast, "__init__", autocast),
             mock.patch.multiple(torch.inference_mode, __enter__=without_gradients, __exit__=as_before),

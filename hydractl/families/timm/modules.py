@@ -91,7 +91,7 @@ class HostedBias(HeadBias):
     @override
     def forward(self) -> torch.Tensor:
         bias: torch.Tensor = self.host.get_bias()
-        return bias.squeeze(0)
+        return bias
 
     @override
     def select(self, positions: Sequence[int]) -> HostedBias:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 from typing_extensions import override
 
 from hydractl.families.head_group import HeadGroup, HeadParts, Projection
@@ -36,20 +35,18 @@ class DisentangledGroup(HeadGroup):
         self.pos_key: nn.Linear | None = getattr(own, "pos_key_proj", None)
         self.pos_query: nn.Linear | None = getattr(own, "pos_query_proj", None)
         self.pos_drop = SharedDropout(own.pos_dropout.p) if own.relative_attention else nn.Identity()
-        self.buckets = own.position_buckets if own.relative_attention else 0
-        self.furthest = own.max_relative_positions if own.relative_attention else 0
 
     @override
     def scores_bias(
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
     ) -> torch.Tensor | None:
         """Return the products with relative positions, scaled as the one of words is."""
-        if side.table is None or not self.kinds:
+        if side.table is None or side.rows is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
         of_q, of_k, _ = self.projections()
-        index = self._positions(k.shape[-2], table.shape[1], queries, k.device)
-        index = index.expand(*q.shape[:2], *index.shape)
+        rows = side.rows[0] if queries is None else side.rows[0, queries]
+        index = rows.expand(*q.shape[:2], *rows.shape)
         bias = torch.zeros((), dtype=q.dtype, device=q.device)
         if "c2p" in self.kinds:
             positions = self._heads_of(of_k if self.share else self.pos_key, table)
@@ -66,19 +63,6 @@ class DisentangledGroup(HeadGroup):
         assert layer is not None  # noqa: S101 - the library makes what its configuration asks for
         members = self.members if len(table) == 1 else len(table)
         return Projection(layer.weight, layer.bias).of(table.expand(members, -1, -1), self.heads)
-
-    def _positions(
-        self, tokens: int, count: int, queries: slice | None, device: torch.device
-    ) -> torch.Tensor:
-        """Return for each query and key (T', T) the number, 0 to P - 1, of how far apart they are."""
-        far: torch.Tensor = torch.arange(1 - tokens, tokens, device=device)
-        if self.buckets > 0 and self.furthest > 0:
-            far = make_log_bucket_position(far, self.buckets, self.furthest).long()
-        numbers = (far + count // 2).clamp(0, count - 1)
-        at = torch.arange(tokens, device=device)
-        asked = at if queries is None else at[queries]
-        found: torch.Tensor = numbers[asked[:, None] - at + tokens - 1]
-        return found
 
 
 class ConvStep(Hosted):
@@ -128,7 +112,10 @@ def _before(x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoder) -> Stream:  # noqa: ANN401 - as above
-    """Return the stream of texts (B, T), their padding mask and the relative positions (1, P, D)."""
+    """Return the stream of texts (B, T) and their padding mask.
+
+    Constants are the relative positions (1, P, D), and which of them each query and key look up, (1, T, T).
+    """
     deberta = host.get_submodule(encoder.model)
     mask = key_mask(texts)
     tokens = deberta.embeddings(
@@ -137,9 +124,11 @@ def embed(host: Any, texts: Mapping[str, torch.Tensor], encoder: TextEncoder) ->
         mask=mask[:, 0, 0].long(),
     )
     table = None if deberta.encoder is None else deberta.encoder.get_rel_embedding()
+    if table is None:
+        return Stream(tokens, {"mask": mask})
+    rows = (deberta.encoder.get_rel_pos(tokens) + len(table) // 2).clamp(0, len(table) - 1)
     # a view of a parameter passes for one that wants a gradient even where none is computed
-    constants = {} if table is None else {"positions": table.clone().unsqueeze(0)}
-    return Stream(tokens, {"mask": mask}, constants)
+    return Stream(tokens, {"mask": mask}, {"positions": table.clone().unsqueeze(0), "rows": rows})
 
 
 def convolve(tower: Tower, library: Any) -> None:  # noqa: ANN401 - as above

@@ -14,7 +14,7 @@ from typing_extensions import override
 from hydractl.families.attention import Attention
 from hydractl.families.dismantling import Kept, part
 from hydractl.families.head_group import HeadGroup, HeadParts
-from hydractl.families.side import PositionBias, Side
+from hydractl.families.side import PositionBias, Side, looked_up
 from hydractl.families.tower import Block, LayerScale, Run, Stream, Tower
 from hydractl.families.transformers.encoder import Encoder, heads_of
 
@@ -45,7 +45,7 @@ class EncoderBlock(Block):
         mask, constants = stream.context.get("mask"), stream.constants
         if self.kind == LOCAL and mask is not None:
             mask = mask & constants["near"][0] | constants["itself"][0]
-        return Side(mask, *(constants.get(name) for name in (self.kind, "bias", "positions")))
+        return Side(mask, *(constants.get(name) for name in (self.kind, "bias", "positions", "rows")))
 
 
 class PostNormBlock(EncoderBlock):
@@ -114,6 +114,8 @@ def tower(
     """
     config: Any = library.get_submodule(encoder.model).config
     make = block or (PostNormBlock if encoder.post_norm else PreNormBlock)
+    if (shared := _found(library.get_submodule(encoder.model), encoder.shared_bias)) is not None:
+        shared.register_buffer("index", _index(shared), persistent=False)  # to be where the table is
     before, after = encoder.before, (*encoder.after, *encoder.classifier)
     layers: Any = library.get_submodule(encoder.blocks)
     return Tower(
@@ -136,13 +138,15 @@ def images_of(encoder: Encoder) -> Callable[[Any, torch.Tensor], Stream]:
 
     def embed(host: nn.Module, images: torch.Tensor) -> Stream:
         model = host.get_submodule(encoder.model)
-        parts, bias = dict(model.named_children()), _bias(model, encoder.shared_bias)
+        parts, shared = dict(model.named_children()), _found(model, encoder.shared_bias)
         tokens: Any = images
         for name in encoder.embed:
             tokens = parts[name](tokens) if name in parts else tokens
         return Stream(
             tokens[0] if isinstance(tokens, tuple) else tokens,  # data2vec's tells the grid, too
-            constants={} if bias is None else {"bias": bias().unsqueeze(0)},
+            constants={}
+            if shared is None
+            else {"bias": looked_up(shared.relative_position_bias_table, shared.index)},
         )
 
     return embed
@@ -158,7 +162,7 @@ def key_mask(texts: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def _head_parts(layer: nn.Module, kept: tuple[int, ...], encoder: Encoder, config: Any) -> HeadParts:  # noqa: ANN401 - as above
     *inputs, proj = (cast("nn.Linear", layer.get_submodule(name)) for name in (*encoder.qkv, encoder.output))
     fused, (q, k, v) = (inputs[0], (None,) * 3) if len(inputs) == 1 else (None, inputs)
-    width = heads_of(config).head_dim
+    width, own = heads_of(config).head_dim, _found(layer, encoder.bias)
     return HeadParts(
         kept=kept,
         head_dim=width,
@@ -169,19 +173,23 @@ def _head_parts(layer: nn.Module, kept: tuple[int, ...], encoder: Encoder, confi
         v=v,
         proj=proj,
         proj_drop=_drop(layer, encoder, 0),
-        bias=_bias(layer, encoder.bias),
+        bias=None if own is None else PositionBias(own.relative_position_bias_table, _index(own)),
         dropout=getattr(config, encoder.attention_dropout),
     )
 
 
-def _bias(holder: nn.Module, name: str) -> PositionBias | None:
-    """Return a bias of relative positions, if there is one, for images of the size that the model was made for."""
-    own: Any = dict(holder.named_modules()).get(name) if name else None
-    if own is None:
-        return None
-    # the library keeps an index for all who ask, which may have been made where nothing is trained
-    index = own.generate_relative_position_index(own.window_size).clone()
-    return PositionBias(own.relative_position_bias_table, index)
+def _found(holder: nn.Module, name: str) -> Any:  # noqa: ANN401 - as above
+    """Return a part that not all models have, None if it is not there."""
+    return dict(holder.named_modules()).get(name) if name else None
+
+
+def _index(bias: Any) -> torch.Tensor:  # noqa: ANN401 - as above
+    """Return what the library's bias of relative positions looks up, (T, T), for images of the size that it was made for.
+
+    A copy, as the library keeps its own for all who ask, which may have been made where nothing is trained.
+    """
+    found: torch.Tensor = bias.generate_relative_position_index(bias.window_size)
+    return found.clone()
 
 
 def _drop(layer: nn.Module, encoder: Encoder, after: int) -> nn.Module:
