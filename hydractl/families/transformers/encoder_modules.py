@@ -26,7 +26,7 @@ class EncoderBlock(Block):
     """What blocks have in common whatever the order of their norms.
 
     Attributes:
-        kind: Which tokens the block's look at; the stream holds angles by it.
+        kind: Which tokens the block's look at; the stream holds angles by it, and a mask where not all look at all.
     """
 
     kind = FULL
@@ -42,9 +42,8 @@ class EncoderBlock(Block):
 
     def side(self, stream: Stream) -> Side:
         """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
-        mask, constants = stream.context.get("mask"), stream.constants
-        if self.kind == LOCAL and mask is not None:
-            mask = mask & constants["near"][0] | constants["itself"][0]
+        context, constants = stream.context, stream.constants
+        mask = context.get(self.kind, context.get("mask"))
         return Side(mask, *(constants.get(name) for name in (self.kind, "bias", "positions", "rows")))
 
 

@@ -60,8 +60,8 @@ class ScaledGroup(RotatedGroup):
 def _embed(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
     """Return the stream of texts (B, T), their padding mask, and what else blocks need of positions.
 
-    Constants: by the kind of layer its angles (1, 2, 1, T, K); `near` (1, 1, T, T), which keys a local query may look at;
-    and `itself` (1, 1, T, T), the diagonal: without itself a padded query far from the text would look at nothing.
+    Constants are by the kind of layer its angles (1, 2, 1, T, K). In the context is, for all layers in which tokens look at
+    their neighbours only, one mask (N, 1, T, T).
     """
     model: Any = host.get_submodule(encoder.model)
     first, *rest = encoder.embed
@@ -69,12 +69,14 @@ def _embed(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:
     tokens = model.get_submodule(first)(texts["input_ids"], **beside)
     for name in rest:
         tokens = model.get_submodule(name)(tokens)
-    angles = _angles(model, tokens, encoder) if encoder.rotary else {}
-    return Stream(tokens, {"mask": key_mask(texts)}, angles)
+    angles, masks = _angles(model, tokens, encoder) if encoder.rotary else {}, {"mask": key_mask(texts)}
+    if LOCAL in angles:
+        masks[LOCAL] = _near(masks["mask"], model.config.sliding_window)
+    return Stream(tokens, masks, angles)
 
 
 def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoder) -> dict[str, torch.Tensor]:  # noqa: ANN401 - transformers is untyped
-    """Return what `_embed` has of constants."""
+    """Return the angles of `_embed`."""
     rotary, at = model.get_submodule(encoder.rotary), torch.arange(tokens.shape[1], device=tokens.device)
     kinds = getattr(model.config, "layer_types", None)
     angles = (
@@ -82,11 +84,17 @@ def _angles(model: Any, tokens: torch.Tensor, encoder: TextEncoder) -> dict[str,
         if kinds
         else {FULL: rotary(tokens, at[None])}
     )
-    constants = {kind: torch.stack(pair, dim=1).unsqueeze(2) for kind, pair in angles.items()}
-    if LOCAL in constants:
-        apart = (at[:, None] - at).abs()[None, None]
-        constants |= {"near": apart <= model.config.sliding_window, "itself": apart == 0}
-    return constants
+    return {kind: torch.stack(pair, dim=1).unsqueeze(2) for kind, pair in angles.items()}
+
+
+def _near(mask: torch.Tensor, furthest: int) -> torch.Tensor:
+    """Return which keys a query may look at, (N, 1, T, T): tokens of the `mask` (N, 1, 1, T) that are no further away.
+
+    And itself, or a padded query far from the text would look at nothing.
+    """
+    at = torch.arange(mask.shape[-1], device=mask.device)
+    apart = (at[:, None] - at).abs()
+    return mask & (apart <= furthest) | (apart == 0)
 
 
 def _embed_biased(host: nn.Module, texts: Texts, encoder: TextEncoder) -> Stream:

@@ -9,6 +9,7 @@ from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES
 from hydractl.families.transformers.text import ROTATIONS
 from support.builders import base
+from support.kernels import kernels
 from support.variants import VARIANTS, Variant
 
 MODERNBERT = FAMILIES["transformers-modernbert"]
@@ -31,6 +32,21 @@ def test_a_local_layer_sees_its_neighbours_and_a_global_one_everything():
         if layer > 0:
             expected = (torch.arange(tokens) - far).abs() <= near
         assert torch.equal(moved, expected)
+
+
+def test_local_layers_share_a_mask():
+    """It is as large as the scores of a head: as many are made with three local layers as with one."""
+    made = []
+    for local in (1, 3):
+        options = OURS["plain"].options | {
+            "num_hidden_layers": local + 1,
+            "layer_types": ["full_attention", *["sliding_attention"] * local],
+        }
+        sample = base(Variant(MODERNBERT.name, f"{local}-local", "modernbert", options))
+        model, inputs = sample.model(), sample.inputs()
+        calls = kernels(lambda model=model, inputs=inputs: model(inputs))
+        made.append(calls["bitwise_and"] + calls["bitwise_or"])
+    assert made[0] == made[1] > 0
 
 
 @pytest.mark.parametrize("rotation", [r for r in ROTATIONS if r != "default"])
