@@ -13,12 +13,12 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydractl.analysis.subject import Part, Subject
 from hydractl.families.attention import Attention
-from hydractl.families.tower import Towers
-from hydractl.inputs import Inputs, batch_of
+from hydractl.families.tower import Stream, Towers
+from hydractl.inputs import Inputs, batch_of, repeat_batch
 from hydractl.manifest.heads import HeadName
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.fitted import whitening
@@ -103,11 +103,16 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
     size = batch_of(asked)
     wanted = {head.layer for group in groups for head in group.heads}
     found: dict[tuple[int, int, int], Tensor] = {}
+    padding: list[Tensor | None] = []
 
-    def hear(layer: int, attention: Attention, z: Tensor, mask: Tensor | None) -> None:
+    def enter(_: nn.Module, __: object, stream: Stream) -> None:
+        padding.append(stream.context.get("mask") if tower.reads is None else None)
+
+    def hear(layer: int, attention: Attention, z: Tensor, _: Tensor | None) -> None:
+        # not the layer's own mask, which may be of a window
         kept = [group.kept for group in attention.groups()]
         read = z if tower.queries(layer) is not None else z[:, tower.reads or slice(None)]
-        pooled = _mean(read, mask if tower.reads is None else None).double().cpu()
+        pooled = _mean(read, *padding).double().cpu()
         apart = len(pooled) > size  # members that share the heads, but no more what they look at
         for member in range(tower.members):
             own, begin = pooled, 0
@@ -121,18 +126,17 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
     def tap(_: str, layer: int, attention: Attention) -> Attention:
         return Heard(attention, partial(hear, layer, attention)) if layer in wanted else attention
 
-    with torch.inference_mode(), tapped(model, [name], tap):
+    with torch.inference_mode(), tapped(model, [name], tap), tower.embed.register_forward_hook(enter):
         model.run_tower(name, asked)
     return [torch.cat([found[g.member, h.layer, h.head] for h in g.heads], 1) for g in groups]
 
 
 def _mean(z: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean (B, H, K) of z (B, T, H, K) over tokens, without those that a padding mask (B, 1, 1, T) hides."""
+    """Return the mean of z (N, T, H, K) over tokens, (N, H, K), without those that a padding mask (B or M B, 1, 1, T) hides."""
     if mask is None:
         return z.mean(1)
-    kept = mask[: len(z), 0, -1, :, None, None].to(
-        z.dtype
-    )  # of several members the first's, as all see the same
+    # members see the same, whether they have parted where the mask is made, or only later
+    kept = repeat_batch(mask, -(-len(z) // len(mask)))[: len(z), 0, 0, :, None, None].to(z.dtype)
     return (z * kept).sum(1) / kept.sum(1)
 
 

@@ -17,6 +17,7 @@ NAMES = (
     "timm-vit-class-token",
     "timm-vit-average-pool",
     "transformers-bert-plain",
+    "transformers-modernbert-mean-pool",
     "transformers-clip-plain",
 )
 KEEPS = (((0, 2, 3), (1,), (1, 2)), ((0, 2, 3), (), (0, 3)))
@@ -66,8 +67,17 @@ def test_a_member_says_what_the_base_says_whose_other_heads_are_masked(name):
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["transformers-bert-plain", "transformers-bert-mean-pool"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformers-bert-plain",
+        "transformers-bert-mean-pool",
+        "transformers-modernbert-mean-pool",
+        "transformers-ultrabert-mean-pool",
+    ],
+)
 def test_padding_says_nothing(name):
+    """In layers that look at all of a text, and in those whose own mask is that of a window."""
     sample = base(variant(name))
     model = sample.model()
     inputs = sample.inputs(batch=2)
@@ -77,13 +87,17 @@ def test_padding_says_nothing(name):
     torch.testing.assert_close(heard(model, inputs, every), found, atol=1e-5, rtol=1e-5)
 
 
-def test_members_that_share_heads_but_not_what_these_look_at_are_told_apart():
-    sample = base()
-    models = [sample.tuned(i, only=lambda name: name.startswith("blocks.0")).model() for i in range(2)]
+@pytest.mark.parametrize("name", ["timm-vit-class-token", "transformers-bert-mean-pool"])
+def test_members_that_share_heads_but_not_what_these_look_at_are_told_apart(name):
+    sample = base(variant(name))
+    first = ("blocks.0", "bert.encoder.layer.0")
+    models = [sample.tuned(i, only=lambda name: name.startswith(first)).model() for i in range(2)]
     last = [model.tower().layers()[2] for model in models]
     alone = [heard(model, asked(sample), groups(model, 0, ((), (), (1, 3)))) for model in models]
     last[1].attn = last[0].attn
+    models[1].tower().embed = models[0].tower().embed
     hydra = Hydra(models)
+    assert hydra.tower().fork == 1
     assert hydra.tower().layers()[2].attn is last[0].attn
     for member, expected in enumerate(alone):
         found = heard(hydra, asked(sample), groups(hydra, member, ((), (), (1, 3))))
