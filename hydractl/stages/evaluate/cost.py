@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hydractl.errors import UsageError
 from hydractl.families.probe import blank_inputs
 from hydractl.families.tower import Block, Stream, Tower
 from hydractl.inputs import Inputs
@@ -21,6 +22,8 @@ from hydractl.metrics.cost import count_parameters, macs_of
 from hydractl.metrics.resampling import Resampling, measured
 from hydractl.progress import SILENT, Progress
 from hydractl.rivals.derived import Derived
+from hydractl.rivals.reference import Vilu
+from hydractl.stages.evaluate.config import EvalConfig
 
 if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 3, 50
 BUDGET_S = 3.0  # for each row and batch size, unless `LEAST` calls take longer
+TRAINING = "training_macs"
 WARMUP, WARMUP_S = 3, 0.5  # calls whose time is not kept: at most so many, and no more after so long
 
 
@@ -48,7 +52,7 @@ class Loaded:
 
 def count_sizes(row: Loaded, metrics: Sequence[str], opened: Sequence[OpenModel] = ()) -> dict[str, Value]:
     """Return parameters, and multiply-accumulates for one sample, of which sums are over the models of a row; and of training."""
-    found = _training(opened, row) if "training_macs" in metrics else {}
+    found = _training(opened, row) if TRAINING in metrics else {}
     if "parameters" in metrics:
         found["parameters"] = Value(value=float(sum(count_parameters(m) for m in row.models)))
     pairs = [*zip(row.models, row.preprocess, strict=True)]
@@ -60,6 +64,24 @@ def count_sizes(row: Loaded, metrics: Sequence[str], opened: Sequence[OpenModel]
                 stack.enter_context(_whole(model))
             found["macs_textbook"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
     return found
+
+
+def check_training_told(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
+    """Refuse to ask what training took where lineages do not say, before anything is measured.
+
+    Raises:
+        UsageError: If a condition is on it and the first row's do not, or it is named as a metric and no row's do.
+    """
+    hint = "`hydractl finetune` writes it into what it trains; leave it out for models from elsewhere"
+    for condition in config.fail_if:
+        if condition.metric == TRAINING and not _runs(opened[0]):
+            raise UsageError(
+                f"`--fail-if {condition}`: no lineage tells {TRAINING} of `{config.rows[0].name}`", hint=hint
+            )
+    trained = any(isinstance(rival, Vilu) for rival in config.made)
+    if TRAINING in (config.metrics or ()) and not trained and not any(map(_runs, opened)):
+        names = ", ".join(f"`{named.name}`" for named in config.rows)
+        raise UsageError(f"`--metrics {TRAINING}`: no lineage tells it of {names}", hint=hint)
 
 
 def measure_latencies(
@@ -93,14 +115,20 @@ def measure_latencies(
 
 def _training(models: Sequence[OpenModel], row: Loaded) -> dict[str, Value]:
     """Return multiply-accumulates of the training that led to a row, nothing where lineages do not say."""
+    runs = _runs(models)
+    own = [m.training_macs for m in row.models if isinstance(m, Derived) and m.training_macs]
+    every = [*(runs or ()), *own]
+    return {TRAINING: Value(value=float(sum(every)))} if every and runs is not None else {}
+
+
+def _runs(models: Sequence[OpenModel]) -> list[int] | None:
+    """Return multiply-accumulates of each run of `finetune` that led to models, None where one does not say."""
     steps = [
         step for model in models for step in steps_to(model.header.made_by) if step.command == "finetune"
     ]
-    runs = {step.model_dump_json(): step.results.get("training_macs") for step in steps}
+    runs = {step.model_dump_json(): step.results.get(TRAINING) for step in steps}
     told = [macs for macs in runs.values() if isinstance(macs, int)]
-    own = [m.training_macs for m in row.models if isinstance(m, Derived) and m.training_macs]
-    every = [*told, *own]
-    return {"training_macs": Value(value=float(sum(every)))} if every and len(told) == len(runs) else {}
+    return told if len(told) == len(runs) else None
 
 
 def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:

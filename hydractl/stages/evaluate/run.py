@@ -33,7 +33,7 @@ from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, torch_dtype, versions
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.cost import Loaded, check_training_told, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.detection import as_stored, check_held, detecting, validated
 from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
@@ -92,6 +92,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     check_alike([m for row in opened for m in row], renamed=bool(config.naming.names))
     check_rows(config, opened)
     check_held(config, opened)
+    check_training_told(config, opened)
     head_scores = read_scores(config, opened)
     texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)

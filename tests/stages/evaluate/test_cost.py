@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hydractl.data.reference import DataRef
+from hydractl.errors import UsageError
 from hydractl.families.probe import blank_inputs
 from hydractl.fusion.hydra import Hydra
 from hydractl.manifest.header import Header, InputFile, Step
@@ -14,7 +17,11 @@ from hydractl.metrics.cost import count_macs
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, needing
 from hydractl.stages.evaluate import cost as evaluate_cost
+from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.run import run_eval
 from support.builders import base, sha
 from support.variants import VARIANTS
 
@@ -78,6 +85,32 @@ def test_training_costs_what_all_runs_did_that_led_there():
     assert cost(*members) == {"training_macs": 1090}
     assert cost(*members, members[0], first) == {"training_macs": 1090}
     assert cost(untrained) == cost(old, first) == cost(trained(1, 5, old)) == {}
+
+
+def test_what_training_took_is_not_asked_where_no_lineage_tells(tmp_path, monkeypatch):
+    """Before a model answers; where another row tells, a column may have gaps."""
+    told = replace(base(), header=trained(0, 1000).header).save(tmp_path / "told.st")
+    model = base().save(tmp_path / "base.st")
+    given = {
+        "data": DataRef.parse("digits::classes=0-6,limit=8"),
+        "latency": False,
+        "bootstrap": 0,
+        "device": "cpu",
+    }
+    condition = Condition.parse("training_macs>10")
+    named = {"metrics": ("training_macs",)}
+    beside = (NamedModels.parse(f"told={told}"),)
+
+    def run(path, **changes):
+        return run_eval(EvalConfig(model=str(path), **(given | changes))).document
+
+    assert run(told, fail_if=(condition,)).checks[0].failed
+    rows = run(model, compare=beside, **named).rows
+    assert [{n: v.value for n, v in row.values.items()} for row in rows] == [{}, {"training_macs": 1000}]
+    monkeypatch.setattr("hydractl.stages.evaluate.run.load_any", lambda *_, **__: pytest.fail("too late"))
+    for changes in ({"compare": beside, "fail_if": (condition,)}, named):
+        with pytest.raises(UsageError, match=r"no lineage tells .* of `base`"):
+            run(model, **changes)
 
 
 @pytest.mark.parametrize("family", ["timm-vit", "transformers-bert", "transformers-beit"])
