@@ -17,6 +17,7 @@ from hydractl.families.opening import open_model
 from hydractl.manifest.report import Report
 from hydractl.metrics import selective
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -186,6 +187,42 @@ def test_a_temperature_alone_can_be_stored(models):
     header = Checkpoint.open(models / "warm.st").header
     assert (header.temperature, header.threshold) == (1.5, None)
     assert header.base == Checkpoint.open(models / "base.st").digest
+
+
+@pytest.mark.usefixtures("stored")
+def test_what_else_is_stored_leaves_a_threshold_that_still_holds(models):
+    """Of a score of features too, while these are not fitted anew; what it was found with may not be another."""
+    features = {"fit": DataRef.parse("digits::split=train,classes=0-6,limit=90"), "knn_k": 5}
+    told = {"near": (NamedData.parse("sevens=digits::classes=7,limit=20"),), "metrics": ("accuracy", "auroc")}
+
+    def store(model, name, **given):
+        (models / name).unlink(missing_ok=True)
+        settings = {
+            **QUICK,
+            "model": str(models / model),
+            "data": DataRef.parse(HELD),
+            "store": models / name,
+        }
+        run_eval(EvalConfig(**(settings | given)), heard := Heard())
+        dropped = [warning for warning in heard.warnings if "its threshold is not kept" in warning]
+        return Checkpoint.open(models / name).header.threshold, dropped
+
+    own = Checkpoint.open(models / "copy.st").header.threshold
+    assert own is not None
+    assert store("copy.st", "same.st", temperature=1.0) == (own, [])
+    assert store("copy.st", "knowing.st", ood_score=("knn",), **features, **told) == (own, [])
+    found, said = store("copy.st", "warm.st", temperature=2.0)
+    assert found is None
+    assert "another temperature needs its own" in said[0]
+
+    by_features, _ = store(
+        "hydra.st", "near.st", ood_score=("knn",), threshold_for=RISK, delta=0.2, **features
+    )
+    assert by_features.score == "knn"
+    assert store("near.st", "same.st", temperature=1.0) == (by_features, [])
+    found, said = store("near.st", "anew.st", ood_score=("knn",), **features, **told)
+    assert found is None
+    assert "scores that are fitted anew need their own" in said[0]
 
 
 REFUSED = {

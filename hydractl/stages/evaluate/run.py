@@ -120,7 +120,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     model, paths = opened[0][0], _paths(config, document)
     stored = None
     if config.store in paths:
-        stored = Stored.of(config, model, rows[0], data.known.fingerprints, fitted)
+        stored = Stored.of(config, model, rows[0], data.known.fingerprints, fitted, progress)
     _publish(config, document, predictions, own, stored)
     team.told(document.to_json())  # when it is there: the others end with it
     return EvalReport(document=document, paths=paths, config=config)

@@ -20,10 +20,11 @@ from hydractl.manifest.report import Row
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.manifest.threshold import FittedScores, Threshold
 from hydractl.metrics.samples import Kept, Scored, at_once
-from hydractl.metrics.scores import KNN
+from hydractl.metrics.scores import FITTED, KNN
 from hydractl.metrics.selective import fewest, select
 from hydractl.metrics.table import FIT, TEMPERATURE
 from hydractl.metrics.temperature import rounded
+from hydractl.progress import Progress
 from hydractl.publish import Sink
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.risk import OPTION, told
@@ -120,9 +121,18 @@ class Stored:
         row: Row,
         data: Mapping[str, Fingerprint],
         scores: Scores | None,
+        progress: Progress,
     ) -> Self:
         """Return the copy; arguments as of the run, whose first row this is."""
         header = _stored_header(config, opened, row, data)
+        if config.threshold_for is None and opened.header.threshold is not None:
+            other = _otherwise(config, opened.header.threshold, opened.header, header, scores)
+            if other is None:
+                header = header.model_copy(update={"threshold": opened.header.threshold})
+            else:
+                progress.warn(
+                    f"{opened.reference}: its threshold is not kept: {other}, which `{OPTION}` finds"
+                )
         if scores is not None:
             fitted = FittedScores(scores=tuple(scores.fitted), data=data[FIT], temperature=scores.temperature)
             header = header.model_copy(update={"fitted": fitted})
@@ -139,6 +149,17 @@ class Stored:
             lambda name: [tensor_bytes(made[name]) if name in made else checkpoint.spans[name]],
             header=self.header,
         )
+
+
+def _otherwise(
+    config: EvalConfig, threshold: Threshold, before: Header, after: Header, scores: Scores | None
+) -> str | None:
+    """Return what of that which a model's threshold was found with is another now, None if nothing is."""
+    if after.temperature != before.temperature:
+        return "another temperature needs its own"
+    if scores is not None and threshold.score in FITTED:
+        return "scores that are fitted anew need their own"
+    return None if config.max_length is None else "another `--max-length` needs its own"
 
 
 def _stored_header(
