@@ -20,16 +20,18 @@ from hydractl.metrics.table import FIT, TEMPERATURE, VAL, needing
 from hydractl.rivals.reference import Vilu
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.selection import THRESHOLD, found_on
 from hydractl.stages.shared.reading import held_twice
 from hydractl.wording import counted
 
 FEW = 100
 """Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""
 EVAL = EvalConfig.COMMAND
-"""Its steps read what they test on, and change nothing by that."""
+"""Its steps read what they test on, and change nothing by that; what they store is told apart."""
 FLATTERED = {
     TEMPERATURE: "calibration will look better than it is",
     FIT: "scores of features will look better than they are",
+    THRESHOLD: "its answers will be wrong less often than they are elsewhere",
     VAL: "the best score is chosen by what it is tested on",
 }
 """What becomes of numbers on data that an option reads too."""
@@ -121,6 +123,9 @@ def of_row(
     for sha256 in dict.fromkeys(own.data.sha256 for own in row.stored_scores):
         if sha256 in tested:
             yield f"{row.name}: its OOD scores were fitted on {_called(tested[sha256])}: {FLATTERED[FIT]}"
+    for what, sha256 in dict.fromkeys(found for model in models for found in found_on(model.header)):
+        if sha256 in tested:
+            yield f"{row.name}: its {what} was found on {_called(tested[sha256])}: {FLATTERED[what]}"
     steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
     seen = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
     for name, command in sorted(seen):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -31,6 +31,10 @@ from hydractl.stages.evaluate.risk import OPTION, told
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.lineage import make_step
 from hydractl.tensors import spec_of, tensor_bytes
+
+FUSE = "fuse"
+"""The command that keeps what members store."""
+THRESHOLD = "threshold"
 
 
 def check_count(config: EvalConfig, count: int) -> None:
@@ -151,6 +155,35 @@ class Stored:
         )
 
 
+def _roles(config: EvalConfig) -> tuple[str, ...]:
+    """Return the data that a step names after the model, in the order by which `found_on` knows them."""
+    heldout, fit = config.heldout is not None, config.fit is not None
+    return (ID_NAME, *(TEMPERATURE,) * heldout, *(FIT,) * fit)
+
+
+def found_on(header: Header) -> Iterator[tuple[str, str]]:
+    """Yield the digests of data that `eval --store` found on what a model stores, each after `TEMPERATURE` or `THRESHOLD`.
+
+    Temperatures come on top of one another, a threshold in place of another, and other weights drop both; but `fuse` keeps a
+    temperature that all members store.
+    """
+    left, threshold = [header.made_by], header.threshold is not None
+    while left:
+        step = left.pop()
+        if step is None or step.command not in {EvalConfig.COMMAND, FUSE}:
+            continue
+        if step.command == FUSE:
+            left += [] if "temperature" in step.options | step.results else [m.made_by for m in step.inputs]
+            continue
+        left += [model.made_by for model in step.inputs[:1]]
+        data = [own.sha256 for own in step.inputs[1:]]
+        if threshold and "threshold_for" in step.options:
+            threshold = False
+            yield from ((THRESHOLD, own) for own in data[:1])
+        if header.temperature != 1:
+            yield from ((TEMPERATURE, own) for own in data[1 : len(data) - ("fitted" in step.options)])
+
+
 def _otherwise(
     config: EvalConfig, threshold: Threshold, before: Header, after: Header, scores: Scores | None
 ) -> str | None:
@@ -183,11 +216,7 @@ def _stored_header(
         },
         inputs=[
             opened.as_input(),
-            *(
-                InputFile(name=data[n].reference, sha256=data[n].sha256)
-                for n in (ID_NAME, TEMPERATURE, FIT)
-                if n in data
-            ),
+            *(InputFile(name=data[n].reference, sha256=data[n].sha256) for n in _roles(config)),
         ],
         results={"temperature": temperature} | ({} if found is None else {"coverage": found.coverage}),
     )

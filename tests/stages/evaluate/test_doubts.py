@@ -18,6 +18,8 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.doubts import of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.lineage import scored_by
 from support.builders import base, sha
 from support.heard import Heard
@@ -84,7 +86,7 @@ def made(command, *inputs, **options):
 
 
 def row_of(folder, *steps):
-    models = [SimpleNamespace(header=SimpleNamespace(made_by=step)) for step in steps]
+    models = [SimpleNamespace(header=base().header.model_copy(update={"made_by": step})) for step in steps]
     data = {
         name: Fingerprint(reference=name, sha256=sha(name)) for name in ("id", "few", "many", "temperature")
     }
@@ -108,6 +110,35 @@ def test_what_a_model_was_made_with_is_told(folder):
         [],
         False,
     )  # fmt: skip
+
+
+def test_what_is_stored_is_not_tested_on_what_it_was_found_on(folder):
+    """Through later copies and in a hydra of them; not once it has been dropped with the weights, and where nothing else was."""
+    tested = DataRef.parse("digits::split=test,classes=0-6,limit=110")
+    other = DataRef.parse("digits::split=val,classes=0-6,limit=110")
+    asked = {"metrics": ("accuracy",), "bootstrap": 0}
+
+    def store(model, name, **given):
+        run_eval(config(folder, model=str(folder / model), store=folder / name, **(asked | given)))
+
+    def said(model):
+        run = config(folder, model=str(folder / model), data=tested, name="m", **asked)
+        return [line for line in run_eval(run).document.warnings if "eval" in line or "found on" in line]
+
+    store("member.st", "warm.st", data=other, temperature=tested)
+    store("warm.st", "warmer.st", data=other, temperature=2.0)
+    store("member.st", "choosy.st", data=tested, threshold_for=0.95, delta=0.2)
+    store("choosy.st", "both.st", data=other, threshold_for=0.95, delta=0.2)
+    store("member.st", "given.st", data=tested, temperature=2.0)
+    for model, out in (("warm.st", "fused.st"), ("choosy.st", "dropped.st")):
+        run_fuse(FuseConfig(models=(str(folder / model),), out=folder / out, verify=False))
+
+    calibrated = ["m: its temperature was found on `--data`: calibration will look better than it is"]
+    assert said("warm.st") == said("warmer.st") == said("fused.st") == calibrated
+    assert said("choosy.st") == [
+        "m: its threshold was found on `--data`: its answers will be wrong less often than they are elsewhere"
+    ]
+    assert [said(f"{name}.st") for name in ("both", "given", "dropped", "member")] == [[]] * 4
 
 
 @pytest.mark.parametrize(
