@@ -223,6 +223,22 @@ def test_a_usage_error_of_one_rank_alone_is_said(call, work, monkeypatch):
     assert len(slept) == 1
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("score", "base.st", "--data", "digits", "--objective", "acc", "-o", "new.json", "--estimate"),
+        ("report", "report.json", "-o", "new.html"),
+    ],
+)
+def test_what_each_process_would_do_alone_is_done_by_one(call, work, monkeypatch, argv):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    seen = call(*argv)
+
+    assert seen.code == 2
+    assert "runs in one process, not in 2" in seen.err
+
+
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_check_that_fails_in_all_ranks_is_the_leaders_to_say(monkeypatch, rank):
     """What `eval` finds, every rank is told of."""

@@ -12,6 +12,7 @@ from hydractl.claims import Claim
 from hydractl.errors import InputError, UsageError
 from hydractl.jsonfile import STDIN
 from hydractl.manifest.report import Report
+from hydractl.parallel import require_one_process
 from hydractl.places import check_folder
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish_together
@@ -55,9 +56,10 @@ def run_report(config: ReportConfig, progress: Progress = SILENT) -> ReportRepor
 
     Raises:
         InputError: If a file is no report, or the reports do not measure the same, or two are one.
-        UsageError: If there are no figures to write, or `--if-changed` cannot compare.
+        UsageError: If there are no figures to write, `--if-changed` cannot compare, or several processes are to do it.
         OutputExists: If an output is there already.
     """
+    require_one_process("report")
     if config.if_changed:
         check_comparable(config)
     with claim([config.out, config.figures], progress, force=config.force or config.if_changed) as own:

@@ -15,7 +15,7 @@ import torch
 from hydractl.heads.budget import total_heads
 from hydractl.inputs import batch_of
 from hydractl.manifest.heads import HeadId
-from hydractl.parallel import Team, own_device
+from hydractl.parallel import Team, own_device, require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.scoring.circuit.lazy import trials_of
 from hydractl.scoring.circuit.memory import Peak
@@ -24,9 +24,9 @@ from hydractl.scoring.circuit.settings import RECHECK, CircuitSettings
 from hydractl.scoring.circuit.swaps import PATIENCE
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.stages.score.config import Estimate, ScoreConfig
-from hydractl.stages.score.run import Run, amounts, make_job, scored_towers
+from hydractl.stages.score.run import Run, amounts, make_job, open_base, scored_towers
 from hydractl.stages.score.training import State
-from hydractl.stages.shared.reading import open_reader, open_sets
+from hydractl.stages.shared.reading import open_sets
 
 DEVICES = (1, 2, 4, 8, 16)
 BATCHES, LAYERS, AT_ONCE = 2, 3, 4
@@ -48,8 +48,10 @@ def run_estimate(config: ScoreConfig, progress: Progress = SILENT) -> Estimate:
 
     Raises:
         InputError: If the model or the data cannot be used.
+        UsageError: If several processes are to do it, or the options do not fit the model.
     """
-    opened = open_reader(config.model, arch=config.arch, seed=config.seed, max_length=config.max_length)
+    require_one_process("score --estimate")
+    opened = open_base(config)
     scored = scored_towers(config, opened.header.architecture)
     _, removals = amounts(config, scored, progress)
     sets = open_sets(opened, {"id": config.data, "ood": config.ood}, progress, workers=config.num_workers)

@@ -66,18 +66,7 @@ def run_score(config: ScoreConfig, progress: Progress = SILENT) -> ScoreReport:
 
 
 def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> ScoreReport:
-    opened = open_reader(
-        config.model,
-        arch=config.arch,
-        seed=config.seed,
-        max_length=config.max_length,
-        reads=config.entry.needs_data,
-    )
-    if opened.header.kind != Kind.BASE:
-        raise CheckpointError(
-            f"{config.model}: is a {opened.header.kind}, but heads are scored in a base",
-            hint="score the base it came from",
-        )
+    opened = open_base(config)
     if team.leads:  # once: another process may come here when the first one has written
         check_outputs(
             [config.out],
@@ -154,6 +143,28 @@ def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> Sco
         default_budget=unasked,
         trained=config.trained,
     )
+
+
+def open_base(config: ScoreConfig) -> OpenModel:
+    """Open the model whose heads are scored.
+
+    Raises:
+        CheckpointError: If it is missing or malformed, or no base.
+        UsageError: As `open_reader`.
+    """
+    opened = open_reader(
+        config.model,
+        arch=config.arch,
+        seed=config.seed,
+        max_length=config.max_length,
+        reads=config.entry.needs_data,
+    )
+    if opened.header.kind != Kind.BASE:
+        raise CheckpointError(
+            f"{config.model}: is a {opened.header.kind}, but heads are scored in a base",
+            hint="score the base it came from",
+        )
+    return opened
 
 
 def _ranking(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:

@@ -7,11 +7,14 @@ import pytest
 
 from hydractl import runtime
 from hydractl.cli.app import main
+from hydractl.errors import CheckpointError
 from hydractl.heads.budget import Budget
 from hydractl.progress import Silent
 from hydractl.stages.score import estimate
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
+from support.builders import base
+from support.variants import variant
 
 DATA = {"data": "digits::classes=0-6,limit=200", "ood": "digits::classes=9,limit=100"}
 
@@ -67,6 +70,15 @@ def test_compiling_counts_once(model, tmp_path, monkeypatch):
     assert found.seconds - found.by_devices[2] == pytest.approx(
         (found.seconds - found.compiling) / 2, rel=0.1
     )
+
+
+def test_what_a_run_would_refuse_is_refused(tmp_path):
+    member = base(variant("class-token")).pruned((0, 1), (1, 2, 3), (0,)).save(tmp_path / "member.st")
+    config = ScoreConfig(model=str(member), out=tmp_path / "s.json", budget=Budget(remove=2), **DATA)
+
+    for work in (run_score, estimate.run_estimate):
+        with pytest.raises(CheckpointError, match="is a member, but heads are scored in a base"):
+            work(config)
 
 
 def test_an_estimate_is_one_document(model, tmp_path, capsys):
