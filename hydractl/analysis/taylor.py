@@ -9,6 +9,7 @@ import torch
 from hydractl.analysis.apart import Labelled, members_of
 from hydractl.analysis.subject import Subject
 from hydractl.manifest.analyses import HeadTable
+from hydractl.progress import SILENT
 from hydractl.scoring.gradients.settings import TaylorSettings
 from hydractl.scoring.gradients.taylor import score_taylor
 from hydractl.scoring.job import ScoreJob
@@ -34,7 +35,8 @@ def _tables(subject: Subject) -> Iterator[HeadTable]:
                 settings=TaylorSettings(scope="global"),
                 team=subject.team,
             )
-            found = score_taylor(job, subject.progress).scores
+            # it would say that `prune` compares the scores of towers, by an option of `score`
+            found = score_taylor(job, SILENT).scores
             for tower, rows in found.items():
                 mask = opened.header.masks[member][tower]
                 placed = [

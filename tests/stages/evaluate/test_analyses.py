@@ -264,7 +264,7 @@ def test_the_gaps_of_proposition_1_are_those_of_the_rows(rows):
 
 
 @pytest.mark.parametrize("kind", ["clip", "bert"])
-def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path):
+def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path, capsys):
     """A member as a row of its own tells its gap."""
     zero_shot = kind == "clip"
     sample = pairs.pair("clip", tmp_path) if zero_shot else _reader(tmp_path)
@@ -285,6 +285,7 @@ def test_both_towers_and_texts_are_pruned_and_compared(kind, tmp_path):
         f"{tmp_path}/r.json", *COMMON, *(("--classes", "0,1,2,3,4") if zero_shot else ()),
     )  # fmt: skip
     assert main([*command]) == 0
+    assert "--normalize" not in capsys.readouterr().err  # an option of `score`
     *members, single = Report.read(tmp_path / "r.json").rows
     for row in members:
         (found,) = row.analyses.proposition
