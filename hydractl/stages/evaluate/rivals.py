@@ -11,13 +11,14 @@ import torch
 from hydractl.data.inputs import Reading, encoded, open_items
 from hydractl.data.items import Items
 from hydractl.errors import DataError, UnsupportedModelError
-from hydractl.families.opening import OpenModel
+from hydractl.families.opening import OpenModel, build_checked
 from hydractl.families.probe import blank_inputs, probe_inputs
 from hydractl.families.tower import Towers
-from hydractl.fusion.building import load_any
+from hydractl.fusion.building import hydra_from_state, load_any
 from hydractl.fusion.classes import Classes, prompts_of
+from hydractl.fusion.streaming import hollow
 from hydractl.inputs import Inputs, inputs_like
-from hydractl.manifest.header import Tokenization
+from hydractl.manifest.header import Kind, Tokenization
 from hydractl.manifest.report import Derived
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.progress import Progress
@@ -81,18 +82,36 @@ def check_made_of(rival: Rival, opened: OpenModel, classes: Classes | None) -> N
     Raises:
         UnsupportedModelError: As `derive`.
     """
-    model, name = load_any(opened), opened.reference
-    if isinstance(rival, McDropout):
-        Thinned(model, rival, name=name)
-    elif isinstance(rival, Laplace):
-        LastLayer(model, rival, [probe_inputs(opened.header)], name=name)
-    elif isinstance(rival, Vilu):
-        contrast_of(model, name=name)
+    check_makeable(rival, opened, classes)
+    if isinstance(rival, Laplace):
+        LastLayer(load_any(opened), rival, [probe_inputs(opened.header)], name=opened.reference)
     elif isinstance(rival, BayesVlm):
         tokenization, _ = comparing(opened, classes)
-        watched = Watched(model, name=name)
+        watched = Watched(model := load_any(opened), name=opened.reference)
         for tower, reads in ((VISION, opened.header.preprocess), (TEXT, tokenization)):
             watched.checked(tower, blank_inputs(reads, 1, device=model.device))
+
+
+def check_makeable(rival: Rival, opened: OpenModel, classes: Classes | None) -> None:
+    """Refuse what cannot be made of a model, as far as its header tells: no weight is read.
+
+    Raises:
+        UnsupportedModelError: As `derive`.
+    """
+    if isinstance(rival, McDropout):
+        Thinned(_unfilled(opened), rival, name=opened.reference)
+    elif isinstance(rival, Vilu):
+        contrast_of(_unfilled(opened), name=opened.reference)
+    elif isinstance(rival, BayesVlm):
+        comparing(opened, classes)
+
+
+def _unfilled(opened: OpenModel) -> Towers:
+    """Return a model without its weights."""
+    state, header = hollow(opened.checkpoint.specs), opened.header
+    if header.kind == Kind.HYDRA:
+        return hydra_from_state(header, state, where=opened.reference)
+    return build_checked(opened.family, header, state, where=opened.reference)
 
 
 def comparing(opened: OpenModel, classes: Classes | None) -> tuple[Tokenization, Classes]:

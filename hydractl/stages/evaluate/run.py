@@ -44,7 +44,7 @@ from hydractl.stages.evaluate.opened import check_alike, check_written, open_row
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
-from hydractl.stages.evaluate.rivals import derive
+from hydractl.stages.evaluate.rivals import check_makeable, derive
 from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.evaluate.selection import Stored, check_storable, threshold_of
 from hydractl.stages.shared.asked import asked_of
@@ -103,6 +103,10 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
         data.learn()
     check_storable(config, opened[0][0], data.classes)
     check_held(config, opened, data.classes)
+    for named, models in zip(config.rows, opened, strict=True):
+        for (_, rival), model in zip(named.each(), models, strict=True):
+            if rival is not None:
+                check_makeable(rival, model, data.classes)
     analyst = Analyst(
         config=config,
         opened=opened,
@@ -193,13 +197,13 @@ def _measure_rows(
         numbers.append(replace(_numbers(config, found, labels), shift=shift))
         measured = _row(config, named, models, found, labels, numbers[-1])
         compared = numbers[0].less(numbers[-1]) if len(numbers) > 1 else None
-        told = {
+        more = {
             "values": measured.values | others,
             "shift": None if shift is None else shift.told(),
             "difference": compared,
             "analyses": analyses,
         }
-        rows.append(measured.model_copy(update={"derived": derived, "stored_scores": stored, **told}))
+        rows.append(measured.model_copy(update={"derived": derived, "stored_scores": stored, **more}))
         for doubt in of_row(config, rows[-1], models, data.known.fingerprints):
             doubts.append(doubt)
             progress.warn(doubt)

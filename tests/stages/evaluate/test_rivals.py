@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from hydractl.data.reference import DataRef
-from hydractl.errors import DataError, UsageError
+from hydractl.errors import DataError, UnsupportedModelError, UsageError
 from hydractl.manifest.report import Report
 from hydractl.rivals.reference import Laplace, McDropout, Swag, parse_rival
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.asked import asked_of
 from support.builders import base
 from support.heard import Heard
@@ -308,3 +310,15 @@ def test_scores_of_features_are_not_of_rivals():
         UsageError, match="`--ood-score knn`: is of features of models as they are, which `MC` is not"
     ):
         config("a.st", "MC=mc:b.st", ood_score=("msp", "knn"), fit=ID, near=(NamedData.parse("noise"),))
+
+
+@pytest.mark.parametrize("late", ["mc:{}::passes=2", "vilu:{}::epochs=1,data=" + TRAIN])
+def test_a_rival_that_cannot_be_made_is_refused_before_a_row_is_measured(model, late):
+    """Of a hydra too, whose weights nobody reads for that."""
+    run_fuse(FuseConfig(models=(str(model), str(model)), out=model.parent / "h.st", verify=False, force=True))
+
+    for path in (model, model.parent / "h.st"):
+        ear = Heard()
+        with pytest.raises(UnsupportedModelError, match=r"(base|h)\.st: "):
+            run_eval(config(model, MC, f"late={late.replace('{}', str(path))}"), ear)
+        assert not [step for step in ear.steps if step.startswith("Evaluating")]
