@@ -8,6 +8,7 @@ which is what a checkpoint with named classes holds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -24,7 +25,8 @@ CLASS_EMBEDDINGS = "class_embeddings"
 class Contrast(Answer):
     """Scaled cosines of images' and classes' embeddings.
 
-    Towers answer with embeddings of length one.
+    Towers answer with embeddings of length one. Logits are float32 at least, whatever the weights are, under autocast too: near
+    30 bf16 knows every eighth only, and several classes would be the likeliest.
     """
 
     class_embeddings: torch.Tensor | None
@@ -52,6 +54,11 @@ class Contrast(Answer):
         self.register_buffer(CLASS_EMBEDDINGS, class_embeddings)
         self.prompts: dict[str, torch.Tensor] | None = None
         self.templates = 1
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """What cosines are multiplied with."""
+        return self.logit_scale.to(at_least_single(self.logit_scale)).exp()
 
     def ask(self, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
         """Name the classes by prompts (C P, T), P templates a class, class after class; the text tower runs in every pass."""
@@ -97,7 +104,10 @@ class Contrast(Answer):
         classes = self.class_embeddings if "text" not in outputs else self.classes(outputs["text"])
         if classes is None:
             raise CheckpointError("the model has no classes yet")
-        logits: torch.Tensor = self.logit_scale.exp() * images @ classes.to(images).transpose(-1, -2)
+        dtype = at_least_single(images)
+        with _without_autocast(images.device):
+            scaled = self.scale * images.to(dtype)
+            logits: torch.Tensor = scaled @ classes.to(scaled).transpose(-1, -2)
         return logits if self.logit_bias is None else logits + self.logit_bias
 
     def classes(self, texts: torch.Tensor) -> torch.Tensor:
@@ -112,6 +122,19 @@ def unit(x: torch.Tensor) -> torch.Tensor:
     """Return vectors (..., F) of length one."""
     length: torch.Tensor = x.norm(dim=-1, keepdim=True)
     return x / length
+
+
+def at_least_single(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype that logits made of such numbers have."""
+    # no `promote_types`, which programs of torch.export keep as an operator
+    return x.dtype if x.dtype.itemsize >= torch.float32.itemsize else torch.float32
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return what ends autocast where it is on; elsewhere nothing, as an exported graph would have it as a step."""
+    kind = device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # `meta` has none
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 @torch.no_grad()  # tensors of inference mode could not be used where gradients are wanted

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.tower import Towers
-from hydractl.families.zero_shot import Contrast, unit
+from hydractl.families.zero_shot import Contrast, at_least_single, unit
 from hydractl.inputs import Inputs
 from hydractl.rivals.derived import Derived
 from hydractl.rivals.laplace import HIGHEST, LOWEST, exact
@@ -160,7 +160,7 @@ class Watched:
         answers = [answer for answer in model.answers if isinstance(answer, Contrast)]
         if len(answers) != 1 or not {VISION, TEXT} <= {*model.towers} or answers[0].logit_bias is not None:
             raise self.unfit("that is not what this is")
-        self.scale = float(answers[0].logit_scale.detach().exp())
+        self.scale = float(answers[0].scale.detach())
         self._seen: list[tuple[nn.Linear, Tensor, Tensor]] = []
         for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
             layer.register_forward_hook(self._see)
@@ -274,7 +274,7 @@ class Compared(Derived):
         )
         scale = self.watched.scale / self.temperature
         logits = scale * mean * (1 + math.pi / 8 * scale**2 * variance).rsqrt()
-        return logits.to(images.embeddings.dtype)[None]
+        return logits.to(at_least_single(images.embeddings))[None]
 
     def _all(
         self, side: str, batches: Iterator[tuple[Inputs, Tensor]], count: int

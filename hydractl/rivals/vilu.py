@@ -196,7 +196,7 @@ class Judged(Derived):
         self.confidence = torch.empty(0)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(how.seed)
-            scale = float(answer.logit_scale.detach().exp())
+            scale = float(answer.scale.detach())
             self.judge = Judge(self.classes.shape[1], scale=scale, thaw=how.thaw)
         self.judge.to(model.device)
         feed, self._right, self._seen = lessons.feed, 0, 0
