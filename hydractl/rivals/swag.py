@@ -27,6 +27,8 @@ from hydractl.rivals.derived import Derived
 from hydractl.rivals.laplace import exact
 from hydractl.rivals.reference import Swag
 
+ONE_TRAINING = "the checkpoints of `swag:` are of one training: one architecture, the same heads"
+
 
 @dataclass(frozen=True, slots=True)
 class Moments:
@@ -127,13 +129,29 @@ def _check(models: Sequence[Towers], names: Sequence[str]) -> None:
         if odd is not None:
             raise UnsupportedModelError(
                 f"{other}: differs from {name} in the shape of `{odd}`, or has none",
-                hint="the checkpoints of `swag:` are of one training: one architecture, the same heads",
+                hint=ONE_TRAINING,
+            )
+        heads = _kept(first)
+        apart = next((place for place, kept in _kept(model).items() if kept != heads[place]), None)
+        if apart is not None:
+            raise UnsupportedModelError(
+                f"{other}: keeps other heads than {name} in layer {apart[1]} of `{apart[0]}`",
+                hint=ONE_TRAINING,
             )
         if model.temperature != first.temperature:
             raise UnsupportedModelError(
                 f"{other}: stores the temperature {model.temperature:g}, {name} {first.temperature:g}",
                 hint="`eval --temperature` fits one for all draws; name checkpoints without",
             )
+
+
+def _kept(model: Towers) -> dict[tuple[str, int], list[tuple[int, ...]]]:
+    """Return the heads of each tower's layers, of each member that has its own; as many may be others."""
+    return {
+        (name, layer): [tuple(group.kept) for group in block.attn.groups()]
+        for name in model.towers
+        for layer, block in enumerate(model.tower(name).layers())
+    }
 
 
 def _normal(shape: Sequence[int], seed: int) -> Tensor:

@@ -129,10 +129,14 @@ def test_what_is_no_training_is_refused():
     warm.temperature = 2.0
     whole = one.header.masks[0]["vision"].keep
     pruned = one.pruned(whole[0][1:], *whole[1:])
+    as_many = one.pruned(whole[0], whole[1][:-1], *whole[2:]), one.pruned(whole[0], whole[1][1:], *whole[2:])
+    hydras = [Hydra([one.model(), pair.model()]) for pair in as_many]
 
     for models, said in (
         ([one.model(), other.model()], "b: differs from a in the shape of"),
         ([one.model(), pruned.model()], "b: differs from a in the shape of"),
+        ([pair.tuned(1).model() for pair in as_many], "b: keeps other heads than a in layer 1 of `vision`"),
+        (hydras, "b: keeps other heads than a in layer 1 of `vision`"),
         ([one.model(), one.model()], "a: the checkpoints of `swag:` are the same"),
         ([one.model(), warm], "b: stores the temperature 2, a 1"),
     ):
