@@ -155,11 +155,13 @@ class Detecting:
         """
         batches, labels = training
         own = watched.responses(batches, name=name, data="fit")
-        found = team.each((indices, said.logits().float(), features) for indices, said, features in own)
-        logits, features = collected(found, count=len(labels), data="fit")
+        found = team.each(
+            (indices, said.logits().float().amax(-1), features) for indices, said, features in own
+        )
+        largest, features = collected(found, count=len(labels), data="fit")
         each = [
-            Training(features=f, logits=z, labels=labels, classifier=c, neighbours=neighbours)
-            for f, z, c in zip(features, logits, watched.classifiers(), strict=True)
+            Training(features=f, largest=z, labels=labels, classifier=c, neighbours=neighbours)
+            for f, z, c in zip(features, largest, watched.classifiers(), strict=True)
         ]
         fitted = {score: [FITS[score](own) for own in each] for score in scores}
         return cls(watched=watched, scores=Scores(fitted=fitted, temperature=watched.model.temperature))

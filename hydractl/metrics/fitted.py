@@ -45,14 +45,14 @@ class Training:
 
     Attributes:
         features: Shape (N, D).
-        logits: Shape (N, C).
+        largest: The largest logit of each, (N,).
         labels: Shape (N,), int64, from 0; a class without samples has no mean.
         classifier: The member's own.
         neighbours: Which of the nearest samples tells the distance, at least 1; of fewer samples the farthest.
     """
 
     features: Tensor
-    logits: Tensor
+    largest: Tensor
     labels: Tensor
     classifier: Classifier
     neighbours: int
@@ -167,7 +167,7 @@ def vim(data: Training) -> Fitted:
             f"`{VIM}`: the features of {len(data.labels)} samples span no more than the {kept} dimensions of its principal space",
             hint=f"name more data with `--fit`: more than {kept} samples, and several a class",
         )
-    scale = float(data.logits.double().amax(1).sum()) / residuals
+    scale = float(data.largest.double().sum()) / residuals
     return Fitted(VIM, {**kept_of, "scale": torch.tensor(scale, dtype=torch.float64)})
 
 
