@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from hydractl.errors import DataError, UsageError
@@ -18,6 +20,8 @@ from hydractl.scoring.job import Ranking, ScoreJob
 from hydractl.wording import counted
 
 FEWEST_HEADS = 3
+SEEDS = 2**32
+"""As many can scikit-learn and kmedoids begin with; of larger ones the last 32 bits count."""
 
 
 def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
@@ -44,6 +48,7 @@ def score_cahp(job: ScoreJob, progress: Progress) -> Ranking:
         UsageError: If there are several towers or one that does not see the samples, or a budget that leaves no head.
         DataError: If the data cannot be used, or the tower has too few heads.
     """
+    job = replace(job, seed=job.seed % SEEDS)
     settings = job.set_for(CahpSettings)
     tower = _only_tower(job)
     heads = job.architecture.towers[tower].layers * job.architecture.towers[tower].num_heads

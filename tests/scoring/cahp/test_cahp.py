@@ -143,6 +143,13 @@ def test_a_run_is_a_function_of_its_seed(settings):
     )
 
 
+@pytest.mark.parametrize("budget", [None, 6])
+def test_a_seed_may_have_more_than_32_bits(budget):
+    budgets = {} if budget is None else {"budget": budget}
+    job = job_for(base(VIT), seed=2**63 - 2, **budgets)
+    assert score_cahp(job, SILENT) == score_cahp(replace(job, seed=2**32 - 2), SILENT)
+
+
 def test_batches_change_only_the_salience():
     sample = base(BERT)
     settings = CahpSettings(embedding="none", signature_size=8, representative="medoid")
