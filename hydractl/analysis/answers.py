@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from hydractl.analysis.subject import Part, Subject
 from hydractl.families.tower import Towers
-from hydractl.fusion.responding import gathered, responses
+from hydractl.fusion.responding import responses
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.measures import means, measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
-from hydractl.metrics.samples import Kept
+from hydractl.metrics.samples import Kept, Responses
 from hydractl.metrics.table import needing
 
 
@@ -35,7 +35,10 @@ def ask(subject: Subject, part: Part, model: Towers) -> dict[str, Kept]:
     found: dict[str, Kept] = {}
     for name in (ID_NAME, *subject.sets):
         own = responses(model, subject.batches(part, name), name=part.opened.reference, data=name)
-        found[name] = subject.scaled(gathered(subject.team.each(own), count=subject.counts[name], data=name))
+        spool = subject.spool(subject.counts[name])
+        for indices, *said in subject.team.each(own):
+            spool.put(indices, Responses(*said))
+        found[name] = subject.scaled(spool.kept())
     return found
 
 

@@ -1,6 +1,6 @@
 """What merging weights changes: a hydra beside the members that it was fused from (Hydra Ensembles, B.7, Table 11).
 
-Axes: M members, N samples, C classes.
+Axes: N samples, B some of them, C classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hydractl.fusion.classes import settle
 from hydractl.manifest.analyses import Merging, Pair
 from hydractl.manifest.header import Fate
 from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.samples import Joined, Kept, ensemble_log_probs, whole
+from hydractl.metrics.samples import Joined, Kept, at_once, ensemble_log_probs
 
 
 def analyse(subject: Subject) -> Merging | None:
@@ -33,14 +33,12 @@ def analyse(subject: Subject) -> Merging | None:
     each = [ask(subject, part, model) for model in _loaded(subject, part)]
     apart: dict[str, Kept] = {name: Joined(tuple(own[name] for own in each)) for name in merged}
     values, groups = zip(*(measured(subject, said) for said in (merged, apart)), strict=True)
-    ours, theirs = (
-        ensemble_log_probs(whole(said[ID_NAME]).log_probs.double()) for said in (merged, apart)
-    )  # (N, C)
+    agreement, divergence = alike(merged[ID_NAME], apart[ID_NAME])
     return Merging(
         values=_pairs(*values),
         means={group: _pairs(groups[0][group], groups[1][group]) for group in groups[0]},
-        agreement=float((ours.argmax(1) == theirs.argmax(1)).double().mean()),
-        divergence=float((theirs.exp() * (theirs - ours)).sum(1).mean()),
+        agreement=agreement,
+        divergence=divergence,
         distances=distances(part.opened, subject.apart),
     )
 
@@ -51,6 +49,17 @@ def _loaded(subject: Subject, part: Part) -> Iterator[Towers]:
         model = load_model(opened, dtype=part.model.dtype).to(part.model.device)
         settle(model, opened, subject.classes)
         yield model
+
+
+def alike(merged: Kept, apart: Kept) -> tuple[float, float]:
+    """Return how often two ensembles say the same class of N samples, and the mean KL divergence of the first from the second."""
+    _, count, _ = apart.shape
+    size, same, divergence = at_once(apart), 0, 0.0
+    for parts in zip(merged.split(size), apart.split(size), strict=True):
+        ours, theirs = (ensemble_log_probs(part.log_probs.double()) for part in parts)  # (B, C)
+        same += int((ours.argmax(1) == theirs.argmax(1)).sum())
+        divergence += float((theirs.exp() * (theirs - ours)).sum())
+    return same / count, divergence / count
 
 
 def _pairs(merged: Mapping[str, float], apart: Mapping[str, float]) -> dict[str, Pair]:

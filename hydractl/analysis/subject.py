@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from hydractl.families.tower import Towers
 from hydractl.fusion.classes import Classes
 from hydractl.inputs import Inputs, inputs_like
 from hydractl.manifest.heads import HeadScores
-from hydractl.metrics.samples import Kept
+from hydractl.metrics.samples import Kept, Responses
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 
@@ -35,6 +35,18 @@ class Part(NamedTuple):
     def members(self) -> int:
         """How many it has."""
         return len(self.opened.header.masks)
+
+
+class Spooling(Protocol):
+    """Where answers on a data set wait until they have been looked at, in memory no longer than they are small."""
+
+    def put(self, indices: Tensor, said: Responses) -> None:
+        """Keep what is said of the samples at some places (B,)."""
+        ...
+
+    def kept(self) -> Kept:
+        """Return all of it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,6 +65,7 @@ class Subject:
         corruptions: Those of the ID set.
         scores: Importances of the base's heads by what they are called, from files.
         said: What its members say of each data set, where this process has it.
+        spool: Begins to keep what is said of so many samples.
         scaled: Divides logits by the temperature that was fitted for the row, or given.
         metrics: To measure ensembles by.
         ranks: The OOD scores that follow from predictions.
@@ -72,6 +85,7 @@ class Subject:
     corruptions: Sequence[Corruption]
     scores: Mapping[str, HeadScores]
     said: Mapping[str, Kept]
+    spool: Callable[[int], Spooling]
     scaled: Callable[[Kept], Kept]
     metrics: Sequence[str]
     ranks: Sequence[str]

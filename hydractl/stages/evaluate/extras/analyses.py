@@ -30,6 +30,7 @@ from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.streamed import StreamedData
 from hydractl.stages.shared.predictions import PreparedData, Scaling
+from hydractl.stages.shared.spool import Spool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,7 @@ class Analyst:
             corruptions=self.corruptions,
             scores=self.scores,
             said=said,
+            spool=Spool,
             scaled=scaling,
             metrics=self.config.chosen,
             ranks=self._ranks(),
