@@ -63,8 +63,8 @@ def train_gates(
 
     AdamW without decay moves the gates at `gate_lr`, and the weights at `weights_lr`; both rates fall to nothing in a line,
     and gradients are cut to a norm of 1.
-    Weights are fp32, computed with under autocast where the job's model is bf16. The result has the same bits for any number
-    of processes.
+    Weights are fp32, computed with under autocast where the job's model is bf16; of an fp16 model they are what they were rounded
+    to, computed with in fp32, and that is said. The result has the same bits for any number of processes.
 
     Args:
         job: With what a method needs that trains.
@@ -80,6 +80,10 @@ def train_gates(
     """
     if job.training is None:
         raise ValueError("a method that trains needs to be offered training")
+    if job.model.dtype == torch.float16:  # whose gradients vanish where no loss is scaled
+        progress.warn(
+            "gates do not train in fp16: the weights, as fp16 has them, are computed with in fp32; `--dtype bf16` trains under autocast"
+        )
     feed = job.training.feed()
     recipe = _recipe(settings, precision="bf16" if job.model.dtype == torch.bfloat16 else "fp32")
     total = recipe.total_steps(feed.steps_per_epoch)

@@ -117,6 +117,18 @@ def test_weights_that_nobody_keeps_are_warned_of(score, settings):
         assert [("--trained" in w) for w in heard.warnings] == [True] * (not keeps)
 
 
+@each_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_training_that_is_not_in_the_dtype_asked_for_is_told(score, settings, dtype):
+    asked, heard = job(settings(**SHORT)), Heard()
+    asked.model.to(dtype)
+    found = score(asked, heard)
+    assert [("fp16" in w) for w in heard.warnings] == [True] * (dtype == torch.float16)
+    if dtype == torch.float16:  # of the rounded weights, in fp32
+        asked.model.to(torch.float32)
+        assert score(asked, SILENT) == found
+
+
 def test_both_towers_of_a_zero_shot_model_are_gated():
     sample = base(next(v for v in VARIANTS if v.family == "transformers-clip"))
     images, labels = sample.inputs(batch=48, seed=1)["pixel_values"], torch.arange(48) % 7
