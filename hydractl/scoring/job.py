@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
+from hydractl.errors import DataError
 from hydractl.families.base import Family
 from hydractl.inputs import Inputs
 from hydractl.parallel import Team
@@ -27,6 +28,7 @@ S = TypeVar("S", bound=Settings)
 Memory: TypeAlias = "Mapping[str, tuple[float, ...]]"
 """What a search must remember to go on as if it had not been interrupted: lists of numbers by name."""
 NOTHING_LEARNT: Memory = MappingProxyType({})
+NO_RESULTS: Mapping[str, Option] = MappingProxyType({})
 
 
 class Samples(NamedTuple):
@@ -34,6 +36,16 @@ class Samples(NamedTuple):
 
     inputs: Inputs
     labels: torch.Tensor | None
+
+    def labelled(self, what: str) -> tuple[Inputs, torch.Tensor]:
+        """Return inputs and labels.
+
+        Raises:
+            DataError: If there are no labels, which `what` needs.
+        """
+        if self.labels is None:
+            raise DataError(f"{what} needs labelled data")
+        return self.inputs, self.labels
 
 
 class Log(Protocol):
@@ -171,6 +183,24 @@ class Ranking:
     clusters: tuple[tuple[HeadName, ...], ...] | None = None
     results: Mapping[str, Option] = field(default_factory=dict)
     weights: Mapping[str, torch.Tensor] | None = None
+
+    @classmethod
+    def of_removals(
+        cls,
+        job: ScoreJob,
+        removals: Sequence[Removal],
+        *,
+        baseline: float | None,
+        results: Mapping[str, Option] = NO_RESULTS,
+    ) -> Self:
+        """Return what a greedy method answers: a head's score is how many went before it, the budget where it stays."""
+        tables = {
+            name: [[float(job.budget)] * tower.num_heads for _ in range(tower.layers)]
+            for name, tower in job.scored.items()
+        }
+        for step, removal in enumerate(removals):
+            tables[removal.tower][removal.layer][removal.head] = float(step)
+        return cls(scores=tables, removals=tuple(removals), baseline=baseline, results=dict(results))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

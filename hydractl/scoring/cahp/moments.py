@@ -60,9 +60,7 @@ def class_moments(job: ScoreJob, tower: str, *, size: int) -> Moments:
 
 def _packed(job: ScoreJob, tower: str, samples: Samples, *, size: int) -> torch.Tensor:
     """Return the moments of one batch: for each of its classes the label, the count, N D means, N D squared deviations."""
-    inputs, labels = samples
-    if labels is None:
-        raise DataError("scoring by class separability needs labelled data")
+    inputs, labels = samples.labelled("scoring by class separability")
     signed = signatures(job.model, tower, inputs, size=size).flatten(1)
     rows = []
     for label in labels.unique().tolist():

@@ -51,7 +51,4 @@ def score_circuit(job: ScoreJob, progress: Progress) -> Ranking:
         if done and len(done) >= job.budget:
             search.recall(job.log.memory)
         removals = search.refine(removals)
-    tables = {n: [[float(job.budget)] * t.num_heads for _ in range(t.layers)] for n, t in job.scored.items()}
-    for step, removal in enumerate(removals):
-        tables[removal.tower][removal.layer][removal.head] = float(step)
-    return Ranking(scores=tables, removals=tuple(removals), baseline=baseline, results=search.results())
+    return Ranking.of_removals(job, removals, baseline=baseline, results=search.results())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
-from hydractl.errors import CheckFailed, DataError
+from hydractl.errors import CheckFailed
 from hydractl.inputs import map_inputs
 from hydractl.parallel import world_size
 from hydractl.progress import Progress
@@ -198,9 +198,8 @@ def _measure(job: ScoreJob) -> Callable[[nn.Module], Metrics | None]:
     def measure(model: nn.Module) -> Metrics | None:
         own = []
         with torch.inference_mode():
-            for inputs, labels in job.id_data:
-                if labels is None:
-                    raise DataError("training gates needs labelled data")
+            for samples in job.id_data:
+                inputs, labels = samples.labelled("training gates")
                 own.append(torch.tensor(tally(model(inputs), labels.cpu()), dtype=torch.float64))
         return metrics_of(torch.stack(job.team.in_order(own)).sum(dim=0).tolist())
 

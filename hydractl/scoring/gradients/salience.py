@@ -53,9 +53,7 @@ def gate_gradients(job: ScoreJob, *, batches: int | None = None) -> dict[str, to
 
 def _of_batch(job: ScoreJob, samples: Samples) -> torch.Tensor:
     """Return one batch's gradients (N,): tower after tower, layer after layer."""
-    inputs, labels = samples
-    if labels is None:
-        raise DataError("scoring by gradients needs labelled data")
+    inputs, labels = samples.labelled("scoring by gradients")
     wide = torch.promote_types(job.model.dtype, torch.float32)
     gates: dict[tuple[str, int], tuple[torch.Tensor, tuple[int, ...]]] = {}
 

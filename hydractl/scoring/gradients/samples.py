@@ -14,7 +14,6 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hydractl.errors import DataError
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Tower
 from hydractl.inputs import Inputs, batch_of
@@ -71,9 +70,7 @@ def _summed(job: ScoreJob) -> torch.Tensor:
 
 def _of_batch(job: ScoreJob, samples: Samples, held: dict[str, Fixed]) -> torch.Tensor:
     """Return one batch's share of `_summed`, float64."""
-    inputs, labels = samples
-    if labels is None:
-        raise DataError("scoring by gradients needs labelled data")
+    inputs, labels = samples.labelled("scoring by gradients")
     routed = job.model.routed(inputs)
     for name in job.model.answer.fixed & routed.keys():
         if name not in held:

@@ -55,10 +55,7 @@ def remove_lowest(
             if len(removals) >= len(known):  # a step that was cut off is done again; some of it is on record
                 job.log.record(removal)
             removals.append(removal)
-    tables = {n: [[float(job.budget)] * t.num_heads for _ in range(t.layers)] for n, t in job.scored.items()}
-    for step, removal in enumerate(removals):
-        tables[removal.tower][removal.layer][removal.head] = float(step)
-    return Ranking(scores=tables, removals=tuple(removals), baseline=baseline)
+    return Ranking.of_removals(job, removals, baseline=baseline)
 
 
 def _measured(job: ScoreJob, measure: Callable[[], Measured], *, removed: int) -> Measured:

@@ -61,9 +61,8 @@ def sample_losses(model: Model, samples: Samples) -> torch.Tensor:
     Raises:
         DataError: If the samples have no labels.
     """
-    if samples.labels is None:
-        raise DataError("scoring by gradients needs labelled data")
-    return losses_of(model(samples.inputs).unsqueeze(0), samples.labels).squeeze(0)
+    inputs, labels = samples.labelled("scoring by gradients")
+    return losses_of(model(inputs).unsqueeze(0), labels).squeeze(0)
 
 
 def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
