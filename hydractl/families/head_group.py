@@ -205,7 +205,9 @@ class HeadGroup(nn.Module):
             and self.members == 1
             and self.bias is None
             and not (self.k is not None and torch.is_grad_enabled())
-            and side[1:] == NOTHING[1:]
+            and side.rope is None  # these by name, as in `Side.split`
+            and side.bias is None
+            and side.table is None
             and (side.mask is None or side.mask.shape[-2] == 1)
         )
 
