@@ -144,3 +144,16 @@ def test_attention_weights_know_the_table():
     q, k, _ = group.qkv(x).unflatten(-1, (3, 4, 6)).permute(2, 0, 3, 1, 4)
     expected = (q @ k.transpose(-1, -2) * 6**-0.5 + table).softmax(-1)
     assert largest_difference(group.weights(x), expected) <= 1e-12
+
+
+def test_sides_are_never_sliced(monkeypatch):
+    """Dynamo of torch 2.7 and 2.8 cannot: a hydra would not compile there."""
+
+    def refuse(side, index):
+        raise TypeError(f"side[{index}]")
+
+    monkeypatch.setattr(Side, "__getitem__", refuse, raising=False)
+    group = head_group(library(), ALL)
+    x, rope = torch.randn(2, 5, 24, dtype=torch.float64), torch.randn(2, 2, 1, 5, 6, dtype=torch.float64)
+    for side in Side(rope=rope).split(2):
+        assert group.attend(x, slice(0, 1), side).shape == (2, 1, 4, 6)
