@@ -1,7 +1,7 @@
 """What a hydra costs to run, against its members in turn, a deep ensemble and the library's own single model.
 
 Interleaved: each round runs every row once, so that a noisy machine is noisy for all; figures are medians, and those of ratios are of
-the ratios within a round. A round is repeated until there are `--repeats`, and until every row has run for 0.2 s in all. On a GPU
+the ratios within a round. A round is repeated until there are `--repeats`, and until every row has run for 0.2 s in all, or 500 times. On a GPU
 time is between events on its stream, and a row's peak is the memory that one run of it takes beside all weights; of a
 graph, that of the run that it keeps. `runtime_rows.py` makes the models.
 
@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HOWS = ("eager", "graph", "compiled")
 """The last is the one that may take minutes."""
-WARM, UNCOUNTED, ENOUGH, LAST = 3, 2, 0.2, 5.0
-"""Runs before a row is ready, rounds that do not count, seconds of a row's runs, and seconds left for the rounds of a table."""
+WARM, UNCOUNTED, ENOUGH, MOST, LAST = 3, 2, 0.2, 500, 5.0
+"""Runs before a row is ready; rounds that do not count; the seconds that each row runs at least, if not as many rounds as come next;
+and the seconds that are left for the rounds of a table."""
 TIME_WAS_UP = "not measured: time was up"
 
 
@@ -169,7 +170,7 @@ def measure(
         rows: What is run, and its multiply-accumulates, by which it is foretold how long a row needs until it is ready.
         images: What it is given.
         how: The way.
-        limits: A round that is begun is finished; of what is ready there is one at least.
+        limits: A round that is begun is finished; there is one at least, which then counts.
     """
     whys: dict[str, str] = {}
     ready: dict[str, Run] = {}
@@ -188,26 +189,26 @@ def measure(
                 whys[name] = first_line(error)
             pace = max(pace, (time.monotonic() - begin) / macs)
         count = 0
-        while ready and not (
-            count > UNCOUNTED and enough([times[name].seconds for name in ready], count - UNCOUNTED, limits)
-        ):
+        while ready and not (count and enough([times[name].seconds for name in ready], limits)):
             count += 1
             for name, run in list(ready.items()):
                 try:
-                    seconds = timed(run, images)
+                    times[name].seconds.append(timed(run, images))
                 except Exception as error:  # noqa: BLE001 - as above
                     whys[name] = first_line(error)
                     del ready[name]
-                    continue
-                if count > UNCOUNTED:
-                    times[name].seconds.append(seconds)
+    for one in times.values():
+        del one.seconds[: min(UNCOUNTED, count - 1)]
     return {name: whys[name] if name in whys else times[name] for name in rows}
 
 
-def enough(seconds: Sequence[Sequence[float]], rounds: int, limits: Limits) -> bool:
-    """Return whether nothing more need be measured of a table."""
-    shortest = min(map(sum, seconds), default=math.inf)
-    return time.monotonic() > limits.end or (rounds >= limits.repeats and shortest >= ENOUGH)
+def enough(seconds: Sequence[Sequence[float]], limits: Limits) -> bool:
+    """Return whether nothing more need be measured of a table, of all rounds of each row."""
+    if not seconds or time.monotonic() > limits.end:
+        return True
+    rounds = len(seconds[0]) - UNCOUNTED
+    steady = rounds >= MOST or min(sum(each[UNCOUNTED:]) for each in seconds) >= ENOUGH
+    return rounds >= limits.repeats and steady
 
 
 def first_line(error: Exception) -> str:

@@ -120,6 +120,11 @@ def test_what_takes_little_is_measured_more_often(runtime, monkeypatch):
     assert min(sum(each[:-1]) for each in seconds) < runtime.ENOUGH <= min(map(sum, seconds))
 
 
+def test_what_takes_no_time_at_all_is_measured_so_often(runtime, monkeypatch):
+    monkeypatch.setattr(runtime, "timed", lambda *_: 1e-9)
+    assert len(times(runtime, {runtime.SINGLE: torch.neg})[runtime.SINGLE].seconds) == runtime.MOST
+
+
 def test_nothing_is_begun_that_would_end_after_the_time(runtime, monkeypatch):
     monkeypatch.setattr(runtime, "LAST", 0.0)
     slow = {name: sleeps(0.1) for name in (runtime.SINGLE, "hydra")}
