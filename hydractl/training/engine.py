@@ -164,7 +164,7 @@ def part_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for parameter in parameters:
         if parameter.grad is None:
             continue
-        storage = parameter.grad.untyped_storage().data_ptr()
+        storage = parameter.grad.untyped_storage()._cdata  # an address its bytes need not have
         if storage in seen:
             parameter.grad = parameter.grad.clone()
         seen.add(storage)
