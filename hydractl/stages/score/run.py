@@ -12,7 +12,7 @@ from hydractl.claims import Claim
 from hydractl.data.batches import Deal, epoch_order
 from hydractl.data.inputs import encoded
 from hydractl.data.items import Items
-from hydractl.errors import CheckFailed, CheckpointError, DataError, UsageError
+from hydractl.errors import CheckFailed, CheckpointError, UsageError
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.heads.budget import COMMON_KEEP_FRACTION, Budget, total_heads
 from hydractl.manifest.document import Fingerprint, Option
@@ -168,10 +168,13 @@ def open_base(config: ScoreConfig) -> OpenModel:
 
 
 def _ranking(config: ScoreConfig, job: ScoreJob, state: State, progress: Progress) -> Ranking:
-    """Run the method; a training that failed would fail again, so it leaves nothing to go on with."""
+    """Run the method; a training that failed would fail again, so it leaves nothing to go on with.
+
+    Data that cannot be read now may be so later.
+    """
     try:
         return config.entry.run(job, progress)
-    except (CheckFailed, DataError):
+    except CheckFailed:
         if job.team.leads:
             state.clear()
         raise
