@@ -36,7 +36,8 @@ class Side(NamedTuple):
     def split(self, members: int) -> list[Side]:
         """Return each member's share."""
         masks = [None] * members if self.mask is None else split_batch(self.mask, members)
-        own = (self.rope, self.bias, self.table)  # by name: dynamo of torch 2.7 and 2.8 slices no NamedTuple
+        # by name: dynamo of torch 2.7 and 2.8 slices no NamedTuple
+        own = (self.rope, self.bias, self.table, self.rows)
         return [
             Side(mask, *(None if x is None else share(x, m) for x in own)) for m, mask in enumerate(masks)
         ]

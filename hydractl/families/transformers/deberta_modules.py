@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -41,11 +41,12 @@ class DisentangledGroup(HeadGroup):
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
     ) -> torch.Tensor | None:
         """Return the products with relative positions, scaled as the one of words is."""
-        if side.table is None or side.rows is None or not self.kinds:
+        if side.table is None or not self.kinds:
             return super().scores_bias(q, k, queries, side)
         table = self.pos_drop(side.table)
         of_q, of_k, _ = self.projections()
-        rows = side.rows[0] if queries is None else side.rows[0, queries]
+        looked = cast("torch.Tensor", side.rows)[0]
+        rows = looked if queries is None else looked[queries]
         index = rows.expand(*q.shape[:2], *rows.shape)
         bias = torch.zeros((), dtype=q.dtype, device=q.device)
         if "c2p" in self.kinds:
