@@ -224,7 +224,7 @@ def test_half_precision_stays_what_it_is(tmp_path, dtype):
     _, hydra = fuse(tmp_path, samples, mlp="merge")
     assert {p.dtype for p in hydra.parameters()} == {dtype} == {hydra.dtype}
     with torch.inference_mode():
-        assert hydra(samples[0].inputs(dtype=dtype)).logits.dtype == dtype
+        assert hydra(samples[0].inputs(dtype=dtype)).member_logits.dtype == dtype
 
 
 def test_models_fused_in_memory_are_the_models_fused_in_files(tmp_path):
