@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 
 import pytest
@@ -225,6 +226,17 @@ def test_half_precision_stays_what_it_is(tmp_path, dtype):
     assert {p.dtype for p in hydra.parameters()} == {dtype} == {hydra.dtype}
     with torch.inference_mode():
         assert hydra(samples[0].inputs(dtype=dtype)).member_logits.dtype == dtype
+
+
+@pytest.mark.spread
+@every_variant
+def test_a_hydra_goes_through_a_pickle(variant):
+    sample = base(variant)
+    hydra = Hydra([sample.pruned(*keep).model() for keep in KEEPS]).eval()
+    again = pickle.loads(pickle.dumps(hydra))  # noqa: S301 - our own
+    inputs = sample.inputs()
+    with torch.inference_mode():
+        assert torch.equal(again(inputs).member_logits, hydra(inputs).member_logits)
 
 
 def test_models_fused_in_memory_are_the_models_fused_in_files(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,35 +118,41 @@ def _text_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
     readout = tuple(prefix + name for name in ("ln_final", "text_projection"))
     causal = text.attn_mask is not None
 
-    def own(host: Any) -> Any:  # noqa: ANN401 - as above
-        return host.text if prefix else host
-
     return Tower(
         embed=Run(
             part(library, lambda name: name.startswith(embed)),
-            lambda host, texts: _embed_texts(own(host), texts["input_ids"], (pool, end), causal=causal),
+            partial(_embed_texts, own=prefix, read=(pool, end), causal=causal),
         ),
         blocks=_blocks(text.transformer, kept),
         readout=Run(
             part(library, lambda name: name.startswith(readout)),
-            lambda host, stream: _read_texts(own(host), stream, pool),
+            partial(_read_texts, own=prefix, pool=pool),
         ),
         reads=TEXT_READS.get(pool),
         names=_names(f"{prefix}transformer"),
     )
 
 
-def _embed_texts(text: Any, ids: torch.Tensor, read: tuple[str, int], *, causal: bool) -> Stream:  # noqa: ANN401 - as above
+def _embed_texts(
+    host: Any,  # noqa: ANN401 - as above
+    texts: Mapping[str, torch.Tensor],
+    *,
+    own: str,
+    read: tuple[str, int],
+    causal: bool,
+) -> Stream:
     """Return the stream of texts (B, T), who may look at whom, and which token is read: tokens and positions.
 
     Padding is seen like any other token: the library has no mask for it.
 
     Args:
-        text: Part of the text tower.
-        ids: (B, T).
+        host: Part of the model.
+        texts: `input_ids` (B, T).
+        own: What the text tower's tensors begin with, if it is a module of its own.
         read: `first`, `last`, `argmax` (the highest id of a text), or `eos` and the id whose first token is read.
         causal: Whether a token looks only at itself and those before it.
     """
+    text, ids = host.text if own else host, texts["input_ids"]
     pool, end = read
     length = ids.shape[1]
     weight = text.positional_embedding
@@ -159,9 +166,9 @@ def _embed_texts(text: Any, ids: torch.Tensor, read: tuple[str, int], *, causal:
     return Stream(tokens, context)
 
 
-def _read_texts(text: Any, stream: Stream, pool: str) -> torch.Tensor:  # noqa: ANN401 - as above
+def _read_texts(host: Any, stream: Stream, *, own: str, pool: str) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return embeddings (N, F) of length one: one token, normed and projected."""
-    tokens = stream.tokens
+    text, tokens = host.text if own else host, stream.tokens
     if pool in TEXT_READS:
         read = tokens[:, TEXT_READS[pool]].squeeze(1)
     else:
@@ -178,20 +185,25 @@ def _vision_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
     inside = ("visual.transformer", *readout)
     one = visual.attn_pool is None and visual.pool_type == "tok"
 
-    def read(host: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as above
-        pooled, _ = host.visual._pool(stream.tokens)
-        return unit(pooled if host.visual.proj is None else pooled @ host.visual.proj)
-
     return Tower(
         embed=Run(
             part(library, lambda name: name.startswith("visual.") and not name.startswith(inside)),
-            lambda host, images: Stream(host.visual._embeds(images)),
+            _embed_images,
         ),
         blocks=_blocks(visual.transformer, kept),
-        readout=Run(part(library, lambda name: name.startswith(readout)), read),
+        readout=Run(part(library, lambda name: name.startswith(readout)), _read_images),
         reads=slice(0, 1) if one else None,
         names=_names("visual.transformer"),
     )
+
+
+def _embed_images(host: Any, images: torch.Tensor) -> Stream:  # noqa: ANN401 - as above
+    return Stream(host.visual._embeds(images))
+
+
+def _read_images(host: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as above
+    pooled, _ = host.visual._pool(stream.tokens)
+    return unit(pooled if host.visual.proj is None else pooled @ host.visual.proj)
 
 
 def _trunk_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
@@ -201,16 +213,24 @@ def _trunk_tower(library: Any, kept: Kept) -> Tower:  # noqa: ANN401 - as above
     return Tower(
         embed=Run(
             part(library, lambda name: name.startswith(prefix) and not f"{name}.".startswith(inside)),
-            lambda host, images: timm.embed(host.visual.trunk, images),
+            _embed_by_trunk,
         ),
         blocks=timm.blocks(trunk, kept),
         readout=Run(
             part(library, lambda name: f"{name}.".startswith(readout)),
-            lambda host, stream: unit(host.visual.head(timm.read(host.visual.trunk, stream))),
+            _read_by_trunk,
         ),
         reads=timm.tokens_read(trunk),
         names=timm.block_names(trunk, prefix),
     )
+
+
+def _embed_by_trunk(host: Any, images: torch.Tensor) -> Stream:  # noqa: ANN401 - as above
+    return timm.embed(host.visual.trunk, images)
+
+
+def _read_by_trunk(host: Any, stream: Stream) -> torch.Tensor:  # noqa: ANN401 - as above
+    return unit(host.visual.head(timm.read(host.visual.trunk, stream)))
 
 
 def _blocks(transformer: Any, kept: Kept) -> list[Block]:  # noqa: ANN401 - as above

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from hydractl.families.dismantling import Kept
 from hydractl.families.tower import Model, Stream
 from hydractl.families.transformers.encoder import Paired
-from hydractl.families.transformers.encoder_modules import Ends, images_of, key_mask, tower
+from hydractl.families.transformers.encoder_modules import Ends, embed_images, key_mask, tower
 from hydractl.families.zero_shot import Contrast, unit
 
 PICKS: Mapping[str, Callable[[Stream], torch.Tensor]] = MappingProxyType(
@@ -28,23 +29,19 @@ PICKS: Mapping[str, Callable[[Stream], torch.Tensor]] = MappingProxyType(
 READS: Mapping[str, slice | None] = MappingProxyType({"first": slice(0, 1), "last": slice(-1, None)})
 
 
-def _texts_of(paired: Paired) -> Callable[[Any, Mapping[str, torch.Tensor]], Stream]:
-    """Return what makes a stream of texts (B, T): tokens and positions, who may look at whom, and where texts end."""
-
-    def embed(host: nn.Module, texts: Mapping[str, torch.Tensor]) -> Stream:
-        model: Any = host.get_submodule(paired.encoder.model)
-        ids, context = texts["input_ids"], {}
-        if "attention_mask" in texts or paired.causal:
-            context["mask"] = key_mask(texts)
-        if paired.causal:
-            ones = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
-            context["mask"] = ones.tril() & context["mask"]
-        if paired.pick == "end":
-            context["end"] = _ends(model.config, ids)
-        taken = {name: texts[name] for name in paired.takes if name in texts}
-        return Stream(model.embeddings(input_ids=ids, **taken), context)
-
-    return embed
+def _embed_texts(host: nn.Module, texts: Mapping[str, torch.Tensor], paired: Paired) -> Stream:
+    """Return the stream of texts (B, T): tokens and positions, who may look at whom, and where texts end."""
+    model: Any = host.get_submodule(paired.encoder.model)
+    ids, context = texts["input_ids"], {}
+    if "attention_mask" in texts or paired.causal:
+        context["mask"] = key_mask(texts)
+    if paired.causal:
+        ones = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
+        context["mask"] = ones.tril() & context["mask"]
+    if paired.pick == "end":
+        context["end"] = _ends(model.config, ids)
+    taken = {name: texts[name] for name in paired.takes if name in texts}
+    return Stream(model.embeddings(input_ids=ids, **taken), context)
 
 
 def _ends(config: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
@@ -57,25 +54,22 @@ def _ends(config: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - tra
     return (ids if highest else (ids == end).long()).argmax(dim=-1)
 
 
-def _embedding_of(paired: Paired) -> Callable[[nn.Module, Stream], torch.Tensor]:
-    """Return what makes embeddings (N, F) of length one of a stream."""
-
-    def read(host: nn.Module, stream: Stream) -> torch.Tensor:
-        x = PICKS[paired.pick](stream)
-        for name in paired.encoder.after:
-            x = host.get_submodule(name.removesuffix("."))(x)
-        return unit(x)
-
-    return read
+def _read(host: nn.Module, stream: Stream, paired: Paired) -> torch.Tensor:
+    """Return embeddings (N, F) of length one of a stream."""
+    x = PICKS[paired.pick](stream)
+    for name in paired.encoder.after:
+        x = host.get_submodule(name.removesuffix("."))(x)
+    return unit(x)
 
 
 def wrap(library: Any, towers: Mapping[str, Paired], kept: Mapping[str, Kept]) -> Model:  # noqa: ANN401 - as above
     """Return the model whose parts are the library model's own modules; `kept` are each tower's and layer's heads."""
     made = {}
     for name, paired in towers.items():
+        images = partial(embed_images, encoder=paired.encoder)
         ends = Ends(
-            embed=images_of(paired.encoder) if name == "vision" else _texts_of(paired),
-            read=_embedding_of(paired),
+            embed=images if name == "vision" else partial(_embed_texts, paired=paired),
+            read=partial(_read, paired=paired),
             reads=READS.get(paired.pick),
         )
         made[name] = tower(library, paired.encoder, kept[name], ends)

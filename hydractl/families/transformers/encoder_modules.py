@@ -129,26 +129,22 @@ def tower(
     )
 
 
-def images_of(encoder: Encoder) -> Callable[[Any, torch.Tensor], Stream]:
-    """Return what makes a stream of images (B, C, height, width): patches, prefix tokens, positions, norm.
+def embed_images(host: nn.Module, images: torch.Tensor, encoder: Encoder) -> Stream:
+    """Return the stream of images (B, C, height, width): patches, prefix tokens, positions, norm.
 
     A bias that all layers share is a constant `bias` (1, H, T, T).
     """
-
-    def embed(host: nn.Module, images: torch.Tensor) -> Stream:
-        model = host.get_submodule(encoder.model)
-        parts, shared = dict(model.named_children()), _found(model, encoder.shared_bias)
-        tokens: Any = images
-        for name in encoder.embed:
-            tokens = parts[name](tokens) if name in parts else tokens
-        return Stream(
-            tokens[0] if isinstance(tokens, tuple) else tokens,  # data2vec's tells the grid, too
-            constants={}
-            if shared is None
-            else {"bias": looked_up(shared.relative_position_bias_table, shared.index)},
-        )
-
-    return embed
+    model = host.get_submodule(encoder.model)
+    parts, shared = dict(model.named_children()), _found(model, encoder.shared_bias)
+    tokens: Any = images
+    for name in encoder.embed:
+        tokens = parts[name](tokens) if name in parts else tokens
+    return Stream(
+        tokens[0] if isinstance(tokens, tuple) else tokens,  # data2vec's tells the grid, too
+        constants={}
+        if shared is None
+        else {"bias": looked_up(shared.relative_position_bias_table, shared.index)},
+    )
 
 
 def key_mask(texts: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from hydractl.families.dismantling import Kept
-    from hydractl.families.tower import Model
+    from hydractl.families.tower import Model, Stream
 
 OBLONG = "oblong images: the library resizes positions of squares only"
 
@@ -49,24 +50,35 @@ class Readout:
     unread: tuple[str, ...] = ()
 
 
-_CLASS_TOKEN = Readout(
-    logits=lambda host, model, x: host.classifier(model.layernorm(x[:, 0])), reads=lambda _: slice(0, 1)
-)
-_MEAN = Readout(logits=lambda host, model, x: host.classifier(model.layernorm(x).mean(dim=1)))
-_POOLER = Readout(  # the mean of the patches, normed, or the normed class token
-    logits=lambda host, model, x: host.classifier(model.pooler(model.layernorm(x))),
-    reads=lambda config: None if config.use_mean_pooling else slice(0, 1),
-    unread=("embeddings.mask_token",),
-)
-_SIGLIP_MEAN = Readout(  # it has patches only, and leaves its own pooling out
-    logits=lambda host, model, x: host.classifier(model.post_layernorm(x).mean(dim=1)), unread=("head.",)
-)
-_CLIP_MEAN = Readout(  # leaves its norm out
-    logits=lambda host, _, x: host.classifier(x[:, 1:].mean(dim=1)), unread=("post_layernorm.",)
-)
+def _class_token(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
+    found: torch.Tensor = host.classifier(model.layernorm(x[:, 0]))
+    return found
 
 
-def _two_tokens(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - transformers is untyped
+def _mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+    found: torch.Tensor = host.classifier(model.layernorm(x).mean(dim=1))
+    return found
+
+
+def _pooled(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+    """Return logits (N, C) of the mean of the patches, normed, or of the normed class token."""
+    found: torch.Tensor = host.classifier(model.pooler(model.layernorm(x)))
+    return found
+
+
+def _mean_of_patches(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+    """Return SigLIP's logits (N, C), which has patches only, and leaves its own pooling out."""
+    found: torch.Tensor = host.classifier(model.post_layernorm(x).mean(dim=1))
+    return found
+
+
+def _mean_without_norm(host: Any, _: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
+    """Return CLIP's logits (N, C), which leaves its norm out."""
+    found: torch.Tensor = host.classifier(x[:, 1:].mean(dim=1))
+    return found
+
+
+def _two_tokens(host: Any, model: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - as above
     """Return the mean (N, C) of the logits of class and distillation token, with a classifier each."""
     by_class, by_teacher = model.layernorm(x[:, :2]).unbind(dim=1)
     found: torch.Tensor = (host.cls_classifier(by_class) + host.distillation_classifier(by_teacher)) / 2
@@ -82,6 +94,15 @@ def _class_token_and_mean(host: Any, model: Any, x: torch.Tensor) -> torch.Tenso
     return found
 
 
+_CLASS_TOKEN = Readout(logits=_class_token, reads=lambda _: slice(0, 1))
+_MEAN = Readout(logits=_mean)
+_POOLER = Readout(
+    logits=_pooled,
+    reads=lambda config: None if config.use_mean_pooling else slice(0, 1),
+    unread=("embeddings.mask_token",),
+)
+_SIGLIP_MEAN = Readout(logits=_mean_of_patches, unread=("head.",))
+_CLIP_MEAN = Readout(logits=_mean_without_norm, unread=("post_layernorm.",))
 _TWO_TOKENS = Readout(logits=_two_tokens, reads=lambda _: slice(0, 2))
 _DINO = Readout(logits=_class_token_and_mean, unread=("embeddings.mask_token",))
 
@@ -126,14 +147,14 @@ class ImageRow(Row):
     @override
     def wrap(self, library: Any, kept: Mapping[str, Kept]) -> Model:
         from hydractl.families.tower import Model
-        from hydractl.families.transformers.encoder_modules import Ends, images_of, set_aside, tower
+        from hydractl.families.transformers.encoder_modules import Ends, embed_images, set_aside, tower
 
         readout = self.otherwise.get(type(library).__name__, self.readout)
         model = self.encoder.model
         set_aside(library, tuple(f"{model}.{name}" for name in readout.unread))
         ends = Ends(
-            embed=images_of(self.encoder),
-            read=lambda host, stream: readout.logits(host, getattr(host, model), stream.tokens),
+            embed=partial(embed_images, encoder=self.encoder),
+            read=partial(_read, model=model, logits=readout.logits),
             reads=readout.reads(library.config),
         )
         return Model({"vision": tower(library, self.encoder, kept["vision"], ends)})
@@ -146,6 +167,16 @@ class ImageRow(Row):
         if not says_images(folder):
             return usual_preprocess(config, size)
         return read_image_processor(folder, size, fixed=not self.resizes or self.one_size(config))
+
+
+def _read(
+    host: Any,  # noqa: ANN401 - as above
+    stream: Stream,
+    *,
+    model: str,
+    logits: Callable[[Any, Any, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    return logits(host, getattr(host, model), stream.tokens)
 
 
 def _relative(config: Any) -> bool:  # noqa: ANN401 - as above

@@ -219,17 +219,5 @@ def test_compiles(variant):
             assert largest_difference(a, b) <= 1e-6
 
 
-@every_family
-def test_a_hydra_goes_through_a_pickle(tmp_path, variant):
-    sample = base(variant)
-    hydra = Hydra(
-        [sample.pruned(*keep).model() for keep in (((0, 1), (2,), (3,)), ((1,), (), (0, 3)))]
-    ).eval()
-    torch.save(hydra, tmp_path / "hydra.pt")
-    again = torch.load(tmp_path / "hydra.pt", weights_only=False)  # noqa: TID251 - of our own
-    with torch.inference_mode():
-        assert torch.equal(again(sample.inputs()).member_logits, hydra(sample.inputs()).member_logits)
-
-
 def _all(answer):
     return list(answer) if isinstance(answer, tuple) else [answer]
