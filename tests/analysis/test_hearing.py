@@ -73,7 +73,7 @@ def test_a_member_says_what_the_base_says_whose_other_heads_are_masked(name):
         "transformers-bert-plain",
         "transformers-bert-mean-pool",
         "transformers-modernbert-mean-pool",
-        "transformers-ultrabert-mean-pool",
+        pytest.param("transformers-ultrabert-mean-pool", marks=pytest.mark.newer),
     ],
 )
 def test_padding_says_nothing(name):
