@@ -129,6 +129,7 @@ def test_a_compiled_search_ends_with_the_same_bytes_and_goes_on(model, tmp_path,
     assert out.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.newer
 def test_a_machine_that_cannot_compile_is_told_before_anything_is_written(model, tmp_path, monkeypatch):
     def fails(*_):
         raise RuntimeError("no working C++ compiler found")
