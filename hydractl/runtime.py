@@ -52,6 +52,14 @@ def digest_text(text: str) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that what is made of such floating-point numbers is computed in: float32, or float64 of float64."""
+    import torch  # noqa: PLC0415 - naming dtypes must not cost the import of torch
+
+    # no `promote_types`, which programs of torch.export keep as an operator
+    return dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype that `bf16`, `fp16` or `fp32` names.
 

@@ -105,11 +105,11 @@ def heard(model: Towers, inputs: Inputs, groups: Sequence[Group]) -> list[Tensor
     found: dict[tuple[int, int, int], Tensor] = {}
     padding: list[Tensor | None] = []
 
+    # once for all layers, whose own masks may be those of windows
     def enter(_: nn.Module, __: object, stream: Stream) -> None:
         padding.append(stream.context.get("mask") if tower.reads is None else None)
 
-    def hear(layer: int, attention: Attention, z: Tensor, _: Tensor | None) -> None:
-        # not the layer's own mask, which may be of a window
+    def hear(layer: int, attention: Attention, z: Tensor) -> None:
         kept = [group.kept for group in attention.groups()]
         read = z if tower.queries(layer) is not None else z[:, tower.reads or slice(None)]
         pooled = _mean(read, *padding).double().cpu()

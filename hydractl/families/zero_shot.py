@@ -18,6 +18,7 @@ from hydractl.errors import CheckpointError
 from hydractl.families.side import share
 from hydractl.families.tower import Answer, Towers
 from hydractl.inputs import TEXTS, Inputs
+from hydractl.runtime import at_least_single
 
 CLASS_EMBEDDINGS = "class_embeddings"
 
@@ -58,7 +59,7 @@ class Contrast(Answer):
     @property
     def scale(self) -> torch.Tensor:
         """What cosines are multiplied with."""
-        return self.logit_scale.to(at_least_single(self.logit_scale)).exp()
+        return self.logit_scale.to(at_least_single(self.logit_scale.dtype)).exp()
 
     def ask(self, prompts: Mapping[str, torch.Tensor], *, templates: int) -> None:
         """Name the classes by prompts (C P, T), P templates a class, class after class; the text tower runs in every pass."""
@@ -104,7 +105,7 @@ class Contrast(Answer):
         classes = self.class_embeddings if "text" not in outputs else self.classes(outputs["text"])
         if classes is None:
             raise CheckpointError("the model has no classes yet")
-        dtype = at_least_single(images)
+        dtype = at_least_single(images.dtype)
         with _without_autocast(images.device):
             scaled = self.scale * images.to(dtype)
             logits: torch.Tensor = scaled @ classes.to(scaled).transpose(-1, -2)
@@ -122,12 +123,6 @@ def unit(x: torch.Tensor) -> torch.Tensor:
     """Return vectors (..., F) of length one."""
     length: torch.Tensor = x.norm(dim=-1, keepdim=True)
     return x / length
-
-
-def at_least_single(x: torch.Tensor) -> torch.dtype:
-    """Return the dtype that logits made of such numbers have."""
-    # no `promote_types`, which programs of torch.export keep as an operator
-    return x.dtype if x.dtype.itemsize >= torch.float32.itemsize else torch.float32
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:

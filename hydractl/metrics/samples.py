@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hydractl.metrics.checks import check_labels, check_probs
+from hydractl.runtime import at_least_single
 
 SAMPLES_AT_ONCE = 4096
 NUMBERS_AT_ONCE = 2**20
@@ -171,9 +172,7 @@ class Opinions(NamedTuple):
 
 def opinions(logits: Tensor) -> Opinions:
     """Return what logits (M, ..., C) say: in float32 if they have fewer digits, which disagreement is smaller than."""
-    # no `promote_types`, which programs of torch.export keep as an operator
-    dtype = logits.dtype if logits.dtype.itemsize >= torch.float32.itemsize else torch.float32
-    log_probs = logits.log_softmax(-1, dtype=dtype)
+    log_probs = logits.log_softmax(-1, dtype=at_least_single(logits.dtype))
     return Opinions(log_probs, ensemble_log_probs(log_probs))
 
 

@@ -26,11 +26,12 @@ from typing_extensions import override
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.tower import Towers
-from hydractl.families.zero_shot import Contrast, at_least_single, unit
+from hydractl.families.zero_shot import Contrast, unit
 from hydractl.inputs import Inputs
 from hydractl.rivals.derived import Derived
 from hydractl.rivals.laplace import HIGHEST, LOWEST, exact
 from hydractl.rivals.reference import BayesVlm
+from hydractl.runtime import at_least_single
 
 CHUNK = 256
 """Embeddings whose candidates are held at once."""
@@ -274,7 +275,7 @@ class Compared(Derived):
         )
         scale = self.watched.scale / self.temperature
         logits = scale * mean * (1 + math.pi / 8 * scale**2 * variance).rsqrt()
-        return logits.to(at_least_single(images.embeddings))[None]
+        return logits.to(at_least_single(images.embeddings.dtype))[None]
 
     def _all(
         self, side: str, batches: Iterator[tuple[Inputs, Tensor]], count: int

@@ -62,14 +62,12 @@ class Watched(Attention):
 class Heard(Attention):
     """Attention that shows what its heads say each time it runs, before the output projection."""
 
-    def __init__(
-        self, attention: Attention, hear: Callable[[torch.Tensor, torch.Tensor | None], None]
-    ) -> None:
+    def __init__(self, attention: Attention, hear: Callable[[torch.Tensor], None]) -> None:
         """Take the place of an attention, of one member or of several.
 
         Args:
             attention: Whose.
-            hear: Is given it, as `Attention.heads` returns it in turn, and the padding mask as `Watched` has it.
+            hear: Is given it, as `Attention.heads` returns it in turn.
         """
         super().__init__(attention.groups())
         self._hear = hear
@@ -77,7 +75,7 @@ class Heard(Attention):
     @override
     def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
         z = super().heads(x, queries, side)
-        self._hear(z, side.mask)
+        self._hear(z)
         return z
 
 

@@ -12,7 +12,7 @@ import torch
 from hydractl.errors import DataError
 from hydractl.families.attention import Attention
 from hydractl.inputs import Inputs
-from hydractl.scoring.gradients.weights import at_least_single
+from hydractl.runtime import at_least_single
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.taps import Watched, tapped
 

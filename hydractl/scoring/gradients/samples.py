@@ -17,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hydractl.families.attention import Attention
 from hydractl.families.tower import Tower
 from hydractl.inputs import Inputs, batch_of
-from hydractl.scoring.gradients.weights import at_least_single, checked_loss, losses_of, not_finite
+from hydractl.runtime import at_least_single
+from hydractl.scoring.gradients.weights import checked_loss, losses_of, not_finite
 from hydractl.scoring.job import Samples, ScoreJob
 from hydractl.scoring.taps import Gated, heads_left, tapped
 

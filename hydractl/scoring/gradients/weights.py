@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name
 from hydractl.errors import DataError
 from hydractl.families.base import HeadTensor, Role, place_of
 from hydractl.families.tower import Model
+from hydractl.runtime import at_least_single
 from hydractl.scoring.job import Samples, ScoreJob
 
 Layer: TypeAlias = "tuple[str, int]"
@@ -126,11 +127,6 @@ def mean_gradient(job: ScoreJob, blocks: Mapping[Layer, Sequence[Block]]) -> Mea
         {layer: [(block, next(means)) for block in own] for layer, own in blocks.items()},
         checked_loss((loss / count).item()),
     )
-
-
-def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute losses and sums in."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def checked_loss(loss: float) -> float:
