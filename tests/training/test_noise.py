@@ -131,45 +131,41 @@ def test_without_p_each_layer_keeps_its_own():
     assert list(net.state_dict()) == keys
 
 
+@torch.no_grad()
+def check_drops_as(library, noise, model):
+    """Given the same seed; pieces drop what the whole batch does."""
+    x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = run(noise, model, x)
+    with torch.random.fork_rng():
+        torch.manual_seed(sample_seed(-1, 5, 3))
+        wanted = library(x)
+    pieces = [run(noise, model, x[a:b], first=a, total=16) for a, b in ((0, 3), (3, 16))]
+
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert not torch.allclose(found, model.eval()(x), atol=1e-3)
+    assert torch.allclose(torch.cat(pieces), found, atol=1e-5)
+
+
 @pytest.mark.parametrize(("name", "own"), [("timm-vit-class-token", 0.0), ("timm-eva-qkv-apart", 0.4)])
 def test_paths_are_dropped_as_in_timm(name, own):
     """Given the same seed; without a share of ours the architecture's own holds."""
     plain = variant(name)
     sample = base(replace(plain, options=plain.options | {"drop_path_rate": own}))
     model, library = sample.model().train(), sample.library().train()
-    x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        noise = set_dropout(model, None, path=None if own else 0.4)
-        found = run(noise, model, x)
-        if not own:
-            for i, block in enumerate(library.blocks):
-                block.drop_path1, block.drop_path2 = DropPath(0.2 * i), DropPath(0.2 * i)
-        with torch.random.fork_rng():
-            torch.manual_seed(sample_seed(-1, 5, 3))
-            wanted = library(x)
-        pieces = [run(noise, model, x[a:b], first=a, total=16) for a, b in ((0, 3), (3, 16))]
+    noise = set_dropout(model, None, path=None if own else 0.4)
+    if not own:
+        for i, block in enumerate(library.blocks):
+            block.drop_path1, block.drop_path2 = DropPath(0.2 * i), DropPath(0.2 * i)
 
-    assert torch.allclose(found, wanted, atol=1e-5)
-    assert not torch.allclose(found, model.eval()(x), atol=1e-3)
-    assert torch.allclose(torch.cat(pieces), found, atol=1e-5)
+    check_drops_as(library, noise, model)
 
 
 def test_patches_are_dropped_as_in_timm_and_pieces_drop_the_same():
     plain = variant("timm-vit-registers")
     sample = base(replace(plain, options=plain.options | {"patch_drop_rate": 0.4}))
     model, library = sample.model().train(), sample.library().train()
-    x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        noise = set_dropout(model, None)
-        found = run(noise, model, x)
-        with torch.random.fork_rng():
-            torch.manual_seed(sample_seed(-1, 5, 3))
-            wanted = library(x)
-        pieces = [run(noise, model, x[a:b], first=a, total=16) for a, b in ((0, 3), (3, 16))]
 
-    assert torch.allclose(found, wanted, atol=1e-5)
-    assert not torch.allclose(found, model.eval()(x), atol=1e-3)
-    assert torch.allclose(torch.cat(pieces), found, atol=1e-5)
+    check_drops_as(library, set_dropout(model, None), model)
 
 
 def test_patches_of_members_side_by_side_have_draws_of_their_own():
