@@ -105,9 +105,12 @@ def test_what_is_decoded_while_a_batch_is_in_use(ahead):
     inputs = []
     for number in range(1, 5):
         inputs.append(next(found).inputs)
-        time.sleep(0.02)  # for what runs ahead
+        more = ahead and number < 4
+        end = time.monotonic() + (10 if more else 0.02)  # the threads may be late, what must not come is not
+        while len(begun) <= 8 * number and time.monotonic() < end:
+            time.sleep(0.001)
 
-        assert (len(begun) > 8 * number) == (ahead and number < 4)
+        assert (len(begun) > 8 * number) == more
     assert torch.equal(torch.cat(inputs), WHOLE)
 
 
@@ -133,7 +136,8 @@ def test_fast_decoding_reads_large_jpegs_at_a_size_that_suffices(tmp_path, pictu
     for key in ("", "::decode=fast"):
         items = open_data(f"{tmp_path}/{key}")
         (found[key],) = batches(items, watched(eval_transform(how)), batch_size=2)
-    assert sizes == [("exact", 400, 300), ("exact", 400, 300), ("quick", 100, 75), ("quick", 400, 300)]
+    exact, quick = [("exact", 400, 300)] * 2, [("quick", 100, 75), ("quick", 400, 300)]
+    assert sorted(sizes) == exact + quick  # two threads decode, either first
     assert (found[""].inputs[1] - found["::decode=fast"].inputs[1]).abs().max() < 2 / 255
     assert 0 < (found[""].inputs[0] - found["::decode=fast"].inputs[0]).abs().mean() < 2 / 255
     assert len({open_data(f"{tmp_path}/{key}").fingerprint() for key in found}) == 2
@@ -151,18 +155,17 @@ def test_a_corrupt_image_surfaces(folder):
 
 @pytest.mark.parametrize("limit_bytes", [0, 30 * 64 * 4 - 1, 30 * 64 * 4, 10**9])
 def test_cache_can_be_gone_over_again(limit_bytes):
-    calls = 0
+    calls = []
 
     def counted(image):
-        nonlocal calls
-        calls += 1
+        calls.append(image)
         return EVAL(image)
 
     cache = tensor_cache(DIGITS, counted, batch_size=7, limit_bytes=limit_bytes)
     passes = [torch.cat([batch.inputs for batch in cache]) for _ in range(3)]
 
     assert all(torch.equal(one, WHOLE) for one in passes)
-    assert calls == (31 if limit_bytes >= 30 * 64 * 4 else 91 if limit_bytes else 90)
+    assert len(calls) == (31 if limit_bytes >= 30 * 64 * 4 else 91 if limit_bytes else 90)
 
 
 def test_cache_of_nothing():
