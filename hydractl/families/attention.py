@@ -95,8 +95,10 @@ class Attention(Abreast):
     @property
     def one(self) -> HeadGroup | None:
         """The group that computes all there is to compute, None where members run in turn."""
-        groups = self.groups()
-        return groups[0] if len(groups) == 1 else cast("HeadGroup | None", self.stacked)
+        if (stacked := self.stacked) is not None:
+            return cast("HeadGroup", stacked)
+        members = self.members
+        return cast("HeadGroup", next(iter(members))) if len(members) == 1 else None
 
     def heads(self, x: torch.Tensor, queries: slice | None = None, side: Side = NOTHING) -> torch.Tensor:
         """Return every head's output (B, T', H, K) of x (M B, T, D)."""

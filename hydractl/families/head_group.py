@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 
 from hydractl.families.side import NOTHING, HeadBias, Side
-from hydractl.families.stacked import only_rows, product, shallow
+from hydractl.families.stacked import applied, only_rows, product, shallow
 
 Rotation = Literal["half", "pairs"]
 
@@ -71,8 +71,8 @@ class Projection(NamedTuple):
 
     def of(self, x: torch.Tensor, heads: int) -> torch.Tensor:
         """Return (N, H, T, K) of x (N, T, D)."""
-        found: torch.Tensor = product(x, self.weight, self.bias).unflatten(-1, (heads, -1))
-        return found.transpose(1, 2)
+        found = product(x, self.weight, self.bias)
+        return found.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -127,7 +127,7 @@ class HeadGroup(nn.Module):
         if self._can_fold(asked, queries, side):
             z = self._attend_folded(x, asked, side)
         else:
-            q, k, v = self._project_in(x, asked)
+            q, k, v = self._project_in(x, queries)
             z = self._attention(
                 *self.positioned(q, k, queries, side), v, self.scores_bias(q, k, queries, side)
             )
@@ -145,7 +145,7 @@ class HeadGroup(nn.Module):
         batch, tokens = x.shape[:2]
         if self.heads == 0:
             return x.new_empty(batch, 0, tokens, tokens)
-        q, k, _ = self._project_in(x, x)
+        q, k, _ = self._project_in(x, None)
         units = torch.eye(tokens, dtype=q.dtype, device=x.device).expand(batch, self.heads, -1, -1)
         return F.scaled_dot_product_attention(
             *self.positioned(q, k, None, side),
@@ -158,7 +158,7 @@ class HeadGroup(nn.Module):
         self, q: torch.Tensor, k: torch.Tensor, queries: slice | None, side: Side
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries (B, H, T', K) and keys (B, H, T, K) normed and rotated."""
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k = applied(self.q_norm, q), applied(self.k_norm, k)
         if side.rope is None:
             return q, k
         rope = self.kept_of(side.rope, 2) if side.rope.shape[2] > 1 else side.rope
@@ -225,25 +225,25 @@ class HeadGroup(nn.Module):
         return Projection(w_q, b_q), Projection(w_k, b_k), Projection(w_v, b_v)
 
     def _project_in(
-        self, x: torch.Tensor, asked: torch.Tensor
+        self, x: torch.Tensor, queries: slice | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries of the tokens asked, and keys and values of all."""
         if self.qkv is not None and self.q_bias is None and self.v_bias is None:
-            if asked is x:
+            # where members are stacked an operator more is dearer than the queries that nobody asked for
+            if queries is None or self.members > 1:
                 q, k, v = self._parted(self.qkv(x)).unbind(2)
-                return q, k, v
+                return q if queries is None else q[:, :, queries], k, v
             width, weight = self.heads * self.head_dim, self.qkv.weight
             bias = cast("torch.Tensor | None", self.qkv.bias)
-            both = product(x, weight[..., width:, :], bias if bias is None else bias[..., width:])
-            k, v = self._parted(both).unbind(2)
-            return self.projections()[0].of(asked, self.heads), k, v
+            k, v = self._parted(F.linear(x, weight[width:], bias if bias is None else bias[width:])).unbind(2)
+            return self.projections()[0].of(x[:, queries], self.heads), k, v
+        asked = x if queries is None else x[:, queries]
         of_q, of_k, of_v = self.projections()
         return of_q.of(asked, self.heads), of_k.of(x, self.heads), of_v.of(x, self.heads)
 
     def _parted(self, x: torch.Tensor) -> torch.Tensor:
         """Return (N, H, P, T, K) of P projections of each token, (N, T, P H K)."""
-        parted: torch.Tensor = x.unflatten(-1, (-1, self.heads, self.head_dim))
-        return parted.transpose(1, 3)
+        return x.reshape(*x.shape[:2], -1, self.heads, self.head_dim).transpose(1, 3)
 
     def _attend_folded(self, x: torch.Tensor, asked: torch.Tensor, side: Side) -> torch.Tensor:
         """Attend from the tokens `asked` (B, T', D) to all of x (B, T, D) without computing keys or values.
@@ -273,8 +273,7 @@ class HeadGroup(nn.Module):
             nothing = self.proj.weight.sum(1)
             bias = cast("torch.Tensor | None", self.proj.bias)
             mixed = (nothing if bias is None else nothing + bias).expand(*z.shape[:-2], -1)
-        out: torch.Tensor = self.proj_drop(mixed)
-        return out
+        return applied(self.proj_drop, mixed)
 
     def select(self, positions: Sequence[int]) -> HeadGroup:
         """Return a copy with only the heads at these positions among the kept, weights sliced."""

@@ -51,6 +51,17 @@ def share(x: torch.Tensor, member: int) -> torch.Tensor:
     return x if x.shape[0] == 1 else x[member : member + 1]
 
 
+class QuietDropout(nn.Dropout):
+    """Dropout that is not called where it drops nothing: in evaluation, unless somebody listens."""
+
+    @override
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        if self.training or self._forward_hooks or self._forward_pre_hooks:
+            dropped: torch.Tensor = super().__call__(input)
+            return dropped
+        return input
+
+
 class SharedDropout(nn.Dropout):
     """Dropout of what has no axis of samples, as a table of positions: all samples of a step miss the same."""
 

@@ -8,8 +8,10 @@ batch axis, N = M B. Everything that has no weights of its own, or the same in a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+import operator
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -19,35 +21,42 @@ from typing_extensions import override
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-class Source(NamedTuple):
-    """A tensor that was copied: what holds it, under which name, and how often it had been written to."""
+_VERSION = operator.attrgetter("_version")
+"""How often a tensor was written to."""
 
-    holder: Mapping[str, torch.Tensor | None]
-    name: str
-    tensor: torch.Tensor
-    version: int | None
 
-    @classmethod
-    def all_of(cls, module: nn.Module) -> Iterator[Source]:
-        """Yield what a module holds as it is now; tensors of inference mode do not count what is written to them."""
-        for part in module.modules():
-            for holder in (part._parameters, part._buffers):
-                for name, tensor in holder.items():
-                    if tensor is not None:
-                        yield cls(holder, name, tensor, None if tensor.is_inference() else tensor._version)
+class Sources:
+    """Tensors that were copied, and whether they still are what they were.
+
+    It is asked before each forward pass, about some hundred tensors, and so written for speed: no loop of Python's own.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        """Take what modules hold, as it is now."""
+        parts = [part for module in modules for part in module.modules()]
+        held = [holder for part in parts for holder in (part._parameters, part._buffers) if holder]
+        # itself at the end, so that none can come or go there
+        self._places = (*(holder.values() for holder in held), (self,))
+        self._tensors = (*chain.from_iterable(self._places),)
+        # what is written to tensors of inference mode is not counted
+        self._counted = [x for x in self._tensors if isinstance(x, torch.Tensor) and not x.is_inference()]
+        self._written = self._writes()
+
+    def _writes(self) -> int:
+        return sum(map(_VERSION, self._counted))
 
     @property
     def changed(self) -> bool:
-        """Whether another tensor is there now, or this one was written to."""
-        written = self.version is not None and self.tensor._version != self.version
-        return self.holder.get(self.name) is not self.tensor or written
+        """Whether another tensor is in the place of one, or one was written to."""
+        same = all(map(operator.is_, chain.from_iterable(self._places), self._tensors))
+        return not same or self._writes() != self._written
 
 
 class Abreast(nn.Module):
     """The same part of M members.
 
     They run in turn; or stacked, where that is possible, asked for, and neither trained nor in need of gradients, which only
-    the members' own weights have. Once these have changed they are stacked anew.
+    the members' own weights have. The tower that they are in stacks them anew once these have changed.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
@@ -56,7 +65,7 @@ class Abreast(nn.Module):
         self._asked = False
         # in a tuple, as its tensors are none of the model's own
         self._stack: tuple[nn.Module | None, ...] = ()
-        self._sources: tuple[Source, ...] = ()
+        self._sources: Sources | None = None
 
     def stack(self, on: bool) -> None:
         """Copy the members' weights as they are now, to be run at once from here on; or forget the copy.
@@ -66,18 +75,22 @@ class Abreast(nn.Module):
         of a GPU does, may go on with it.
         """
         self._asked = on
-        if not on or self.training or any(source.changed for source in self._sources):
-            self._stack = self._sources = ()
+        if not on or self.training or (self._sources is not None and self._sources.changed):
+            self._stack, self._sources = (), None
         if on and not self.training and not self._stack:
             with torch.inference_mode(mode=False), torch.no_grad():
                 found = self.at_once()
             self._stack = (None if found is None else found.eval(),)
-            self._sources = tuple(Source.all_of(self.members))
+            self._sources = Sources(self.members)
+
+    def keep_up(self) -> None:
+        """Stack the members anew if they are to be and have changed since."""
+        self.stack(self._asked)
 
     @override
     def __getstate__(self) -> dict[str, object]:
         # who reads it has other weights, and stacks them
-        return self.__dict__ | {"_stack": (), "_sources": ()}
+        return self.__dict__ | {"_stack": (), "_sources": None}
 
     def at_once(self) -> nn.Module | None:
         """Return a part that computes all members at once, None where that is not possible."""
@@ -86,11 +99,17 @@ class Abreast(nn.Module):
     @property
     def stacked(self) -> nn.Module | None:
         """What computes all members at once, None where they run in turn."""
-        if not self._asked or self.training or torch.is_grad_enabled():
+        if not self._stack or self.training or torch.is_grad_enabled():
             return None
-        if not torch.compiler.is_compiling():
-            self.stack(on=True)
-        return self._stack[0] if self._stack else None
+        return self._stack[0]
+
+
+def applied(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return what a module makes of x; one that never changes it is not called, which takes as long as a small operator."""
+    if type(module) is nn.Identity:
+        return x
+    made: torch.Tensor = module(x)
+    return made
 
 
 def fixed(tensor: torch.Tensor) -> nn.Parameter:
@@ -102,8 +121,13 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """Return a linear layer's (N, ..., O) of x (N, ..., D): of weight (O, D), or of each member's, (M, O, D)."""
     if weight.ndim < 3:
         return F.linear(x, weight, bias)
-    rows = _rows(x, len(weight))
-    found = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+    return _products(x, weight.mT, None if bias is None else bias.unsqueeze(1))
+
+
+def _products(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return (N, ..., O) of x (N, ..., D), weights (M, D, O) and biases (M, 1, O)."""
+    rows = x.reshape(weight.shape[0], -1, x.shape[-1])
+    found = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias, rows, weight)
     return found.view(*x.shape[:-1], -1)
 
 
@@ -118,28 +142,30 @@ class StackedLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.weight, self.bias = fixed(weight), None if bias is None else fixed(bias)
+        self._operands = fixed(weight.mT), None if bias is None else fixed(bias.unsqueeze(1))
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return (N, ..., O) of x (N, ..., D)."""
-        return product(x, self.weight, self.bias)
+        return _products(x, *self._operands)
 
 
 class StackedNorm(nn.Module):
-    """Norms of M members: the library's own without weights, and then each member's weights (M, ..., D)."""
+    """Norms of M members: the library's own without weights, and then each member's weights (M, 1, D)."""
 
     def __init__(self, norm: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.norm = shallow(norm)
         self.norm._parameters.update(dict.fromkeys(norm._parameters))
-        self.weight, self.bias = fixed(weight), None if bias is None else fixed(bias)
+        self._own = fixed(weight.unsqueeze(1)), None if bias is None else fixed(bias.unsqueeze(1))
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x (N, ..., D) normed."""
         normed: torch.Tensor = self.norm(x)
-        rows, weight = _rows(normed, len(self.weight)), self.weight.unsqueeze(1)
-        out = rows * weight if self.bias is None else torch.addcmul(self.bias.unsqueeze(1), rows, weight)
+        weight, bias = self._own
+        rows = normed.reshape(weight.shape[0], -1, normed.shape[-1])
+        out = rows * weight if bias is None else torch.addcmul(bias, rows, weight)
         return out.view(normed.shape)
 
 
@@ -156,13 +182,8 @@ class StackedScale(nn.Module):
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x (N, ..., D) scaled."""
-        out: torch.Tensor = self.first(_rows(x, self.members))
+        out: torch.Tensor = self.first(x.reshape(self.members, -1, x.shape[-1]))
         return out.view(x.shape)
-
-
-def _rows(x: torch.Tensor, members: int) -> torch.Tensor:
-    """Return (M, N / M ..., D) of x (N, ..., D)."""
-    return x.reshape(members, -1, x.shape[-1])
 
 
 def stacked(members: Sequence[nn.Module]) -> nn.Module | None:

@@ -17,8 +17,8 @@ from torch import nn
 from typing_extensions import override
 
 from hydractl.families.attention import Attention
-from hydractl.families.side import share
-from hydractl.families.stacked import all_same
+from hydractl.families.side import QuietDropout, share
+from hydractl.families.stacked import Abreast, Sources, all_same
 from hydractl.inputs import Inputs, batch_of, checked_inputs, map_inputs, repeat_batch, split_batch
 
 
@@ -38,7 +38,7 @@ class Stream:
 
     def with_tokens(self, tokens: torch.Tensor) -> Stream:
         """Return the stream with other tokens."""
-        return replace(self, tokens=tokens)
+        return Stream(tokens, self.context, self.constants)  # `replace` takes thrice as long
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mean (N, F) of x (N, T, F) over the tokens that are no padding, of texts."""
@@ -175,6 +175,29 @@ class Tower(nn.Module):
         self.names = dict(sorted(names.items(), key=lambda pair: -len(pair[0])))
         self.members = 1
         self.fork: int | None = None
+        self._copied: Sources | None = None
+
+    def stack(self, on: bool) -> None:
+        """Stack what differs among members, where that is possible; or let it run in turn. See `Abreast.stack`."""
+        for part in self._abreast():
+            part.stack(on)
+        self._copied = None
+
+    def _abreast(self) -> list[Abreast]:
+        return [module for module in self.modules() if isinstance(module, Abreast)]
+
+    def _keep_up(self) -> None:
+        """Stack anew what has changed since it was stacked; all is looked at together, as each look takes time."""
+        if torch.compiler.is_compiling() or self.members == 1 or self.training or torch.is_grad_enabled():
+            return
+        if self._copied is None or self._copied.changed:
+            for part in (parts := self._abreast()):
+                part.keep_up()
+            self._copied = Sources(part for part in parts if part.stacked is not None)
+
+    @override
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_copied": None}  # as in `Abreast`
 
     def layers(self) -> list[Block]:
         """Return the blocks in order."""
@@ -185,6 +208,7 @@ class Tower(nn.Module):
 
         `fork` is the step before which the stream is repeated: 0 the embedding, i + 1 block i, L + 1 the readout.
         """
+        self._keep_up()
         if self.fork == 0:
             inputs = map_inputs(lambda x: repeat_batch(x, self.members), inputs)
         stream = self.embed(inputs)
@@ -192,6 +216,7 @@ class Tower(nn.Module):
 
     def apart(self, inputs: Inputs) -> torch.Tensor:
         """Return logits (M B, C) for inputs (M B, ...) that are each member's own; `fork` is 0 or 1."""
+        self._keep_up()
         stream: Stream = self.embed(inputs)
         for i, block in enumerate(self.layers()):
             stream = block(stream, self.queries(i))
@@ -201,9 +226,10 @@ class Tower(nn.Module):
     def resume(self, stream: Stream, layer: int) -> torch.Tensor:
         """Return logits from the stream that enters block `layer`."""
         blocks = self.layers()
-        for i in range(layer, len(blocks)):
-            stream = self.forked(stream, i + 1)
-            stream = blocks[i](stream, self.queries(i))
+        for i in range(layer, len(blocks) - 1):
+            stream = blocks[i](self.forked(stream, i + 1))
+        if layer < len(blocks):
+            stream = blocks[-1](self.forked(stream, len(blocks)), self.reads)
         return self.finish(stream)
 
     def finish(self, stream: Stream) -> torch.Tensor:
@@ -260,6 +286,9 @@ class Towers(nn.Module):
         self.towers = nn.ModuleDict(towers)
         self.answers = nn.ModuleList(answers)
         self.encoder: Callable[[Sequence[Any]], Inputs] | None = None
+        for module in self.modules():
+            if type(module) is nn.Dropout:
+                module.__class__ = QuietDropout
         self.temperature = 1.0
         """What logits are divided by: of models as they answer, not as they are scored or trained."""
 
@@ -270,7 +299,10 @@ class Towers(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights, which inputs are cast to."""
-        return next(p.dtype for p in self.parameters() if p.is_floating_point())
+        first = _first_floating(self)
+        if first is None:
+            raise ValueError("the model has no weights")
+        return first.dtype
 
     def encode(self, items: Sequence[Any]) -> Inputs:
         """Return texts, pairs of texts or images of Pillow, at least one and all of one kind, as what the model is called with.
@@ -307,9 +339,9 @@ class Towers(nn.Module):
     def answered(self, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return each member's logits (M, B, C) of towers' outputs (G, B, F)."""
         answers = [cast("Answer", answer) for answer in self.answers]
-        if len(answers) == 1 or all_same(answers):
+        if type(answers[0]) is Answer or all_same(answers):  # the plain one has nothing that could differ
             logits: torch.Tensor = answers[0](outputs)
-            return logits if len(logits) == len(answers) else logits.repeat(len(answers), 1, 1)
+            return logits if logits.shape[0] == len(answers) else logits.repeat(len(answers), 1, 1)
         each = [{name: share(x, m) for name, x in outputs.items()} for m in range(len(answers))]
         return torch.cat([answer(own) for answer, own in zip(answers, each, strict=True)])
 
@@ -322,6 +354,15 @@ class Towers(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+
+def _first_floating(module: nn.Module) -> torch.Tensor | None:
+    """Return the first of `module.parameters()` that is of a floating-point dtype; their generators take longer than an operator."""
+    for tensor in module._parameters.values():
+        if tensor is not None and tensor.is_floating_point():
+            return tensor
+    found = (_first_floating(child) for child in module._modules.values() if child is not None)
+    return next((tensor for tensor in found if tensor is not None), None)
 
 
 class Model(Towers):

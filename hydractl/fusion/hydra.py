@@ -32,7 +32,7 @@ class Grouped(Abreast):
     def forward(self, x: Inputs | Stream) -> torch.Tensor | Stream:
         """Return the members' outputs, member after member on the batch axis (M B, ...)."""
         if (one := self.stacked) is not None:
-            found: torch.Tensor | Stream = one(x)
+            found: torch.Tensor | Stream = one.forward(x)
             return found
         count = len(self.members)
         parts = x.split(count) if isinstance(x, Stream) else split_inputs(x, count)
@@ -138,9 +138,8 @@ class Hydra(Towers):
         return self.layout == "stacked" or (self.layout == "auto" and self.device.type == "cuda")
 
     def _stack(self, *, on: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, Abreast):
-                module.stack(on)
+        for name in self.towers:
+            self.tower(name).stack(on)
 
     @override
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Hydra:

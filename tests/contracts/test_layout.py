@@ -15,7 +15,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.gpu import crossings, made_up
-from support.kernels import kernels
+from support.kernels import functions, kernels
 from support.variants import VARIANTS, Variant
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -101,9 +101,13 @@ DEEP = {
 }
 
 
+TURNED = {"timm-eva"}
+"""Families whose angles are looked up by member and layer, in more functions than the library's: see benchmarks/runtime.py."""
+
+
 @pytest.mark.parametrize("family", DEEP)
 @pytest.mark.parametrize("shared", [0, 10])
-def test_twelve_layers_call_a_tenth_more_kernels_at_most(tmp_path, family, shared):
+def test_twelve_layers_call_a_tenth_more_kernels_and_functions_at_most(tmp_path, family, shared):
     option, name = DEEP[family]
     one = next(v for v in VARIANTS if (v.family, v.name) == (family, name))
     single = base(Variant(family, f"{name}-deep", one.arch, one.options | {option: 12}))
@@ -111,3 +115,7 @@ def test_twelve_layers_call_a_tenth_more_kernels_at_most(tmp_path, family, share
     hydra, library, inputs = stacked(tmp_path, samples), single.library(), single.inputs()
     ratio = kernels(lambda: hydra(inputs)).total() / kernels(lambda: library(inputs)).total()
     assert ratio <= 1.1, ratio
+    if family not in TURNED:
+        functions(lambda: hydra(inputs))  # which looks at the weights that are stacked
+        ratio = functions(lambda: hydra(inputs)) / functions(lambda: library(inputs))
+        assert ratio <= 1.1, ratio

@@ -1,7 +1,8 @@
-"""How many kernels a forward pass calls: operators that compute, whatever device would run them."""
+"""How many kernels a forward pass calls, operators that compute, whatever device would run them; and how many functions in all."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -48,3 +49,21 @@ def kernels(run: Callable[[], object]) -> Counter[str]:
     with Kernels() as found:
         run()
     return found.calls
+
+
+@torch.inference_mode()
+def functions(run: Callable[[], object]) -> int:
+    """Return how many functions of Python and of C are called by `run`: what a device waits for that has little to compute."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return calls

@@ -14,6 +14,7 @@ from hydractl.families.attention import Attention
 from hydractl.families.dismantling import Kept, part
 from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import Side
+from hydractl.families.stacked import applied
 from hydractl.families.timm import modules as timm
 from hydractl.families.tower import Block, Model, Run, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
@@ -53,8 +54,8 @@ class OpenClipBlock(Block):
 
     @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        x = stream.tokens + self.ls1(self.norm_attn(y))
-        return stream.with_tokens(x + self.ls2(self.mlp(self.norm2(x))))
+        x = stream.tokens + applied(self.ls1, applied(self.norm_attn, y))
+        return stream.with_tokens(x + applied(self.ls2, self.mlp(self.norm2(x))))
 
 
 def _head_group(attn: Any, kept: tuple[int, ...]) -> HeadGroup:  # noqa: ANN401 - as above

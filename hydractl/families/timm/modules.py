@@ -15,7 +15,7 @@ from hydractl.families.attention import Attention
 from hydractl.families.dismantling import Kept, part
 from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import HeadBias, PositionBias, SharedDropout, Side
-from hydractl.families.stacked import only_rows, shallow
+from hydractl.families.stacked import applied, only_rows, shallow
 from hydractl.families.tower import Block, LayerScale, Model, Run, Stream, Tower
 
 READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
@@ -66,6 +66,8 @@ class TimmBlock(Block):
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:
         x = stream.tokens if self.norms_last else self.norm1(stream.tokens)
+        if not stream.constants:
+            return self.attn.heads(x, queries)
         rope = stream.constants.get("rope")
         if rope is not None:
             rope = rope[:, self.layer if rope.shape[1] > 1 else 0]
@@ -76,8 +78,9 @@ class TimmBlock(Block):
         if self.norms_last:
             x = stream.tokens + self.drop_path1(self.norm1(y))
             return stream.with_tokens(x + self.drop_path2(self.norm2(self.mlp(x))))
-        x = stream.tokens + self.drop_path1(self.ls1(y))
-        return stream.with_tokens(x + self.drop_path2(self.ls2(self.mlp(self.norm2(x)))))
+        x = stream.tokens + applied(self.drop_path1, applied(self.ls1, y))
+        z = self.mlp(self.norm2(x))
+        return stream.with_tokens(x + applied(self.drop_path2, applied(self.ls2, z)))
 
 
 class HostedBias(HeadBias):

@@ -15,6 +15,7 @@ from hydractl.families.attention import Attention
 from hydractl.families.dismantling import Kept, part
 from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import PositionBias, Side, looked_up
+from hydractl.families.stacked import applied
 from hydractl.families.tower import Block, LayerScale, Run, Stream, Tower
 from hydractl.families.transformers.encoder import Encoder, heads_of
 
@@ -44,6 +45,8 @@ class EncoderBlock(Block):
         """Return what attention needs beside the tokens, of what the stream has: mask, angles, bias, positions."""
         context, constants = stream.context, stream.constants
         mask = context.get(self.kind, context.get("mask"))
+        if not constants:
+            return Side(mask)
         return Side(mask, *(constants.get(name) for name in (self.kind, "bias", "positions", "rows")))
 
 
@@ -56,8 +59,9 @@ class PostNormBlock(EncoderBlock):
 
     @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        x = self.norm1(self.drop_path(y) + stream.tokens)
-        return stream.with_tokens(self.norm2(self.drop_path(self.drop(self.mlp(x))) + x))
+        x = self.norm1(applied(self.drop_path, y) + stream.tokens)
+        z = applied(self.drop_path, applied(self.drop, self.mlp(x)))
+        return stream.with_tokens(self.norm2(z + x))
 
 
 class PreNormBlock(EncoderBlock):
@@ -73,8 +77,9 @@ class PreNormBlock(EncoderBlock):
 
     @override
     def join(self, stream: Stream, y: torch.Tensor) -> Stream:
-        x = stream.tokens + self.drop_path(self.scale1(y))
-        return stream.with_tokens(x + self.drop_path(self.scale2(self.drop(self.mlp(self.norm2(x))))))
+        x = stream.tokens + applied(self.drop_path, applied(self.scale1, y))
+        z = applied(self.scale2, applied(self.drop, self.mlp(self.norm2(x))))
+        return stream.with_tokens(x + applied(self.drop_path, z))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
