@@ -5,13 +5,16 @@ the ratios within a round. A round is repeated until there are `--repeats`, and 
 time is between events on its stream, and a row's peak is the memory that one run of it takes beside all weights; of a
 graph, that of the run that it keeps. `runtime_rows.py` makes the models.
 
+A device with few samples waits for the processor that calls its kernels. `--how calls` measures that processor's time, wherever it is:
+eager rows of models with the same layers and heads, but so narrow that there is next to nothing to compute, and hydras stacked.
+
 Compiled rows take any batch size (`dynamic=True`): one compilation does for all sizes but 1, which torch compiles on its own and
 which is therefore the last. Code for one size alone may be a little faster, for every row.
 
 It needs torch, timm and hydractl's sources, where they are: nothing else is installed, and hydractl itself need not be.
 
     python benchmarks/runtime.py [--device cpu] [--dtype fp32 bf16] [--batch 1 4] [--repeats 15]
-    python benchmarks/runtime.py --device cuda --dtype bf16 --batch 1,4,16,64,256 [--how eager graph compiled] [--minutes 5]
+    python benchmarks/runtime.py --device cuda --dtype bf16 --batch 1,4,16,64,256 [--how calls eager graph compiled] [--minutes 5]
 
 What would end after `--minutes` is not begun, and a row that fails is left out: its table says why. Each table is followed by itself
 as a line of JSON, which stays where the command is killed; the last line is one of JSON, too, with all tables.
@@ -36,7 +39,20 @@ from typing import TYPE_CHECKING, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from runtime_rows import ARCH, ENSEMBLE, HEADS, IN_TURN, KEPT, MEMBERS, SINGLE, TIMM, TRUNKS, Row, build_rows
+from runtime_rows import (
+    ARCH,
+    ENSEMBLE,
+    HEADS,
+    IN_TURN,
+    KEPT,
+    MEMBERS,
+    NARROW,
+    SINGLE,
+    TIMM,
+    TRUNKS,
+    Row,
+    build_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +60,8 @@ if TYPE_CHECKING:
     Run = Callable[[torch.Tensor], object]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-HOWS = ("eager", "graph", "compiled")
+CALLS = "calls"
+HOWS = (CALLS, "eager", "graph", "compiled")
 """The last is the one that may take minutes."""
 WARM, UNCOUNTED, ENOUGH, MOST, LAST = 3, 2, 0.2, 500, 5.0
 """Runs before a row is ready; rounds that do not count; the seconds that each row runs at least, if not as many rounds as come next;
@@ -70,6 +87,8 @@ CLAIMS = (
     Claim("cpu", "hydra", SINGLE, 2.50, (1,)),
     Claim("cpu", "hydra, trunk of 8", SINGLE, 1.40, (1, 4)),
     Claim("cpu", "hydra, trunk of 10", SINGLE, 1.10, (1, 4)),
+    Claim("cpu", "hydra", SINGLE, 1.15, (1,), (CALLS,)),
+    Claim("cpu", "hydra, trunk of 10", SINGLE, 1.08, (1,), (CALLS,)),
     Claim("cuda", "hydra", SINGLE, 1.07, (4,), ("eager", "graph")),
     Claim("cuda", "hydra, trunk of 10", SINGLE, 1.00, (4,), ("eager", "graph")),
 )
@@ -90,12 +109,14 @@ def main() -> int:
     tables: list[dict[str, object]] = []
     failed = 0
     for dtype in options.dtype:
-        rows = build_rows(DTYPES[dtype], options.device)
+        wide = build_rows(DTYPES[dtype], options.device) if {*options.how} != {CALLS} else {}
         for how in options.how:
             torch._dynamo.reset()
+            rows = build_rows(DTYPES[dtype], options.device, narrow=True) if how == CALLS else wide
+            side = NARROW["img_size"] if how == CALLS else 224
             runs = {name: way(row.model, how) for name, row in rows.items()}
             for batch in sorted(options.batch, key=lambda size: how == "compiled" and size == 1):
-                images = torch.randn(batch, 3, 224, 224, dtype=DTYPES[dtype], device=options.device)
+                images = torch.randn(batch, 3, side, side, dtype=DTYPES[dtype], device=options.device)
                 found = measure(
                     {name: (runs[name], row.macs) for name, row in rows.items()}, images, how, limits
                 )
@@ -116,11 +137,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=15, help="the least rounds of a table; 15 unless said")
     parser.add_argument("--batch", nargs="+", default=["1,4"], help="sizes, with spaces or commas between")
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["fp32", "bf16"])
-    parser.add_argument("--how", nargs="+", choices=HOWS, help="default: eager, and on a GPU all three")
+    parser.add_argument("--how", nargs="+", choices=HOWS, help="default: calls and eager, and on a GPU all")
     parser.add_argument("--minutes", type=float, help="of the whole; default: 5 on a GPU, else without end")
     options = parser.parse_args()
     options.batch = [int(size) for part in options.batch for size in part.split(",")]
-    options.how = options.how or (HOWS if options.device == "cuda" else HOWS[:1])
+    options.how = options.how or (HOWS if options.device == "cuda" else HOWS[:2])
     if options.minutes is None:
         options.minutes = 5.0 if options.device == "cuda" else math.inf
     if options.device == "cpu" and "graph" in options.how:

@@ -34,6 +34,8 @@ TIMM = timm.__version__
 TRUNKS = {"hydra": 0, "hydra, trunk of 8": 8, "hydra, trunk of 10": 10}
 OTHER = {"cpu": "stacked", "cuda": "in turn"}
 """The layout that `auto` is not, on a device."""
+NARROW = {"img_size": 16, "patch_size": 16, "embed_dim": HEADS, "num_classes": 10}
+"""Of the same layers and heads, which have next to nothing to compute."""
 
 
 class Row(NamedTuple):
@@ -43,9 +45,13 @@ class Row(NamedTuple):
     macs: float
 
 
-def build_rows(dtype: torch.dtype, device: str) -> dict[str, Row]:
-    """Build every model that is compared, from one set of random weights: what is asked of a hydra first, the dearest last."""
-    base = timm.create_model(ARCH).eval().to(device, dtype)
+def build_rows(dtype: torch.dtype, device: str, *, narrow: bool = False) -> dict[str, Row]:
+    """Build every model that is compared, from one set of random weights: what is asked of a hydra first, the dearest last.
+
+    Narrow, their time is that of the calls, and hydras are stacked, as they are where calls are what counts.
+    """
+    base = timm.create_model(ARCH, **(NARROW if narrow else {})).eval().to(device, dtype)
+    layout, other = ("stacked", "in turn") if narrow else ("auto", OTHER[device])
     masks = random_masks(0)
     others = [copy.deepcopy(base) for _ in range(MEMBERS)]
     members = [timm_member(base, keep, {}) for keep in masks]
@@ -53,8 +59,7 @@ def build_rows(dtype: torch.dtype, device: str) -> dict[str, Row]:
     rows = {SINGLE: Row(base, one)}
     for name, trunk in TRUNKS.items():
         apart = random_masks(trunk)
-        rows[name] = Row(hydra_of(base, apart, "auto"), macs(base, apart))
-    other = OTHER[device]
+        rows[name] = Row(hydra_of(base, apart, layout), macs(base, apart))
     rows[f"hydra, {other}"] = Row(hydra_of(base, masks, other), macs(base, masks))
     rows[IN_TURN] = Row(
         lambda x: torch.stack([m(x).softmax(-1) for m in members]).mean(0),
