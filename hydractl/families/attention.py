@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from hydractl.families.head_group import HeadGroup, Projection
 from hydractl.families.side import NOTHING, Side, StackedBias
-from hydractl.families.stacked import Abreast, StackedLinear, fixed, shallow, stacked
+from hydractl.families.stacked import Abreast, StackedLinear, StackedNorm, fixed, shallow, stacked
 from hydractl.inputs import split_batch
 
 
@@ -91,6 +91,12 @@ class Attention(Abreast):
     def at_once(self) -> HeadGroup | None:
         groups = self.groups()
         return at_once(groups) if len(groups) > 1 else None
+
+    @override
+    def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
+        one = self._stack[0] if self._stack else None
+        layers = (one.qkv, one.gate) if isinstance(one, HeadGroup) else ()
+        return cast("Sequence[StackedLinear]", [layer for layer in layers if layer is not None])
 
     @property
     def one(self) -> HeadGroup | None:

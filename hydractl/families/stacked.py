@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
+
+from hydractl.runtime import at_least_single
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -56,41 +60,61 @@ class Abreast(nn.Module):
     """The same part of M members.
 
     They run in turn; or stacked, where that is possible, asked for, and neither trained nor in need of gradients, which only
-    the members' own weights have. The tower that they are in stacks them anew once these have changed.
+    the members' own weights have. The tower that they are in asks for it, and anew once their weights have changed.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
-        self._asked = False
+        self.apart = False
         # in a tuple, as its tensors are none of the model's own
         self._stack: tuple[nn.Module | None, ...] = ()
-        self._sources: Sources | None = None
 
     def stack(self, on: bool) -> None:
         """Copy the members' weights as they are now, to be run at once from here on; or forget the copy.
 
-        Nothing is copied in training: what holds the copy has the members' own parts without weights, and to switch it to
-        evaluation would end their dropout. Nor where the copy is what it would become: whoever holds it, as a captured graph
-        of a GPU does, may go on with it.
+        In training there is none: what holds it has the members' own parts without weights, and to switch it to
+        evaluation would end their dropout.
         """
-        self._asked = on
-        if not on or self.training or (self._sources is not None and self._sources.changed):
-            self._stack, self._sources = (), None
-        if on and not self.training and not self._stack:
+        self._stack = ()
+        if on and not self.training:
             with torch.inference_mode(mode=False), torch.no_grad():
                 found = self.at_once()
             self._stack = (None if found is None else found.eval(),)
-            self._sources = Sources(self.members)
 
-    def keep_up(self) -> None:
-        """Stack the members anew if they are to be and have changed since."""
-        self.stack(self._asked)
+    def fold_into(self, reader: Abreast) -> None:
+        """Have what is stacked and alone reads these norms multiply with their weights, if it reads them by linear layers alone.
+
+        W (x g + b) + c = (W g) x + (W b + c): a call less for each norm.
+        """
+        norm = self._stack[0] if self._stack else None
+        if not isinstance(norm, StackedNorm):
+            return
+        with torch.inference_mode(mode=False), torch.no_grad():
+            layers = reader.first_layers(norm)
+            for layer in layers:
+                layer.absorb(norm)
+        if layers:
+            self._stack = (norm.norm,)
+
+    def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
+        """Return the layers that alone read what this part is given, of these norms; none where it is not stacked, or reads otherwise."""
+        part = self._stack[0] if self._stack else None
+        return [] if part is None else readers(part, norm)
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Run each member by itself meanwhile, whatever is stacked: a copy has none of their hooks."""
+        self.apart = True
+        try:
+            yield
+        finally:
+            self.apart = False
 
     @override
     def __getstate__(self) -> dict[str, object]:
         # who reads it has other weights, and stacks them
-        return self.__dict__ | {"_stack": (), "_sources": None}
+        return self.__dict__ | {"_stack": ()}
 
     def at_once(self) -> nn.Module | None:
         """Return a part that computes all members at once, None where that is not possible."""
@@ -99,7 +123,7 @@ class Abreast(nn.Module):
     @property
     def stacked(self) -> nn.Module | None:
         """What computes all members at once, None where they run in turn."""
-        if not self._stack or self.training or torch.is_grad_enabled():
+        if not self._stack or self.apart or self.training or torch.is_grad_enabled():
             return None
         return self._stack[0]
 
@@ -139,10 +163,27 @@ class StackedLinear(nn.Module):
         bias: (M, O), or None.
     """
 
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
+        self._hold(weight, bias)
+
+    def _hold(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.bias = fixed(weight), None if bias is None else fixed(bias)
         self._operands = fixed(weight.mT), None if bias is None else fixed(bias.unsqueeze(1))
+
+    def absorb(self, norm: StackedNorm) -> None:
+        """Take inputs from here on to be normed only, and multiply with the norms' weights here; in float32 at least."""
+        weight, dtype = self.weight, at_least_single(self.weight.dtype)
+        scale, shift = norm.affine()
+        bias = None if self.bias is None else self.bias.to(dtype)
+        if shift is not None:
+            moved = (weight.to(dtype) @ shift.to(dtype).mT).squeeze(-1)
+            bias = moved if bias is None else bias + moved
+        scaled = weight.to(dtype) * scale.to(dtype)
+        self._hold(scaled.to(weight.dtype), None if bias is None else bias.to(weight.dtype))
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -158,6 +199,10 @@ class StackedNorm(nn.Module):
         self.norm = shallow(norm)
         self.norm._parameters.update(dict.fromkeys(norm._parameters))
         self._own = fixed(weight.unsqueeze(1)), None if bias is None else fixed(bias.unsqueeze(1))
+
+    def affine(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the weights and biases, (M, 1, D) each."""
+        return self._own
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -184,6 +229,41 @@ class StackedScale(nn.Module):
         """Return x (N, ..., D) scaled."""
         out: torch.Tensor = self.first(x.reshape(self.members, -1, x.shape[-1]))
         return out.view(x.shape)
+
+
+class _Reads(TorchDispatchMode):
+    """Counts how many operators are given a tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensor, self.count = tensor, 0
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += any(x is self.tensor for x in (*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
+
+
+def readers(module: nn.Module, norm: StackedNorm) -> list[StackedLinear]:
+    """Return the stacked linear layers that a stacked module gives its inputs, normed ones; none if they are read otherwise, too.
+
+    It is tried out, as modules are the library's.
+    """
+    weight, _ = norm.affine()
+    x = torch.zeros_like(weight)
+    found: list[StackedLinear] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda own, given: found.append(own) if given[0] is x else None)
+        for layer in module.modules()
+        if isinstance(layer, StackedLinear)
+    ]
+    with _Reads(x) as reads:
+        module(x)
+    for hook in hooks:
+        hook.remove()
+    return found if reads.count == len({*found}) == len(found) else []
 
 
 def stacked(members: Sequence[nn.Module]) -> nn.Module | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -79,6 +80,11 @@ class Block(nn.Module):
     attn: Attention
 
     @property
+    def feeds(self) -> Mapping[str, str]:
+        """For norms the part that alone reads what they give."""
+        return {}
+
+    @property
     def tokenwise(self) -> bool:
         """Whether `join` makes each token of itself and of its attention output alone: of no other, of no context."""
         return True
@@ -106,6 +112,10 @@ class Block(nn.Module):
         other = copy.copy(self)
         other.__dict__["_modules"] = {**self._modules, **parts}
         return other
+
+
+PRE_NORM = MappingProxyType({"norm1": "attn", "norm2": "mlp"})
+"""`Block.feeds` where each norm is before what it is for (Xiong et al. 2020)."""
 
 
 class Hosted(nn.Module):
@@ -175,25 +185,33 @@ class Tower(nn.Module):
         self.names = dict(sorted(names.items(), key=lambda pair: -len(pair[0])))
         self.members = 1
         self.fork: int | None = None
+        self._asked = False
         self._copied: Sources | None = None
 
     def stack(self, on: bool) -> None:
-        """Stack what differs among members, where that is possible; or let it run in turn. See `Abreast.stack`."""
-        for part in self._abreast():
-            part.stack(on)
-        self._copied = None
+        """Stack what differs among members from here on, where that is possible and nothing is trained; or let it run in turn.
 
-    def _abreast(self) -> list[Abreast]:
-        return [module for module in self.modules() if isinstance(module, Abreast)]
+        What is stacked already and has not changed stays: whoever holds it, as a captured graph of a GPU does, may go on with it.
+        """
+        self._asked = on
+        on = on and not self.training
+        if on and self._copied is not None and not self._copied.changed:
+            return
+        parts = [module for module in self.modules() if isinstance(module, Abreast)]
+        for part in parts:
+            part.stack(on)
+        for block in self.layers():
+            for norm, reader in block.feeds.items():
+                own, other = getattr(block, norm), getattr(block, reader)
+                if isinstance(own, Abreast) and isinstance(other, Abreast):
+                    own.fold_into(other)
+        self._copied = Sources(parts) if on else None
 
     def _keep_up(self) -> None:
         """Stack anew what has changed since it was stacked; all is looked at together, as each look takes time."""
-        if torch.compiler.is_compiling() or self.members == 1 or self.training or torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not self._asked or self.training or torch.is_grad_enabled():
             return
-        if self._copied is None or self._copied.changed:
-            for part in (parts := self._abreast()):
-                part.keep_up()
-            self._copied = Sources(part for part in parts if part.stacked is not None)
+        self.stack(on=True)
 
     @override
     def __getstate__(self) -> dict[str, object]:

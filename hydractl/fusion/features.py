@@ -6,7 +6,7 @@ Axes: M members, B batch, D features, C classes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,6 @@ from hydractl.families.base import Family
 from hydractl.families.stacked import Abreast
 from hydractl.families.tower import Stream, Towers
 from hydractl.families.zero_shot import Contrast
-from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.responding import respond
 from hydractl.inputs import Inputs, batch_of
 from hydractl.metrics.fitted import Classifier
@@ -114,15 +113,12 @@ class Watched:
         ]
         if not self.readouts:
             hooks = [tower.register_forward_hook(lambda _, __, out: see(0, out))]
-        if isinstance(readout, Abreast):
-            readout.stack(on=False)  # a copy of members' layers side by side has none of their hooks
         try:
-            yield seen
+            with readout.in_turn() if isinstance(readout, Abreast) else nullcontext():
+                yield seen
         finally:
             for hook in hooks:
                 hook.remove()
-            if isinstance(self.model, Hydra):
-                self.model.lay_out(self.model.layout)
 
 
 def _parts(readout: nn.Module) -> list[nn.Module]:

@@ -18,7 +18,6 @@ from typing_extensions import override
 from hydractl.data.preprocess import sample_seed
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.side import SharedDropout
-from hydractl.families.stacked import Abreast
 from hydractl.families.tower import Towers
 from hydractl.inputs import Inputs
 from hydractl.rivals.derived import Derived
@@ -38,9 +37,8 @@ class Thinned(Derived):
         super().__init__(model)
         self.passes = how.passes
         self.drops: list[PassDropout] = []
-        for module in model.modules():
-            if isinstance(module, Abreast):
-                module.stack(on=False)  # copies of members would drop nothing
+        for tower in model.towers:
+            model.tower(tower).stack(on=False)  # copies of members would drop nothing
         for module, child, layer in dropout_layers(model):
             own = how.rate is None or child in NOT_DROPPED
             rate = layer.p if own or how.rate is None else how.rate

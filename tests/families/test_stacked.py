@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hydractl.families.side import QuietDropout
-from hydractl.families.stacked import Sources, StackedLinear, StackedNorm, applied
+from hydractl.families.stacked import Sources, StackedLinear, StackedNorm, applied, readers
 from support.builders import base
 from support.variants import VARIANTS
 
@@ -116,3 +116,70 @@ def test_stacked_layers_are_the_members_own(bias, shape):
         one = StackedLinear(*tensors) if kind is StackedLinear else StackedNorm(norms[0], *tensors)
         expected = torch.cat([m(part) for m, part in zip(members, x.split(2), strict=True)])
         torch.testing.assert_close(one(x), expected, atol=1e-12, rtol=0)
+
+
+class Mlp(nn.Module):
+    """Two layers, the first of which may not be all that reads the inputs."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.first, self.other, self.last = (linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        if self.how == "alone":
+            return self.last(self.first(x).relu())
+        if self.how == "gated":
+            return self.last(self.first(x).sigmoid() * self.other(x))
+        if self.how == "around":
+            return x + self.last(self.first(x))
+        if self.how == "before":
+            return self.last(self.first(2 * x))
+        if self.how == "twice":
+            return self.last(self.first(x) * self.first(x))
+        return self.last(self.first(x)) * x.mean()
+
+
+def linear(*size, bias=True):
+    weight = torch.randn(3, *size, dtype=torch.float64)
+    return StackedLinear(weight, torch.randn(3, size[0], dtype=torch.float64) if bias else None)
+
+
+def norms(*, bias=True):
+    own = torch.randn(3, 4, dtype=torch.float64)
+    return StackedNorm(nn.LayerNorm(4).double(), own, torch.randn_like(own) if bias else None)
+
+
+@pytest.mark.parametrize(
+    ("how", "count"), [("alone", 1), ("gated", 2), ("around", 0), ("before", 0), ("twice", 0), ("besides", 0)]
+)
+@torch.no_grad()
+def test_layers_that_alone_read_the_inputs_are_found(how, count):
+    mlp = Mlp(how)
+    assert readers(mlp, norms()) == [mlp.first, mlp.other][:count]
+    assert not [part for part in mlp.modules() if part._forward_pre_hooks]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shift", [True, False])
+@torch.no_grad()
+def test_a_layer_that_absorbs_norms_says_of_what_is_normed_the_same(bias, shift):
+    norm, layer, x = norms(bias=shift), linear(2, 4, bias=bias), torch.randn(6, 5, 4, dtype=torch.float64)
+    expected = layer(norm(x))
+    layer.absorb(norm)
+    torch.testing.assert_close(layer(norm.norm(x)), expected, atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_a_layer_absorbs_in_float32_what_has_fewer_digits():
+    norm, layer = norms().bfloat16(), linear(2, 4).bfloat16()
+    layer._hold(layer.weight, layer.bias)
+    norm._own = tuple(x.bfloat16() for x in norm._own)
+    scale, shift = (x.double() for x in norm._own)
+    weight, bias = layer.weight.double(), layer.bias.double()
+    layer.absorb(norm)
+    assert layer.weight.dtype == layer.bias.dtype == torch.bfloat16
+    assert torch.equal(layer.weight, (weight * scale).float().bfloat16())
+    torch.testing.assert_close(
+        layer.bias.double(), bias + (weight @ shift.mT).squeeze(-1), atol=0.03, rtol=0.004
+    )

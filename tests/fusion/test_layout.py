@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from hydractl.families.probe import largest_difference
 from hydractl.families.stacked import Abreast
+from hydractl.fusion.hydra import Hydra
 from hydractl.fusion.loaded import load
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
@@ -107,6 +108,20 @@ def test_weights_that_training_in_evaluation_mode_changes_are_stacked_anew(hydra
     hydra(images).logits.square().sum().backward()
     torch.optim.SGD(hydra.parameters(), lr=0.1).step()
     assert in_step(hydra, images)
+
+
+@pytest.mark.parametrize("part", ["norm1", "norm2", "attn", "mlp"])
+@torch.no_grad()
+def test_what_one_part_was_multiplied_into_is_made_anew_with_it(part):
+    """Norms are multiplied into what they are before, which has not changed itself."""
+    sample = base(variant("timm-vit-class-token"))
+    hydra, inputs = Hydra([sample.tuned(i).model() for i in range(3)]).eval(), sample.inputs(batch=3)
+    hydra.lay_out("stacked")
+    before = hydra(inputs).member_logits
+    for parameter in hydra.tower().layers()[1].get_submodule(f"{part}.members.1").parameters():
+        parameter.mul_(1.5)
+    assert largest_difference(before, hydra(inputs).member_logits) > 1e-3
+    assert in_step(hydra, inputs)
 
 
 @torch.no_grad()

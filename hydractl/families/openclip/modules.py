@@ -16,7 +16,7 @@ from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import Side
 from hydractl.families.stacked import applied
 from hydractl.families.timm import modules as timm
-from hydractl.families.tower import Block, Model, Run, Stream, Tower
+from hydractl.families.tower import PRE_NORM, Block, Model, Run, Stream, Tower
 from hydractl.families.zero_shot import Contrast, unit
 
 NAMES = {
@@ -37,6 +37,11 @@ TEXT_READS = {"first": slice(0, 1), "last": slice(-1, None)}
 
 class OpenClipBlock(Block):
     """Norm, attention, norm or none, scale or none, residual; norm, MLP, scale or none, residual."""
+
+    @property
+    @override
+    def feeds(self) -> Mapping[str, str]:
+        return PRE_NORM
 
     def __init__(self, layer: Any, kept: tuple[int, ...]) -> None:  # noqa: ANN401 - open_clip is untyped
         super().__init__()

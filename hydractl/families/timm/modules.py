@@ -16,7 +16,7 @@ from hydractl.families.dismantling import Kept, part
 from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import HeadBias, PositionBias, SharedDropout, Side
 from hydractl.families.stacked import applied, only_rows, shallow
-from hydractl.families.tower import Block, LayerScale, Model, Run, Stream, Tower
+from hydractl.families.tower import PRE_NORM, Block, LayerScale, Model, Run, Stream, Tower
 
 READOUT = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 NORMS_LAST = (
@@ -62,6 +62,11 @@ class TimmBlock(Block):
             own.setdefault(name, nn.Identity() if scale is None else LayerScale(scale))
         for name, child in own.items():
             self.add_module(name, Attention([head_group(child, kept)]) if name == "attn" else child)
+
+    @property
+    @override
+    def feeds(self) -> Mapping[str, str]:
+        return {} if self.norms_last else PRE_NORM
 
     @override
     def heads(self, stream: Stream, queries: slice | None = None) -> torch.Tensor:

@@ -16,7 +16,7 @@ from hydractl.families.dismantling import Kept, part
 from hydractl.families.head_group import HeadGroup, HeadParts
 from hydractl.families.side import PositionBias, Side, looked_up
 from hydractl.families.stacked import applied
-from hydractl.families.tower import Block, LayerScale, Run, Stream, Tower
+from hydractl.families.tower import PRE_NORM, Block, LayerScale, Run, Stream, Tower
 from hydractl.families.transformers.encoder import Encoder, heads_of
 
 FULL, LOCAL = "full_attention", "sliding_attention"
@@ -66,6 +66,11 @@ class PostNormBlock(EncoderBlock):
 
 class PreNormBlock(EncoderBlock):
     """Norm, attention, scale, residual; norm, MLP, scale, residual."""
+
+    @property
+    @override
+    def feeds(self) -> Mapping[str, str]:
+        return PRE_NORM
 
     def __init__(self, layer: nn.Module, group: HeadGroup, encoder: Encoder) -> None:
         super().__init__(layer, group, encoder)
