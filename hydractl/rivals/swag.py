@@ -80,7 +80,7 @@ class Drawn(Derived):
         Raises:
             UnsupportedModelError: If they are not of one architecture and heads, do not differ, or answer zero-shot.
         """
-        _check(models, names)
+        check_one_training(models, names)
         made = [copy.deepcopy(models[0]) for _ in range(how.samples)]
         _draw(models, made, how, name=names[0])
         super().__init__(made[0])
@@ -115,7 +115,12 @@ def _draw(models: Sequence[Towers], made: Sequence[Towers], how: Swag, *, name: 
         )
 
 
-def _check(models: Sequence[Towers], names: Sequence[str]) -> None:
+def check_one_training(models: Sequence[Towers], names: Sequence[str]) -> None:
+    """Refuse models that are no checkpoints of one training, as far as it can be told without their weights.
+
+    Raises:
+        UnsupportedModelError: As `Drawn`.
+    """
     first, name = models[0], names[0]
     if any(isinstance(answer, Contrast) for answer in first.answers):
         raise UnsupportedModelError(

@@ -26,7 +26,7 @@ from hydractl.rivals.bayesvlm import TEXT, VISION, Compared, Pairs, Watched
 from hydractl.rivals.dropout import Thinned
 from hydractl.rivals.laplace import GRID, LastLayer
 from hydractl.rivals.reference import DATA, FEWEST, VAL, BayesVlm, Laplace, McDropout, Rival, Swag, Vilu
-from hydractl.rivals.swag import Drawn
+from hydractl.rivals.swag import Drawn, check_one_training
 from hydractl.rivals.vilu import Judged, Lessons, contrast_of
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
@@ -62,48 +62,56 @@ def derive(
     models: list[Towers] = []
     told: list[Derived | None] = []
     first: list[int] = []
-    while len(told) < len(opened):
-        place = len(told)
-        rival = named.rivals[place]
-        end = place + (rival.checkpoints if isinstance(rival, Swag) else 1)
-        made, said = _derive(rival, row.models[place:end], opened[place:end], data, progress)
+    for rival, own in _made_of(named):
+        made, said = _derive(rival, row.models[own], opened[own], data, progress)
         models.append(made)
-        first.append(place)
-        told += [said] * (end - place)
+        first.append(own.start)
+        told += [said] * len(opened[own])
     reads = tuple(row.preprocess[place] for place in first)
     return Asked(
         replace(row, models=tuple(models), preprocess=reads), [opened[place] for place in first], tuple(told)
     )
 
 
-def check_made_of(rival: Rival, opened: OpenModel, classes: Classes | None) -> None:
-    """Refuse what cannot be made of a model that is asked about classes, as far as it can be told without data.
+def check_made_of(rival: Rival, files: Sequence[OpenModel], classes: Classes | None) -> None:
+    """Refuse what cannot be made of files, of which a model is asked about classes, as far as it can be told without data.
+
+    Weights are read where their last layer is doubted or their towers are, and of one file.
 
     Raises:
         UnsupportedModelError: As `derive`.
     """
-    check_makeable(rival, opened, classes)
-    if isinstance(rival, Laplace):
-        LastLayer(load_any(opened), rival, [probe_inputs(opened.header)], name=opened.reference)
-    elif isinstance(rival, BayesVlm):
-        tokenization, _ = comparing(opened, classes)
-        watched = Watched(model := load_any(opened), name=opened.reference)
-        for tower, reads in ((VISION, opened.header.preprocess), (TEXT, tokenization)):
+    first = files[0]
+    if isinstance(rival, McDropout):
+        Thinned(_unfilled(first), rival, name=first.reference)
+    elif isinstance(rival, Vilu):
+        contrast_of(_unfilled(first), name=first.reference)
+    elif isinstance(rival, Swag):
+        check_one_training([_unfilled(one) for one in files], [one.reference for one in files])
+    elif isinstance(rival, Laplace):
+        LastLayer(load_any(first), rival, [probe_inputs(first.header)], name=first.reference)
+    else:
+        tokenization, _ = comparing(first, classes)
+        watched = Watched(model := load_any(first), name=first.reference)
+        for tower, reads in ((VISION, first.header.preprocess), (TEXT, tokenization)):
             watched.checked(tower, blank_inputs(reads, 1, device=model.device))
 
 
-def check_makeable(rival: Rival, opened: OpenModel, classes: Classes | None) -> None:
-    """Refuse what cannot be made of a model, as far as its header tells: no weight is read.
+def check_made(named: NamedModels, opened: Sequence[OpenModel], classes: Classes | None) -> None:
+    """Refuse what cannot be made of a row's models, before any row is asked; see `check_made_of`."""
+    for rival, own in _made_of(named):
+        if rival is not None:
+            check_made_of(rival, opened[own], classes)
 
-    Raises:
-        UnsupportedModelError: As `derive`.
-    """
-    if isinstance(rival, McDropout):
-        Thinned(_unfilled(opened), rival, name=opened.reference)
-    elif isinstance(rival, Vilu):
-        contrast_of(_unfilled(opened), name=opened.reference)
-    elif isinstance(rival, BayesVlm):
-        comparing(opened, classes)
+
+def _made_of(named: NamedModels) -> Iterator[tuple[Rival | None, slice]]:
+    """Yield what is made of a row's models, and of which of them, by their places."""
+    place = 0
+    while place < len(named.rivals):
+        rival = named.rivals[place]
+        end = place + (rival.checkpoints if isinstance(rival, Swag) else 1)
+        yield rival, slice(place, end)
+        place = end
 
 
 def _unfilled(opened: OpenModel) -> Towers:

@@ -44,7 +44,7 @@ from hydractl.stages.evaluate.opened import check_alike, check_written, open_row
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.report import EvalReport
 from hydractl.stages.evaluate.risk import told
-from hydractl.stages.evaluate.rivals import check_makeable, derive
+from hydractl.stages.evaluate.rivals import check_made, derive
 from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.evaluate.selection import Stored, check_storable, threshold_of
 from hydractl.stages.shared.asked import asked_of
@@ -104,9 +104,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     check_storable(config, opened[0][0], data.classes)
     check_held(config, opened, data.classes)
     for named, models in zip(config.rows, opened, strict=True):
-        for (_, rival), model in zip(named.each(), models, strict=True):
-            if rival is not None:
-                check_makeable(rival, model, data.classes)
+        check_made(named, models, data.classes)
     analyst = Analyst(
         config=config,
         opened=opened,

@@ -322,3 +322,27 @@ def test_a_rival_that_cannot_be_made_is_refused_before_a_row_is_measured(model, 
         with pytest.raises(UnsupportedModelError, match=r"(base|h)\.st: "):
             run_eval(config(model, MC, f"late={late.replace('{}', str(path))}"), ear)
         assert not [step for step in ear.steps if step.startswith("Evaluating")]
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        (f"laplace:h.st::data={TRAIN}", r"h\.st: .* several models"),
+        (f"both=base.st,laplace:h.st::prior=1,data={TRAIN}", r"h\.st: .* several models"),
+        ("swag:base.st,less.st::samples=2", r"less\.st: differs from .*base\.st in the shape"),
+        ("swag:less.st,other.st::samples=2", r"other\.st: keeps other heads than .*less\.st in layer 0"),
+        ("both=swag:base.st,base.st::samples=2,swag:base.st,less.st", r"less\.st: differs"),
+    ],
+)
+def test_what_files_cannot_be_made_into_is_said_before_a_row_is_measured(
+    model, tmp_path, monkeypatch, late, said
+):
+    run_fuse(FuseConfig(models=(str(model), str(model)), out=tmp_path / "h.st", verify=False))
+    base().save(tmp_path / "base.st")
+    for name, heads in (("less", (0, 2)), ("other", (1, 2))):
+        base().pruned(heads, (0,), (1,)).save(tmp_path / f"{name}.st")
+    monkeypatch.chdir(tmp_path)
+    ear = Heard()
+    with pytest.raises(UnsupportedModelError, match=said):
+        run_eval(config(model, MC, late), ear)
+    assert not [step for step in ear.steps if step.startswith("Evaluating")]

@@ -76,7 +76,7 @@ class _Look:
             elif "store" in stage:
                 self._stores()
         for made in self._made(plan):
-            check_made_of(made, self.base, self._classes())
+            check_made_of(made, [self.base], self._classes())
             if isinstance(made, BayesVlm):
                 check_pairs(made, self.sets.open(made.reads, self.base, labelled=False))
                 open_data(made.captions, wants=Content.TEXTS, labelled=False)
