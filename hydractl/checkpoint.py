@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 import tempfile
 import weakref
@@ -324,7 +325,8 @@ def _read_header(path: Path, *, where: str) -> tuple[dict[str, TensorSpec], dict
             begin = file.read(8)
             if b"\0" not in begin and begin.lstrip()[:1] == b"{":  # a length has zero bytes, JSON has none
                 raise CheckpointError(
-                    f"{where}: is JSON, not a checkpoint", hint=f"`hydractl inspect {where}` says what it is"
+                    f"{where}: is JSON, not a checkpoint",
+                    hint=f"`hydractl inspect {shlex.quote(where)}` says what it is",
                 )
             length = int.from_bytes(begin, "little")
             if size < 8 or length > MAX_BYTES or 8 + length > size:

@@ -7,6 +7,7 @@ A MODEL is, in this order: `-` (standard input) · `arch:NAME[::key=value,...]` 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ def _one_file(reference: str, path: Path) -> Located:
     if path.suffix in {".pth", ".pt", ".bin", ".ckpt", ".pkl"}:
         raise CheckpointError(
             f"{path}: is a pickle, which can run code when it is read; hydractl reads safetensors only",
-            hint=IMPORT.format(weights=path, arch="NAME"),
+            hint=IMPORT.format(weights=shlex.quote(str(path)), arch="NAME"),
         )
     return Located(reference=reference, path=path, weights=(path,))
 
@@ -237,12 +238,19 @@ def _in_folder(reference: str, folder: Path) -> Located:
     if pickles:
         raise CheckpointError(
             f"{folder}: has only pickled weights (`{pickles[0]}`), which hydractl does not read",
-            hint=IMPORT.format(weights=folder / pickles[0], arch="NAME" if config is None else folder),
+            hint=IMPORT.format(
+                weights=shlex.quote(str(folder / pickles[0])),
+                arch="NAME" if config is None else shlex.quote(str(folder)),
+            ),
         )
     raise CheckpointError(
         f"{folder}: no safetensors weights in this folder",
         hint=f"expected `{WEIGHTS}` or `{INDEX}`"
-        + (f"; of a pickle, {IMPORT.format(weights='FILE', arch=folder)}" if config is not None else ""),
+        + (
+            f"; of a pickle, {IMPORT.format(weights='FILE', arch=shlex.quote(str(folder)))}"
+            if config is not None
+            else ""
+        ),
     )
 
 

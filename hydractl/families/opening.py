@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
@@ -147,7 +148,7 @@ def open_model(
 
 def classifier_hint(reference: str) -> str:
     """Return what gives a model without a classifier one."""
-    return f"`hydractl finetune {reference} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes"
+    return f"`hydractl finetune {shlex.quote(reference)} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes"
 
 
 def _without_classifier(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,7 @@ class Publication:
         names = ", ".join(row.name for row in report.rows)
         raise InputError(
             f"{self.report}: measures {names}, none of which is {where} as it is now",
-            hint=f"`hydractl eval {where} --data DATA -o report.json` measures it",
+            hint=f"`hydractl eval {shlex.quote(where)} --data DATA -o report.json` measures it",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def check_local(file: str) -> None:
     if file.startswith(("arch:", "hf-hub:")):
         raise UsageError(
             f"{file}: `inspect` reads local files",
-            hint=f"`hydractl prune {file} --strategy random --keep-fraction 1 -o base.st` makes one of random weights"
+            hint=f"`hydractl prune {shlex.quote(file)} --strategy random --keep-fraction 1 -o base.st` makes one of random weights"
             if file.startswith("arch:")
             else "fetch a Hub model with `hf download ID --local-dir FOLDER` and inspect the folder",
         )

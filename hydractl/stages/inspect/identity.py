@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -161,4 +162,4 @@ def _hint(file: str, folder: Mapping[str, object]) -> str:
         return f"its `config.json` is of a {', '.join(map(str, trained))}; hydractl reads {wanted}"
     if folder:
         return f"its `config.json` is of no family that this version knows ({', '.join(FAMILIES)})"
-    return f"it does not say which architecture it is; say so: `hydractl score {file} --arch NAME ...`"
+    return f"it does not say which architecture it is; say so: `hydractl score {shlex.quote(str(file))} --arch NAME ...`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -60,7 +61,7 @@ def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progres
     if content_of(how) is Content.TEXTS and ref.source.lower().endswith(LIST_SUFFIX):
         raise UsageError(
             f"`{ref}`: texts come from a folder of .txt files, a table, or standard input",
-            hint=f"one a line: `hydractl predict MODEL - < {ref.source}`",
+            hint=f"one a line: `hydractl predict MODEL - < {shlex.quote(ref.source)}`",
         )
     if ref.streaming is not None and ref.classes is None:
         return open_stream(ref, how, workers=config.num_workers, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,7 @@ def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) 
     if score in FITTED and not held and config.fit is None:
         raise UsageError(
             f"{name}: `{score}` looks at features, and was never fitted for this model",
-            hint=f"store it: `hydractl eval {name} --data TEST --ood-score {score} --fit TRAIN --store PATH`; or add "
+            hint=f"store it: `hydractl eval {shlex.quote(name)} --data TEST --ood-score {score} --fit TRAIN --store PATH`; or add "
             "`--fit TRAIN`",
         )
 

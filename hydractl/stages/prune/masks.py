@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +194,7 @@ def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
     """
     scores = HeadScores.read(path)
     name, towers = opened.header.architecture.name, opened.header.architecture.towers
-    again = f"score this model: `hydractl score {opened.reference} -o {path}`"
+    again = f"score this model: `hydractl score {shlex.quote(opened.reference)} -o {shlex.quote(str(path))}`"
     for scored in sorted(scores.towers or towers):
         table, tower = scores.tables.get(scored, ()), towers.get(scored)
         if tower is None:

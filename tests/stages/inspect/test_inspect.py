@@ -404,7 +404,11 @@ def test_what_cannot_be_inspected(tmp_path, monkeypatch, file, kind, text):
 
 @pytest.mark.parametrize(
     ("file", "way"),
-    [("hf-hub:org/name", "hf download ID"), ("arch:vit::depth=2", "`hydractl prune arch:vit::depth=2 ")],
+    [
+        ("hf-hub:org/name", "hf download ID"),
+        ("arch:vit::depth=2", "`hydractl prune arch:vit::depth=2 "),
+        ("arch:vit::patch_size=[8,12]", "`hydractl prune 'arch:vit::patch_size=[8,12]' "),
+    ],
 )
 def test_what_is_no_file_yet_is_told_how_it_becomes_one(file, way):
     with pytest.raises(UsageError) as caught:
