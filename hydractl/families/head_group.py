@@ -72,7 +72,7 @@ class Projection(NamedTuple):
     def of(self, x: torch.Tensor, heads: int) -> torch.Tensor:
         """Return (N, H, T, K) of x (N, T, D)."""
         found = product(x, self.weight, self.bias)
-        return found.view(*x.shape[:-1], heads, -1).transpose(1, 2)
+        return found.view(*x.shape[:-1], heads, found.shape[-1] // heads).transpose(1, 2)
 
 
 def _by_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -243,7 +243,8 @@ class HeadGroup(nn.Module):
 
     def _parted(self, x: torch.Tensor) -> torch.Tensor:
         """Return (N, H, P, T, K) of P projections of each token, (N, T, P H K)."""
-        return x.reshape(*x.shape[:2], -1, self.heads, self.head_dim).transpose(1, 3)
+        count = x.shape[-1] // (self.heads * self.head_dim)  # no -1, which an empty batch leaves open
+        return x.reshape(*x.shape[:2], count, self.heads, self.head_dim).transpose(1, 3)
 
     def _attend_folded(self, x: torch.Tensor, asked: torch.Tensor, side: Side) -> torch.Tensor:
         """Attend from the tokens `asked` (B, T', D) to all of x (B, T, D) without computing keys or values.

@@ -152,7 +152,7 @@ def _products(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
     """Return (N, ..., O) of x (N, ..., D), weights (M, D, O) and biases (M, 1, O)."""
     rows = x.reshape(weight.shape[0], -1, x.shape[-1])
     found = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias, rows, weight)
-    return found.view(*x.shape[:-1], -1)
+    return found.view(*x.shape[:-1], weight.shape[-1])
 
 
 class StackedLinear(nn.Module):

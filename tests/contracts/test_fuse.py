@@ -251,9 +251,11 @@ def test_models_fused_in_memory_are_the_models_fused_in_files(tmp_path):
 def test_an_empty_batch_has_a_shape(tmp_path):
     for samples in ([base(PLAIN)] * 3, [base(PLAIN).pruned(*k) for k in KEEPS]):
         _, hydra = fuse(tmp_path, samples)
-        with torch.inference_mode():
-            out = hydra(base(PLAIN).inputs()[:0])
-        assert (out.logits.shape, out.member_logits.shape) == ((0, 7), (3, 0, 7))
+        for layout in ("in turn", "stacked"):
+            hydra.lay_out(layout)
+            with torch.inference_mode():
+                out = hydra(base(PLAIN).inputs()[:0])
+            assert (out.logits.shape, out.member_logits.shape) == ((0, 7), (3, 0, 7))
 
 
 KINDS = ["base", "member", "hydra", "trunk"]
