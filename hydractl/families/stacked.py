@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the field's own name
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from hydractl.runtime import at_least_single
@@ -232,7 +233,7 @@ class StackedScale(nn.Module):
 
 
 class _Reads(TorchDispatchMode):
-    """Counts how many operators are given a tensor."""
+    """Counts how often operators are given a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -242,7 +243,7 @@ class _Reads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.count += any(x is self.tensor for x in (*args, *(kwargs or {}).values()))
+        self.count += sum(x is self.tensor for x in tree_leaves((args, kwargs)))  # some take lists of tensors
         return func(*args, **(kwargs or {}))
 
 

@@ -135,6 +135,8 @@ class Mlp(nn.Module):
             return x + self.last(self.first(x))
         if self.how == "before":
             return self.last(self.first(2 * x))
+        if self.how == "joined":
+            return torch.cat([self.last(self.first(x)), x], -1)
         if self.how == "twice":
             return self.last(self.first(x) * self.first(x))
         return self.last(self.first(x)) * x.mean()
@@ -151,7 +153,8 @@ def norms(*, bias=True):
 
 
 @pytest.mark.parametrize(
-    ("how", "count"), [("alone", 1), ("gated", 2), ("around", 0), ("before", 0), ("twice", 0), ("besides", 0)]
+    ("how", "count"),
+    [("alone", 1), ("gated", 2), ("around", 0), ("before", 0), ("joined", 0), ("twice", 0), ("besides", 0)],
 )
 @torch.no_grad()
 def test_layers_that_alone_read_the_inputs_are_found(how, count):
