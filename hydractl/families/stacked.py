@@ -31,17 +31,17 @@ _VERSION = operator.attrgetter("_version")
 
 
 class Sources:
-    """Tensors that were copied, and whether they still are what they were.
+    """Tensors that were copied, and whether they still are what and where they were.
 
     It is asked before each forward pass, about some hundred tensors, and so written for speed: no loop of Python's own.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Take what modules hold, as it is now."""
+    def __init__(self, modules: Iterable[nn.Module], *, within: Iterable[nn.Module] = ()) -> None:
+        """Take what modules hold, as it is now, and which parts there are of those that they are within."""
         parts = [part for module in modules for part in module.modules()]
         held = [holder for part in parts for holder in (part._parameters, part._buffers) if holder]
         # itself at the end, so that none can come or go there
-        self._places = (*(holder.values() for holder in held), (self,))
+        self._places = (*(holder.values() for holder in (*held, *(one._modules for one in within))), (self,))
         self._tensors = (*chain.from_iterable(self._places),)
         # what is written to tensors of inference mode is not counted
         self._counted = [x for x in self._tensors if isinstance(x, torch.Tensor) and not x.is_inference()]
@@ -52,7 +52,7 @@ class Sources:
 
     @property
     def changed(self) -> bool:
-        """Whether another tensor is in the place of one, or one was written to."""
+        """Whether something else is in the place of a tensor or a part, or a tensor was written to."""
         same = all(map(operator.is_, chain.from_iterable(self._places), self._tensors))
         return not same or self._writes() != self._written
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -197,15 +198,30 @@ class Tower(nn.Module):
         on = on and not self.training
         if on and self._copied is not None and not self._copied.changed:
             return
-        parts = [module for module in self.modules() if isinstance(module, Abreast)]
+        parts, blocks = self._abreast(), self.layers()
         for part in parts:
             part.stack(on)
-        for block in self.layers():
+        for block in blocks:
             for norm, reader in block.feeds.items():
                 own, other = getattr(block, norm), getattr(block, reader)
                 if isinstance(own, Abreast) and isinstance(other, Abreast):
                     own.fold_into(other)
-        self._copied = Sources(parts) if on else None
+        self._copied = Sources(parts, within=blocks) if on else None
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Run members in turn meanwhile, whatever is stacked: where some part is exchanged, which may hold its neighbour's weights."""
+        asked, self._asked = self._asked, False
+        with ExitStack() as contexts:
+            for part in self._abreast() if asked else ():
+                contexts.enter_context(part.in_turn())
+            try:
+                yield
+            finally:
+                self._asked = asked
+
+    def _abreast(self) -> list[Abreast]:
+        return [module for module in self.modules() if isinstance(module, Abreast)]
 
     def _keep_up(self) -> None:
         """Stack anew what has changed since it was stacked; all is looked at together, as each look takes time."""

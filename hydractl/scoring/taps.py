@@ -83,19 +83,26 @@ class Heard(Attention):
 def tapped(
     model: Towers, towers: Iterable[str], tap: Callable[[str, int, Attention], Attention]
 ) -> Iterator[None]:
-    """Put `tap(tower, layer, attention)` in the place of each attention module for as long as the context lasts."""
+    """Put `tap(tower, layer, attention)` in the place of each attention module for as long as the context lasts.
+
+    Members run in turn meanwhile.
+    """
+    each = {name: model.tower(name) for name in towers}
     before = [
         (block, block.attn, name, layer)
-        for name in towers
-        for layer, block in enumerate(model.tower(name).layers())
+        for name, tower in each.items()
+        for layer, block in enumerate(tower.layers())
     ]
-    try:
-        for block, attention, name, layer in before:
-            block.attn = tap(name, layer, attention)
-        yield
-    finally:
-        for block, attention, _, _ in before:
-            block.attn = attention
+    with contextlib.ExitStack() as contexts:
+        for tower in each.values():
+            contexts.enter_context(tower.in_turn())
+        try:
+            for block, attention, name, layer in before:
+                block.attn = tap(name, layer, attention)
+            yield
+        finally:
+            for block, attention, _, _ in before:
+                block.attn = attention
 
 
 def heads_left(tower: Tower, layer: int) -> tuple[int, ...]:

@@ -48,6 +48,16 @@ def test_whatever_happens_to_a_tensor_is_noticed(change):
     assert not Sources(modules).changed
 
 
+def test_another_part_is_noticed():
+    modules = parts()
+    sources = Sources([modules[0]], within=[modules])
+    before = modules[1]
+    modules[1] = copy.deepcopy(before)
+    assert sources.changed
+    modules[1] = before
+    assert not sources.changed
+
+
 def test_what_only_reads_changes_nothing():
     modules = parts().eval()
     sources = Sources(modules)

@@ -125,6 +125,19 @@ def test_what_one_part_was_multiplied_into_is_made_anew_with_it(part):
 
 
 @torch.no_grad()
+def test_parts_that_are_exchanged_are_stacked_anew():
+    """Norms may have been multiplied into the one that was there."""
+    sample = base(variant("timm-vit-class-token"))
+    hydra, inputs = Hydra([sample.tuned(i).model() for i in range(3)]).eval(), sample.inputs(batch=3)
+    hydra.lay_out("stacked")
+    before = hydra(inputs).member_logits
+    first, second, _ = hydra.tower().layers()
+    first.attn, second.attn = second.attn, first.attn
+    assert largest_difference(before, hydra(inputs).member_logits) > 1e-3
+    assert in_step(hydra, inputs)
+
+
+@torch.no_grad()
 def test_weights_that_are_called_with_are_those_that_answer(files, hydra, images):
     other = {n: x * 1.5 for n, x in hydra.named_parameters()}
     found = functional_call(hydra, other, (images,)).member_logits
