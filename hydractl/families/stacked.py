@@ -26,8 +26,8 @@ from hydractl.runtime import at_least_single
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-_VERSION = operator.attrgetter("_version")
-"""How often a tensor was written to."""
+_VERSION, _TRAINING = operator.attrgetter("_version"), operator.attrgetter("training")
+"""How often a tensor was written to; whether a module is in training mode."""
 
 
 class Sources:
@@ -38,7 +38,8 @@ class Sources:
 
     def __init__(self, modules: Iterable[nn.Module], *, within: Iterable[nn.Module] = ()) -> None:
         """Take what modules hold, as it is now, and which parts there are of those that they are within."""
-        parts = [part for module in modules for part in module.modules()]
+        self._modules = [*modules]
+        parts = [part for module in self._modules for part in module.modules()]
         held = [holder for part in parts for holder in (part._parameters, part._buffers) if holder]
         # itself at the end, so that none can come or go there
         self._places = (*(holder.values() for holder in (*held, *(one._modules for one in within))), (self,))
@@ -52,9 +53,9 @@ class Sources:
 
     @property
     def changed(self) -> bool:
-        """Whether something else is in the place of a tensor or a part, or a tensor was written to."""
+        """Whether something else is in the place of a tensor or a part, a tensor was written to, or a module trains."""
         same = all(map(operator.is_, chain.from_iterable(self._places), self._tensors))
-        return not same or self._writes() != self._written
+        return not same or self._writes() != self._written or any(map(_TRAINING, self._modules))
 
 
 class Abreast(nn.Module):

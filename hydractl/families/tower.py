@@ -195,10 +195,10 @@ class Tower(nn.Module):
         What is stacked already and has not changed stays: whoever holds it, as a captured graph of a GPU does, may go on with it.
         """
         self._asked = on
-        on = on and not self.training
         if on and self._copied is not None and not self._copied.changed:
             return
         parts, blocks = self._abreast(), self.layers()
+        on = on and not any(part.training for part in (self, *parts))  # one may hold its neighbour's weights
         for part in parts:
             part.stack(on)
         for block in blocks:

@@ -137,6 +137,22 @@ def test_parts_that_are_exchanged_are_stacked_anew():
     assert in_step(hydra, inputs)
 
 
+@pytest.mark.parametrize("part", ["norm1", "norm2", "attn", "mlp"])
+@torch.no_grad()
+def test_one_part_in_training_mode_puts_all_in_turn(part):
+    """Of no effect here, as nothing is dropped; but then its neighbour cannot have its weights."""
+    sample = base(variant("timm-vit-class-token"))
+    hydra, inputs = Hydra([sample.tuned(i).model() for i in range(3)]).eval(), sample.inputs(batch=3)
+    hydra.lay_out("stacked")
+    few = kernels(lambda: hydra(inputs)).total()
+    hydra.tower().layers()[1].get_submodule(part).train()
+    assert in_step(hydra, inputs)
+    assert kernels(lambda: hydra(inputs)).total() > few
+    hydra.eval()
+    assert in_step(hydra, inputs)
+    assert kernels(lambda: hydra(inputs)).total() == few
+
+
 @torch.no_grad()
 def test_weights_that_are_called_with_are_those_that_answer(files, hydra, images):
     other = {n: x * 1.5 for n, x in hydra.named_parameters()}
