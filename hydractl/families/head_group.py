@@ -214,7 +214,7 @@ class HeadGroup(nn.Module):
     def projections(self) -> tuple[Projection, Projection, Projection]:
         """Return those of queries, keys and values."""
         if self.qkv is None:
-            q, k, v = (cast("nn.Linear", layer) for layer in (self.q, self.k, self.v))
+            q, k, v = cast("tuple[nn.Linear, nn.Linear, nn.Linear]", (self.q, self.k, self.v))
             return Projection(q.weight, q.bias), Projection(k.weight, k.bias), Projection(v.weight, v.bias)
         parted = (3, self.heads * self.head_dim)
         w_q, w_k, w_v = self.qkv.weight.unflatten(-2, parted).unbind(-3)
