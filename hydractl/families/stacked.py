@@ -37,12 +37,13 @@ class Sources:
     """
 
     def __init__(self, modules: Iterable[nn.Module], *, within: Iterable[nn.Module] = ()) -> None:
-        """Take what modules hold, as it is now, and which parts there are of those that they are within."""
-        self._modules = [*modules]
-        parts = [part for module in self._modules for part in module.modules()]
-        held = [holder for part in parts for holder in (part._parameters, part._buffers) if holder]
+        """Take what modules hold, as it is now; and of some that they are within which parts there are, of which none may train."""
+        around = [*within]
+        self._within = [part for one in around for part in one.children()]
+        parts = [part for module in modules for part in module.modules()]
+        held = [holder.values() for part in parts for holder in (part._parameters, part._buffers) if holder]
         # itself at the end, so that none can come or go there
-        self._places = (*(holder.values() for holder in (*held, *(one._modules for one in within))), (self,))
+        self._places = (*held, *(one._modules.values() for one in around), (self,))
         self._tensors = (*chain.from_iterable(self._places),)
         # what is written to tensors of inference mode is not counted
         self._counted = [x for x in self._tensors if isinstance(x, torch.Tensor) and not x.is_inference()]
@@ -55,7 +56,7 @@ class Sources:
     def changed(self) -> bool:
         """Whether something else is in the place of a tensor or a part, a tensor was written to, or a module trains."""
         same = all(map(operator.is_, chain.from_iterable(self._places), self._tensors))
-        return not same or self._writes() != self._written or any(map(_TRAINING, self._modules))
+        return not same or self._writes() != self._written or any(map(_TRAINING, self._within))
 
 
 class Abreast(nn.Module):
@@ -84,20 +85,21 @@ class Abreast(nn.Module):
                 found = self.at_once()
             self._stack = (None if found is None else found.eval(),)
 
-    def fold_into(self, reader: Abreast) -> None:
+    def fold_into(self, reader: Abreast) -> bool:
         """Have what is stacked and alone reads these norms multiply with their weights, if it reads them by linear layers alone.
 
-        W (x g + b) + c = (W g) x + (W b + c): a call less for each norm.
+        W (x g + b) + c = (W g) x + (W b + c): a call less for each norm. Returns whether it does.
         """
         norm = self._stack[0] if self._stack else None
         if not isinstance(norm, StackedNorm):
-            return
+            return False
         with torch.inference_mode(mode=False), torch.no_grad():
             layers = reader.first_layers(norm)
             for layer in layers:
                 layer.absorb(norm)
         if layers:
             self._stack = (norm.norm,)
+        return bool(layers)
 
     def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
         """Return the layers that alone read what this part is given, of these norms; none where it is not stacked, or reads otherwise."""

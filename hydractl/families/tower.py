@@ -108,6 +108,15 @@ class Block(nn.Module):
         y = self.project(self.heads(stream, queries))
         return self.join(stream if queries is None else stream.with_tokens(stream.tokens[:, queries]), y)
 
+    def fold(self) -> bool:
+        """Have stacked norms multiplied into what alone reads them, and return whether any were: see `Abreast.fold_into`."""
+        folded = False
+        for norm, reader in self.feeds.items():
+            own, other = getattr(self, norm), getattr(self, reader)
+            if isinstance(own, Abreast) and isinstance(other, Abreast):
+                folded |= own.fold_into(other)
+        return folded
+
     def with_parts(self, parts: Mapping[str, nn.Module]) -> Block:
         """Return a copy of this block that has `parts` in place of its own children and shares all others."""
         other = copy.copy(self)
@@ -195,18 +204,14 @@ class Tower(nn.Module):
         What is stacked already and has not changed stays: whoever holds it, as a captured graph of a GPU does, may go on with it.
         """
         self._asked = on
-        if on and self._copied is not None and not self._copied.changed:
+        if on and not self.training and self._copied is not None and not self._copied.changed:
             return
-        parts, blocks = self._abreast(), self.layers()
+        parts = self._abreast()
         on = on and not any(part.training for part in (self, *parts))  # one may hold its neighbour's weights
         for part in parts:
             part.stack(on)
-        for block in blocks:
-            for norm, reader in block.feeds.items():
-                own, other = getattr(block, norm), getattr(block, reader)
-                if isinstance(own, Abreast) and isinstance(other, Abreast):
-                    own.fold_into(other)
-        self._copied = Sources(parts, within=blocks) if on else None
+        folded = [block for block in self.layers() if block.fold()]
+        self._copied = Sources(parts, within=folded) if on else None
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
