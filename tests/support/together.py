@@ -21,11 +21,12 @@ CPU = torch.device("cpu")
 def together(world, work):
     """Run `work(team)` in each of `world` processes and return what each returned."""
     store = HashStore()
-    gate = threading.Barrier(world)
+    gate = threading.Barrier(world, timeout=60)
 
     def process(rank):
         gate.wait()
         group = ProcessGroupGloo(store, rank, world, timedelta(seconds=20))
+        gate.wait()  # for all to be connected: else one that ends at once is gone while another still connects
         return work(Team(group, rank=rank, world=world, device=CPU))
 
     with ThreadPoolExecutor(world) as pool:
