@@ -87,7 +87,7 @@ CLAIMS = (
     Claim("cpu", "hydra", SINGLE, 2.50, (1,)),
     Claim("cpu", "hydra, trunk of 8", SINGLE, 1.40, (1, 4)),
     Claim("cpu", "hydra, trunk of 10", SINGLE, 1.10, (1, 4)),
-    Claim("cpu", "hydra", SINGLE, 1.25, (1,), (CALLS,)),
+    Claim("cpu", "hydra", SINGLE, 1.35, (1,), (CALLS,)),
     Claim("cpu", "hydra, trunk of 10", SINGLE, 1.10, (1,), (CALLS,)),
     Claim("cuda", "hydra", SINGLE, 1.07, (4,), ("eager", "graph")),
     Claim("cuda", "hydra, trunk of 10", SINGLE, 1.00, (4,), ("eager", "graph")),
