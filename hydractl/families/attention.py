@@ -94,7 +94,7 @@ class Attention(Abreast):
 
     @override
     def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
-        one = self._stack[0] if self._stack else None
+        one = self._copy
         layers = (one.qkv, one.gate) if isinstance(one, HeadGroup) else ()
         return cast("Sequence[StackedLinear]", [layer for layer in layers if layer is not None])
 

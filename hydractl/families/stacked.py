@@ -90,7 +90,7 @@ class Abreast(nn.Module):
 
         W (x g + b) + c = (W g) x + (W b + c): a call less for each norm. Returns whether it does.
         """
-        norm = self._stack[0] if self._stack else None
+        norm = self._copy
         if not isinstance(norm, StackedNorm):
             return False
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -103,17 +103,16 @@ class Abreast(nn.Module):
 
     def first_layers(self, norm: StackedNorm) -> Sequence[StackedLinear]:
         """Return the layers that alone read what this part is given, of these norms; none where it is not stacked, or reads otherwise."""
-        part = self._stack[0] if self._stack else None
-        return [] if part is None else readers(part, norm)
+        return [] if self._copy is None else readers(self._copy, norm)
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         """Run each member by itself meanwhile, whatever is stacked: a copy has none of their hooks."""
-        self.apart = True
+        before, self.apart = self.apart, True
         try:
             yield
         finally:
-            self.apart = False
+            self.apart = before
 
     @override
     def __getstate__(self) -> dict[str, object]:
@@ -123,6 +122,11 @@ class Abreast(nn.Module):
     def at_once(self) -> nn.Module | None:
         """Return a part that computes all members at once, None where that is not possible."""
         raise NotImplementedError
+
+    @property
+    def _copy(self) -> nn.Module | None:
+        """What is stacked, whether it runs or not."""
+        return self._stack[0] if self._stack else None
 
     @property
     def stacked(self) -> nn.Module | None:

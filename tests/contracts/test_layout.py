@@ -102,7 +102,7 @@ DEEP = {
 
 
 TURNED = {"timm-eva"}
-"""Families whose angles are looked up by member and layer, in more functions than the library's: see benchmarks/runtime.py."""
+"""Families whose angles are looked up by member and layer, in more functions than the library's."""
 
 
 def twelve_layers(family):

@@ -63,7 +63,7 @@ def test_another_part_is_noticed():
 
 
 def test_what_only_reads_changes_nothing():
-    modules = parts().eval()
+    modules = parts()
     sources = Sources(modules)
     modules[2](modules[1](torch.randn(4, 3))).sum().backward()
     modules.train().eval().requires_grad_(requires_grad=False).float().state_dict()
@@ -84,6 +84,15 @@ def test_an_identity_is_not_called_and_all_else_is():
     assert applied(doubled, x) is x
     doubled = type("Doubled", (nn.Identity,), {"forward": lambda _, x: 2 * x})()
     assert torch.equal(applied(doubled, x), 2 * x)
+
+
+def test_contexts_in_turn_may_lie_within_one_another():
+    part = base().model().tower().layers()[0].attn
+    with part.in_turn():
+        with part.in_turn():
+            pass
+        assert part.apart
+    assert not part.apart
 
 
 def test_quiet_dropout_drops_in_training_and_is_heard_where_somebody_listens():

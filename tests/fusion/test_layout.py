@@ -50,6 +50,14 @@ def images(files):
     return files["timm-vit-class-token"][1].inputs(batch=3)
 
 
+def fine_tuned():
+    """A hydra of images whose members differ in every part, stacked, and inputs."""
+    sample = base(variant("timm-vit-class-token"))
+    hydra = Hydra([sample.tuned(i).model() for i in range(3)]).eval()
+    hydra.lay_out("stacked")
+    return hydra, sample.inputs(batch=3)
+
+
 def laid_out(path):
     hydra = load(path)
     hydra.lay_out("stacked")
@@ -114,9 +122,7 @@ def test_weights_that_training_in_evaluation_mode_changes_are_stacked_anew(hydra
 @torch.no_grad()
 def test_what_one_part_was_multiplied_into_is_made_anew_with_it(part):
     """Norms are multiplied into what they are before, which has not changed itself."""
-    sample = base(variant("timm-vit-class-token"))
-    hydra, inputs = Hydra([sample.tuned(i).model() for i in range(3)]).eval(), sample.inputs(batch=3)
-    hydra.lay_out("stacked")
+    hydra, inputs = fine_tuned()
     before = hydra(inputs).member_logits
     for parameter in hydra.tower().layers()[1].get_submodule(f"{part}.members.1").parameters():
         parameter.mul_(1.5)
@@ -127,9 +133,7 @@ def test_what_one_part_was_multiplied_into_is_made_anew_with_it(part):
 @torch.no_grad()
 def test_parts_that_are_exchanged_are_stacked_anew():
     """Norms may have been multiplied into the one that was there."""
-    sample = base(variant("timm-vit-class-token"))
-    hydra, inputs = Hydra([sample.tuned(i).model() for i in range(3)]).eval(), sample.inputs(batch=3)
-    hydra.lay_out("stacked")
+    hydra, inputs = fine_tuned()
     before = hydra(inputs).member_logits
     first, second, _ = hydra.tower().layers()
     first.attn, second.attn = second.attn, first.attn
@@ -141,9 +145,7 @@ def test_parts_that_are_exchanged_are_stacked_anew():
 @torch.no_grad()
 def test_one_part_in_training_mode_puts_all_in_turn(part):
     """Of no effect here, as nothing is dropped; but then its neighbour cannot have its weights."""
-    sample = base(variant("timm-vit-class-token"))
-    hydra, inputs = Hydra([sample.tuned(i).model() for i in range(3)]).eval(), sample.inputs(batch=3)
-    hydra.lay_out("stacked")
+    hydra, inputs = fine_tuned()
     few = kernels(lambda: hydra(inputs)).total()
     hydra.tower().layers()[1].get_submodule(part).train()
     assert in_step(hydra, inputs)
