@@ -36,6 +36,10 @@ BESIDE = (
     "*.model",
 )
 """What libraries read beside weights."""
+INNER = ("0_Transformer", "checkpoint-*")
+"""Folders within one that hold a model: sentence-transformers' older layout, and what transformers' Trainer writes."""
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of peft."""
 PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
 
 
@@ -50,6 +54,7 @@ class Located:
         config: The folder's `config.json`, or `open_clip_config.json`, if there is one.
         arch: Architecture name of an `arch:` reference.
         options: Its options.
+        notes: What the user is told of which of the files are read.
     """
 
     reference: str
@@ -58,6 +63,7 @@ class Located:
     config: dict[str, object] | None = None
     arch: str | None = None
     options: dict[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def locate(reference: str) -> Located:
@@ -208,6 +214,8 @@ def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hu
 
 
 def _one_file(reference: str, path: Path) -> Located:
+    if path.name == ADAPTER_WEIGHTS:
+        check_no_adapter(path.parent)
     if path.suffix in {".pth", ".pt", ".bin", ".ckpt", ".pkl"}:
         raise CheckpointError(
             f"{path}: is a pickle, which can run code when it is read; hydractl reads safetensors only",
@@ -222,10 +230,17 @@ def _in_folder(reference: str, folder: Path) -> Located:
         for name in OPEN_CLIP_WEIGHTS:
             if (folder / name).is_file():
                 return Located(reference=reference, path=folder, weights=(folder / name,), config=config)
+    if (folder / WEIGHTS).is_file():
+        both = f"holds `{WEIGHTS}` and an index of shards; read is `{WEIGHTS}`, as transformers does"
+        return Located(
+            reference=reference,
+            path=folder,
+            weights=(folder / WEIGHTS,),
+            config=config,
+            notes=(both,) * (folder / INDEX).is_file(),
+        )
     if (folder / INDEX).is_file():
         return _in_index(reference, folder / INDEX, config=config)
-    if (folder / WEIGHTS).is_file():
-        return Located(reference=reference, path=folder, weights=(folder / WEIGHTS,), config=config)
     found = sorted([*folder.glob("*.safetensors"), *folder.glob("*.st")])
     if len(found) == 1:
         return Located(reference=reference, path=folder, weights=tuple(found), config=config)
@@ -243,6 +258,12 @@ def _in_folder(reference: str, folder: Path) -> Located:
                 arch="NAME" if config is None else shlex.quote(str(folder)),
             ),
         )
+    if inner := [path.parent for pattern in INNER for path in folder.glob(f"{pattern}/config.json")]:
+        last = max(inner, key=lambda path: int(re.sub(r"\D", "", path.name) or 0))
+        raise CheckpointError(
+            f"{folder}: holds no model itself, but the folder `{last.name}` in it does",
+            hint=f"name that folder: `{shlex.quote(str(last))}`",
+        )
     raise CheckpointError(
         f"{folder}: no safetensors weights in this folder",
         hint=f"expected `{WEIGHTS}` or `{INDEX}`"
@@ -255,7 +276,10 @@ def _in_folder(reference: str, folder: Path) -> Located:
 
 
 def _in_index(reference: str, index: Path, *, config: dict[str, object] | None = None) -> Located:
-    table = read_object(index).get("weight_map")
+    says = read_object(index)
+    table = says.get("weight_map")
+    if not isinstance(says.get("metadata", {}), dict):
+        raise CheckpointError(f"{index}: metadata is not an object")
     if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
         raise CheckpointError(f"{index}: weight_map is missing or is not a table of file names")
     shards = tuple(index.parent / name for name in sorted(set(table.values())))
@@ -285,11 +309,26 @@ def folder_config(folder: Path) -> dict[str, object]:
     return config
 
 
+def check_no_adapter(folder: Path) -> None:
+    """Refuse a folder of peft: what it holds changes the weights of a base, which may lie anywhere.
+
+    Raises:
+        CheckpointError: If the folder has an adapter.
+    """
+    if (folder / ADAPTER).is_file():
+        raise CheckpointError(
+            f"{folder}: holds an adapter (`{ADAPTER}`), which is no model of its own and is not applied to one",
+            hint="merge it into its base first, in Python with peft: `AutoPeftModelForSequenceClassification.from_pretrained("
+            "FOLDER).merge_and_unload().save_pretrained(OTHER)`",
+        )
+
+
 def _config_in(folder: Path) -> dict[str, object] | None:
     """Return what says which model a folder holds.
 
     One that holds a model in two libraries' layouts is not open_clip's, which one has to install.
     """
+    check_no_adapter(folder)
     own, open_clip = folder / "config.json", folder / OPEN_CLIP_CONFIG
     both = own.is_file() and ((folder / WEIGHTS).is_file() or (folder / INDEX).is_file())
     if open_clip.is_file() and not both:

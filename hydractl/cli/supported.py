@@ -1,13 +1,13 @@
-"""The table of supported models in the documents, from the families themselves.
+"""The tables of supported models, and of what folders may say, in the documents, from the families themselves.
 
-`python -m hydractl.cli.supported` writes it between two comments in docs/models.md; with `--check` it says whether the table
-is out of date. No model library is loaded.
+`python -m hydractl.cli.supported` writes them between two comments in docs/models.md; with `--check` it says whether they
+are out of date. No model library is loaded.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hydractl.families.registry import FAMILIES
@@ -18,6 +18,7 @@ PAGE = Path("docs/models.md")
 START = "<!-- models: written by `python -m hydractl.cli.supported` -->"
 END = "<!-- end of models -->"
 HEADING = ("library", "family", "models", "refused")
+RULES_HEADING = ("library", "field or file of a folder", "what is done with it")
 NOTHING = "–"
 
 
@@ -26,7 +27,18 @@ def table() -> str:
     rows = [(f.library, f"`{f.name}`", f.covers, f.refuses or NOTHING) for f in FAMILIES.values()]
     rows.sort(key=lambda row: row[0])  # stable: a library's families keep their order
     rows += [(TRANSFORMERS, NOTHING, NOTHING, f"`{kind}`: {reason}") for kind, reason in REFUSED.items()]
-    cells = (HEADING, ("---",) * len(HEADING), *(tuple(map(_cell, row)) for row in rows))
+    return _markdown(HEADING, rows)
+
+
+def rules_table() -> str:
+    """Return the table of what is done with each field and file of a library's folder, as Markdown."""
+    rules = dict.fromkeys(rule for family in FAMILIES.values() for rule in family.rules)
+    rows = sorted(((rule.library, rule.name, rule.effect) for rule in rules), key=lambda row: row[0])
+    return _markdown(RULES_HEADING, rows)
+
+
+def _markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = (heading, ("---",) * len(heading), *(tuple(map(_cell, row)) for row in rows))
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
@@ -40,7 +52,7 @@ def with_table(text: str) -> str | None:
     _, end, after = rest.partition(END)
     if not start or not end or START in rest or END in before + after:
         return None
-    return f"{before}{START}\n\n{table()}\n{END}{after}"
+    return f"{before}{START}\n\n{table()}\n{rules_table()}\n{END}{after}"
 
 
 def main(arguments: Iterable[str]) -> int:

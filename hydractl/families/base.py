@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
+    from hydractl.families.gate import Rule
     from hydractl.families.tower import Model
     from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
     from hydractl.manifest.heads import TowerKeep
@@ -114,7 +115,10 @@ class Described:
         prompting: How names of classes become texts, where the model is asked about them.
         assumed: Whether nothing says how images are read, and what is usual for such models stands in for it.
         lacks: What it is where it does not classify, for messages; empty where it does.
+        may_classify: Whether it is a classifier after all where its weights hold one: its folder is of a class that has none,
+            and transformers reads the classifier all the same.
         pools: What the classifier should read that it is given, where its folder says it.
+        notes: What the user is told of how the folder is read.
     """
 
     architecture: Architecture
@@ -123,7 +127,9 @@ class Described:
     prompting: Prompting | None = None
     assumed: bool = False
     lacks: str = ""
+    may_classify: bool = False
     pools: Literal["mean"] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +155,10 @@ class Family:
         holds: Whether it is of a model, of whatever class, whose encoder one of the family's classifiers has.
         texts: How many tokens of a text, and how many different ones, a model takes; None where none are read.
         scalars: Tensors without an axis, which a hydra holds as a vector of M.
-        adopt: Load a library's folder whose tensors have other names on disk than in memory; None where none have. What can be
-            drawn anew is left out where the folder lacks it, or, if the folder is of another class, has it in another shape.
+        adopt: Give a folder's tensors the names that they have in memory; None where a library never renames any. What can be
+            drawn anew is left out where it is missing, and keeps a shape of its own. Takes what messages call the folder, the
+            architecture, and the tensors.
+        rules: How fields and files of a library's folder are treated.
         on_disk: Patterns in such names and what stands for them in memory, applied in turn; where a library also splits
             or joins tensors they tell no more than the part of the model. Headers are read with them, not tensors.
     """
@@ -169,7 +177,8 @@ class Family:
     build: Callable[[Architecture, Mapping[str, TowerKeep], Mapping[str, torch.Tensor] | None], Model]
     initialise: Callable[[Architecture, int], dict[str, torch.Tensor]]
     texts: Callable[[Architecture], tuple[int, int]] | None = None
-    adopt: Callable[[Path, Architecture], dict[str, torch.Tensor]] | None = None
+    adopt: Callable[[str, Architecture, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    rules: tuple[Rule, ...] = ()
     on_disk: tuple[tuple[str, str], ...] = ()
     scalars: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hydractl.checkpoint import ScratchFolder, write_tensors
 from hydractl.errors import CheckpointError
 from hydractl.families.base import Family
 from hydractl.manifest.header import Architecture
@@ -55,11 +54,8 @@ def _read(
     """Return what the library makes of a folder with these weights, None where it fails."""
     if family.adopt is None:
         return None
-    scratch = ScratchFolder()
-    with scratch.file("model.safetensors") as file:
-        write_tensors(file, state, header=None)
     try:
-        return family.adopt(scratch.path, architecture)
+        return family.adopt("weights", architecture, state)
     except (CheckpointError, RuntimeError):  # some are missing, or of other shapes
         return None
 

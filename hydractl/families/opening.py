@@ -6,20 +6,29 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
-from hydractl.families.base import Described, Family, is_replaceable, place_of
+from hydractl.families.base import Described, Family, is_replaceable, name_in_memory, place_of
+from hydractl.families.gate import ModelFolder, answer_problem, check_folder, check_weights
 from hydractl.families.options import check_filled
 from hydractl.families.registry import FAMILIES, as_typed, described_as, family_for_config, family_of
 from hydractl.heads.masks import full_mask
-from hydractl.manifest.header import Architecture, Header, InputFile, Kind, Preprocess, Tokenization
+from hydractl.manifest.header import (
+    Architecture,
+    Header,
+    InputFile,
+    Kind,
+    Preprocess,
+    Tokenization,
+    steps_to,
+)
 from hydractl.publish import is_stream
 from hydractl.source import Located, folder_files, locate, named, parse_arch
-from hydractl.tensors import TensorSpec, spec_of
+from hydractl.tensors import TensorSpec, common_dtype, spec_of
 from hydractl.wording import counted
 
 if TYPE_CHECKING:
@@ -41,6 +50,7 @@ class OpenModel:
         lacks: Of a backbone, what it is instead of a classifier: its header then counts some classes, its tensors have no
             classifier, and maybe no pooler; `with_classifier` makes it a model. Empty for all others.
         pools: See `Described`.
+        notes: What the user is told of how its folder is read.
     """
 
     reference: str
@@ -50,6 +60,7 @@ class OpenModel:
     beside: tuple[Path, ...] = ()
     lacks: str = ""
     pools: Literal["mean"] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -114,17 +125,16 @@ def open_model(
     if header is not None:
         if arch is not None:
             raise UsageError(f"{reference}: describes itself; `--arch` is for files that do not")
-        return OpenModel(
-            reference=reference, checkpoint=checkpoint, header=header, family=family_of(header.architecture)
-        )
-    described = _describe(located, arch, backbone=backbone)
+        return _of_header(reference, checkpoint, header, backbone=backbone)
+    described = _describe(located, arch, checkpoint.specs, backbone=backbone)
     if described.lacks and not backbone:
         raise UnsupportedModelError(f"{reference}: {described.lacks}", hint=classifier_hint(reference))
     family = FAMILIES[described.architecture.family]
     header = base_header(described)
     expected = expected_specs(family, header)
     if family.adopt is not None and located.config is not None and checkpoint.specs.keys() != expected.keys():
-        checkpoint = _adopted(family.adopt(located.path, described.architecture), checkpoint, header)
+        state = family.adopt(str(located.path), described.architecture, checkpoint.tensors())
+        checkpoint = _adopted(state, checkpoint, header)
     absent = sorted(expected.keys() - checkpoint.specs.keys())
     lacks = described.lacks
     classifies = described.prompting is None  # else its classes are texts
@@ -143,7 +153,66 @@ def open_model(
         beside=_read_besides(parse_arch(arch)[1]) if arch is not None else folder_files(located.path),
         lacks=lacks,
         pools=described.pools,
+        notes=(*located.notes, *described.notes),
     )
+
+
+def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbone: bool) -> OpenModel:
+    """Return the model of a file of ours.
+
+    Raises:
+        UnsupportedModelError: If its answer is not one label out of several, and it is no backbone. A model that `finetune`
+            trained is one, whatever the configuration says of the model that it was made of.
+    """
+    opened = OpenModel(
+        reference=reference, checkpoint=checkpoint, header=header, family=family_of(header.architecture)
+    )
+    trained = any(step.command == "finetune" for step in steps_to(header.made_by))
+    problem = None if trained else answer_problem(header.architecture.config, header.num_classes)
+    if problem is None or header.prompting is not None:
+        return opened
+    if not backbone:
+        raise UnsupportedModelError(f"{reference}: {problem}", hint=classifier_hint(reference))
+    remaining, _ = _without_classifier(opened.family, checkpoint, expected_specs(opened.family, header))
+    return replace(opened, checkpoint=remaining, lacks=problem)
+
+
+def describe_folder(
+    path: Path, config: Mapping[str, object], specs: Mapping[str, TensorSpec], *, backbone: bool = False
+) -> Described:
+    """Return what a library's folder holds. Every command that opens one comes by here.
+
+    Args:
+        path: The folder.
+        config: Its `config.json` or `open_clip_config.json`.
+        specs: Its tensors, by the names on disk; empty where weights come from elsewhere.
+        backbone: Whether a model without a classifier will do.
+
+    Raises:
+        CheckpointError: If a file of the folder is not what it should be.
+        UnsupportedModelError: If no family reads it, or it says what cannot be honoured, with the reason.
+    """
+    family = family_for_config(config, where=str(path), backbone=backbone)
+    folder = ModelFolder(path=path, config=config, specs=specs)
+    reason = check_folder(folder, family.rules)
+    described = family.read_config(config, path)
+    promoted = not reason and described.may_classify and _holds_classifier(family, described, specs)
+    if promoted:
+        unnamed = {key: value for key, value in config.items() if key != "architectures"}
+        reason = check_folder(replace(folder, config=unnamed), family.rules)
+    if reason:
+        return replace(described, lacks=reason)
+    if promoted:
+        note = f"{described.lacks}, but its weights hold a classifier, which is read as transformers reads it"
+        return replace(described, lacks="", notes=(*described.notes, note))
+    return described
+
+
+def _holds_classifier(family: Family, described: Described, specs: Mapping[str, TensorSpec]) -> bool:
+    """Return whether weights hold every tensor of a classifier, in its shape."""
+    stored = {name_in_memory(family, name): spec.shape for name, spec in specs.items()}
+    expected = expected_specs(family, base_header(described))
+    return all(stored.get(n) == spec.shape for n, spec in expected.items() if is_replaceable(family, n))
 
 
 def classifier_hint(reference: str) -> str:
@@ -197,11 +266,7 @@ def in_one_dtype(
     state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> Mapping[str, torch.Tensor]:
     """Return a state dict whose floating-point tensors have one dtype, as models compute in one: the least that holds all."""
-    import torch
-
-    # nothing computes in 8 bits
-    stored = [v.dtype if v.itemsize > 1 else torch.float32 for v in state.values() if v.is_floating_point()]
-    wanted = dtype or reduce(torch.promote_types, stored or [torch.float32])
+    wanted = dtype or common_dtype(state)
     return {k: v.to(wanted) if v.is_floating_point() else v for k, v in state.items()}
 
 
@@ -306,16 +371,18 @@ def _shards(located: Located) -> tuple[Path, ...]:
     return located.weights if located.path.is_dir() else ()
 
 
-def _describe(located: Located, arch: str | None, *, backbone: bool) -> Described:
+def _describe(
+    located: Located, arch: str | None, specs: Mapping[str, TensorSpec], *, backbone: bool
+) -> Described:
     if arch is not None:
+        check_weights(located.reference, specs)
         return described_as(*parse_arch(arch))
     if located.config is None:
         raise CheckpointError(
             f"{located.reference}: does not say which architecture it is",
             hint="add `--arch NAME`, for example `--arch vit_small_patch16_224::num_classes=7`",
         )
-    family = family_for_config(located.config, where=str(located.path), backbone=backbone)
-    return family.read_config(located.config, located.path)
+    return describe_folder(located.path, located.config, specs, backbone=backbone)
 
 
 def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:

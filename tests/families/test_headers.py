@@ -10,6 +10,7 @@ from hydractl.errors import CheckpointError, InputError, UnsupportedModelError
 from hydractl.families import opening
 from hydractl.families.opening import load_model, open_model, takes_images
 from hydractl.heads.masks import full_mask
+from hydractl.manifest.header import Step
 from support.builders import base
 from support.variants import variant
 
@@ -115,3 +116,21 @@ def test_names_that_a_header_makes_up(tmp_path, name):
             architecture=architecture.model_copy(update={"towers": towers}),
             masks=(full_mask(towers),),
         )
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_a_file_of_another_question_is_a_backbone_unless_it_was_trained_here(tmp_path, kind):
+    model = sample(BERT)
+    architecture = model.header.architecture
+    asked = architecture.model_copy(update={"config": {**architecture.config, "problem_type": kind}})
+    old = model.header.model_copy(update={"architecture": asked})
+    path = str(replace(model, header=old).save(tmp_path / "old.st"))
+    with pytest.raises(UnsupportedModelError, match=f"its `problem_type` is `{kind}`"):
+        open_model(path)
+    backbone = open_model(path, backbone=True)
+    assert "problem_type" in backbone.lacks
+    assert not [name for name in backbone.checkpoint.specs if name.startswith("classifier.")]
+
+    step = Step(command="finetune", options={})
+    trained = replace(model, header=old.model_copy(update={"made_by": step})).save(tmp_path / "trained.st")
+    assert open_model(str(trained)).lacks == ""

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
+from hydractl.families.gate import COMMON_RULES
 from hydractl.families.openclip import config as configs
 from hydractl.families.options import building, check_patches
 from hydractl.families.timm.models import LAYOUT, tower_heads
@@ -108,6 +109,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         ),
         texts=lambda architecture: configs.text_sizes(architecture.config),
         adopt=adopt,
+        rules=COMMON_RULES,
         scalars=frozenset({"logit_scale", "logit_bias"}),
     )
 
@@ -156,15 +158,15 @@ def write_config(described: Described) -> dict[str, Mapping[str, object]]:
     return {OPEN_CLIP_CONFIG: {"model_cfg": described.architecture.config, "preprocess_cfg": images}}
 
 
-def adopt(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
+def adopt(
+    where: str,  # noqa: ARG001 - as other families take it
+    architecture: Architecture,
+    state: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
     """Return a folder's tensors, those of a text tower without a prefix named as `CustomTextCLIP` names them.
 
     open_clip reads such files too: models were saved so before they had a `custom_text`.
     """
-    from hydractl.checkpoint import Checkpoint
-    from hydractl.source import locate
-
-    state = Checkpoint.open(folder, shards=locate(str(folder)).weights).tensors()
     if configs.is_custom(architecture.config):
         prefixes = (TEXT.block.partition(".")[0] + ".", *TEXT.embed, *TEXT.readout)
         state = {f"text.{k}" if k.startswith(prefixes) else k: v for k, v in state.items()}

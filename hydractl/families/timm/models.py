@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
 from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
+from hydractl.families.gate import COMMON_RULES
 from hydractl.families.options import building, check_options, check_patches
 from hydractl.families.timm.names import check_known
 from hydractl.jsonfile import plain
@@ -153,6 +154,7 @@ def family_of(row: Row) -> Family:
         build=build,
         initialise=initialise,
         adopt=_adopt if row.adopts else None,
+        rules=COMMON_RULES,
         on_disk=row.on_disk,
     )
 
@@ -271,14 +273,13 @@ def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> d
     return None if any(tensor.is_meta for tensor in tensors.values()) else tensors
 
 
-def _adopt(folder: Path, architecture: Architecture) -> dict[str, torch.Tensor]:
+def _adopt(
+    where: str,  # noqa: ARG001 - as other families take it
+    architecture: Architecture,
+    state: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
     """Return a folder's tensors under timm's names; names that its filter does not know are reported as they are."""
-    from hydractl.checkpoint import Checkpoint
-    from hydractl.source import locate
-
-    files = locate(str(folder)).weights
-    stored = Checkpoint.open(files[0], shards=files).tensors()
-    return filtered(architecture, stored) or dict(stored)
+    return filtered(architecture, state) or dict(state)
 
 
 def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.options import OptionsError, building, check_options, check_values
-from hydractl.jsonfile import MAX_BYTES, read_object
+from hydractl.jsonfile import MAX_BYTES
+from hydractl.tensors import common_dtype
 from hydractl.wording import counted
 
 if TYPE_CHECKING:
@@ -45,9 +46,15 @@ UNDECLARED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 TOWERS = ("text_config", "vision_config")
 LABELS = ("id2label", "label2id")
-NOT_ARCHITECTURE = (*LABELS, "transformers_version", "_name_or_path", "architectures", "dtype")
+NOT_ARCHITECTURE = (
+    *LABELS,
+    "transformers_version",
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "problem_type",
+)
 """What a configuration says besides of a model."""
-ADAPTER = "adapter_config.json"
 OLD_ROPE = ("partial_rotary_factor", "rope_scaling", "rope_theta")
 """Options that became one, `rope_parameters`."""
 
@@ -174,7 +181,7 @@ class Adoption:
 
     Attributes:
         spared: See `blank`.
-        replaceable: Whether a tensor may be missing, or of another shape in a folder of another class; it is left out then.
+        replaceable: Whether a tensor may be missing, which is left out then, or of another shape.
         in_block: Whether a tensor belongs to a block: weights there that the model has no place for are an error.
         bare: See `Row`.
     """
@@ -186,58 +193,55 @@ class Adoption:
 
 
 def adopted_state(
-    model_class: str, folder: Path, architecture: Architecture, how: Adoption
+    model_class: str, where: str, architecture: Architecture, state: Mapping[str, torch.Tensor], how: Adoption
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a folder under the names that they have in memory.
 
     Args:
         model_class: The library's, which need not be the one that the folder is of: the encoder is what must be the same.
-        folder: Holds the weights.
-        architecture: What they should become.
+        where: What messages call the folder.
+        architecture: What the tensors should become.
+        state: The tensors, as they are stored.
         how: What may be otherwise.
 
     Raises:
-        CheckpointError: If others are missing, or of another shape than the configuration says, or blocks hold more.
+        CheckpointError: If others are missing, or of another shape than the configuration says, or blocks hold more, or
+            the library cannot convert them.
     """
-    if (folder / ADAPTER).is_file():  # the library would load what it names, from wherever
-        raise CheckpointError(
-            f"{folder}: has an adapter beside its weights (`{ADAPTER}`)",
-            hint="merge it into them first (`merge_and_unload()`), or take its files out of the folder",
-        )
     config = configured(class_named(model_class).config_class.model_type, architecture.config)
-    with quiet():
-        library, report = class_named(model_class).from_pretrained(
-            folder,
-            config=config,
-            dtype="auto",
-            output_loading_info=True,
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # or else its error does not say which
-            **({"key_mapping": dict(how.bare)} if how.bare else {}),
-        )
+    try:
+        with quiet():
+            library, report = class_named(model_class).from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(state),
+                dtype=common_dtype(state),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # or else its error does not say which
+                **({"key_mapping": dict(how.bare)} if how.bare else {}),
+            )
+    except Exception as error:  # the library raises whatever its converters do
+        raise CheckpointError(f"{where}: transformers cannot read its weights: {reason_of(error)}") from error
     if missing := sorted(name for name in report["missing_keys"] if not how.replaceable(name)):
         raise CheckpointError(
-            f"{folder}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
+            f"{where}: lacks {counted(len(missing), 'tensor')} of {model_class}, for example `{missing[0]}`",
             hint="is it another model than config.json says?",
         )
-    weights = (name for name in report["unexpected_keys"] if name.endswith((".weight", ".bias")))
-    if more := sorted(name for name in weights if how.in_block(name)):
+    if more := sorted(name for name in report["unexpected_keys"] if how.in_block(name)):
         raise CheckpointError(
-            f"{folder}: has {counted(len(more), 'tensor')} in its blocks that {model_class} has not, for example `{more[0]}`",
+            f"{where}: has {counted(len(more), 'tensor')} in its blocks that {model_class} has not, for example `{more[0]}`",
             hint="merge adapters into the weights first (`merge_and_unload()`); or is it another architecture?",
         )
-    path = folder / "config.json"
-    own = not path.is_file() or model_class in classes_of(read_object(path), model_class)
-    mismatched = sorted(report["mismatched_keys"])
-    if other := [found for found in mismatched if own or not how.replaceable(found[0])]:
-        name, found, expected = other[0]
+    resized = {name: shapes for name, *shapes in sorted(report["mismatched_keys"])}
+    if other := [name for name in resized if not (how.replaceable(name) and name in state)]:
+        stored, expected = map(tuple, resized[other[0]])
         raise CheckpointError(
-            f"{folder}: tensor `{name}` has shape {tuple(found)}, its config.json needs {tuple(expected)}",
+            f"{where}: tensor `{other[0]}` has shape {stored}, its config.json needs {expected}",
             hint="is config.json of another model?",
         )
-    absent = {*report["missing_keys"], *(name for name, *_ in mismatched)}
-    return {k: v for k, v in _without(library, how.spared).state_dict().items() if k not in absent}
+    loaded = _without(library, how.spared).state_dict()
+    kept = {name: tensor for name, tensor in loaded.items() if name not in report["missing_keys"]}
+    return {**kept, **{name: state[name] for name in resized if name in loaded}}
 
 
 def check_small(folder: Path, patterns: Iterable[str]) -> None:

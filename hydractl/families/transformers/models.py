@@ -21,8 +21,10 @@ from hydractl.families.base import (
     place_on_disk,
     with_pooling,
 )
+from hydractl.families.gate import ModelFolder
 from hydractl.families.options import OptionsError, building, check_patches
 from hydractl.families.transformers.encoder import heads_of
+from hydractl.families.transformers.folder_rules import RULES, with_sentence_settings
 from hydractl.families.transformers.library import (
     NOT_ARCHITECTURE,
     Adoption,
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 
 LIBRARY = "transformers"
 CLASS_EMBEDDINGS = "class_embeddings"
-POOLING = "1_Pooling/config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,10 +228,12 @@ def family_of_row(row: Row) -> Family:
             row.class_of(architecture.name), architecture, seed, row.spared(architecture.pooling)
         ),
         texts=row.text_sizes if "text" in row.towers else None,
-        adopt=lambda folder, architecture: adopted_state(
+        rules=RULES,
+        adopt=lambda where, architecture, state: adopted_state(
             row.class_of(architecture.name),
-            folder,
+            where,
             architecture,
+            state,
             Adoption(
                 spared=row.spared(architecture.pooling),
                 replaceable=lambda name: is_replaceable(family, name),
@@ -247,13 +250,26 @@ def family_of_row(row: Row) -> Family:
 def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Described:
     name = row.name_of(config) or row.name_of(config, backbone=True) or str(config["model_type"])
     wanted = row.classes[name]
-    made = configured(row.model_type(name), row.whole(config, name))
-    found = _described(row, name, made, folder=folder, tokenizer=folder)
+    library_config = configured(row.model_type(name), row.whole(config, name))
+    described = _described(row, name, library_config, folder=folder, tokenizer=folder)
     trained = classes_of(config, wanted)
     if wanted in trained:
-        return found
-    lacks = f"is a {trained[0]}, which does not classify"
-    return replace(found, labels=(), lacks=lacks, pools=_pools(folder) if "text" in row.towers else None)
+        return described
+    described = replace(
+        described,
+        lacks=f"is a {trained[0]}, which does not classify",
+        may_classify=not row.zero_shot and not _has_head(trained[0]),
+    )
+    return (
+        with_sentence_settings(described, ModelFolder(path=folder, config=config))
+        if "text" in row.towers
+        else described
+    )
+
+
+def _has_head(model_class: str) -> bool:
+    """Return whether a class has a classifier of another kind, of tokens or of choices: its tensors have the same names."""
+    return model_class.endswith(("Classification", "MultipleChoice"))
 
 
 def _write_config(row: Row, described: Described) -> dict[str, Mapping[str, object]] | None:
@@ -281,14 +297,6 @@ def labels_as_config(names: Sequence[str]) -> dict[str, object]:
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
-
-
-def _pools(folder: Path) -> Literal["mean"] | None:
-    """Return what sentence-transformers says that a folder's texts are pooled by, if it is the mean alone."""
-    path = folder / POOLING
-    says = read_object(path) if path.is_file() else {}
-    modes = [key for key, value in says.items() if key.startswith("pooling_mode_") and value is True]
-    return "mean" if modes == ["pooling_mode_mean_tokens"] or says.get("pooling_mode") == "mean" else None
 
 
 def _unfolded(row: Row, options: Mapping[str, object]) -> dict[str, object]:

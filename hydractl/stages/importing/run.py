@@ -10,8 +10,8 @@ from hydractl.claims import Claim
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import OWN, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, drawn_for, resized
-from hydractl.families.opening import base_header, expected_specs
-from hydractl.families.registry import FAMILIES, described_as, family_for_config, family_for_name
+from hydractl.families.opening import base_header, describe_folder, expected_specs
+from hydractl.families.registry import FAMILIES, described_as, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.hub.folders import publish_models
 from hydractl.manifest.header import Header, InputFile, Step, Tokenization
@@ -150,8 +150,8 @@ def _described(config: ImportConfig, labels: int | None) -> Described:
     if config.folder is not None:
         try:
             found = folder_config(config.folder)
-            family = family_for_config(found, where=str(config.folder), backbone=wanted is not None)
-            return _with_classes(config, family.read_config(found, config.folder), wanted)
+            described = describe_folder(config.folder, found, {}, backbone=wanted is not None)
+            return _with_classes(config, described, wanted)
         except (CheckpointError, UnsupportedModelError) as error:
             if config.way_out is None:
                 raise

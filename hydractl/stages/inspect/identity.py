@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from hydractl.errors import HydraError, UnsupportedModelError
 from hydractl.families.base import Described, Family
-from hydractl.families.opening import classifier_hint
+from hydractl.families.opening import classifier_hint, describe_folder
 from hydractl.families.registry import FAMILIES, family_for_config
 from hydractl.families.transformers.refused import REFUSED
 from hydractl.heads.budget import total_heads
@@ -23,6 +23,7 @@ from hydractl.jsonfile import parse
 from hydractl.manifest.header import Architecture, Header, Preprocess, Prompting, Tokenization
 from hydractl.manifest.heads import Mask
 from hydractl.runtime import digest_text
+from hydractl.tensors import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,20 +86,23 @@ def identity_of(found: Header | Described, name: str | None = None, masks: tuple
     )
 
 
-def of_folder(file: str, config: Mapping[str, object], folder: Path) -> Foreign:
+def of_folder(
+    file: str, config: Mapping[str, object], folder: Path, specs: Mapping[str, TensorSpec]
+) -> Foreign:
     """Return which model a library's folder holds: as the commands that use it will read it, else as its configuration says.
 
     Args:
         file: What the user named.
         config: Its `config.json`, empty for a bare file.
         folder: Where it lies.
+        specs: Its tensors.
     """
     try:
         family = family_for_config(config, where=file)
     except UnsupportedModelError:
         return Foreign(_guessed(config), None, _hint(file, config))
     try:
-        described = family.read_config(config, folder)
+        described = describe_folder(folder, config, specs)
     except HydraError as error:
         hint = f"{error.message.removesuffix('.')}; {error.hint}" if error.hint else error.message
         return Foreign(_guessed(config), family, f"no command can use it: {hint}")
@@ -107,7 +111,7 @@ def of_folder(file: str, config: Mapping[str, object], folder: Path) -> Foreign:
         hint = f"{described.lacks}; {classifier_hint(file)}"
         return Foreign(replace(identity, num_classes=None), family, hint)
     assumed = "no file says how its images are read; what is usual for such models stands in"
-    return Foreign(identity, family, assumed if described.assumed else None)
+    return Foreign(identity, family, "; ".join([*described.notes, *[assumed] * described.assumed]) or None)
 
 
 def _shown(how: Preprocess | Tokenization) -> Preprocess | Tokenization:

@@ -204,7 +204,7 @@ def ranks(scores: HeadScores, *, file: str = "scores") -> dict[str, tuple[tuple[
 def _described(config: InspectConfig, checkpoint: Checkpoint, located: Located) -> CheckpointReport:
     folder = located.config or {}
     header = checkpoint.header
-    found = None if header else of_folder(config.file, folder, located.path)
+    found = None if header else of_folder(config.file, folder, located.path, checkpoint.specs)
     family = FAMILIES.get(header.architecture.family) if header else found.family if found else None
     fates = header.plan.fates if header and header.plan else {}
     if header and header.plan and (astray := checkpoint.specs.keys() ^ fates.keys()):

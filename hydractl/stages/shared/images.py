@@ -76,7 +76,9 @@ def check_takes(header: Header, *, where: str) -> None:
 
 
 def warn_assumed(opened: OpenModel, progress: Progress) -> None:
-    """Say with what images are read where nothing beside the model says it."""
+    """Warn of what is taken for granted of a library's folder, and of how images are read where nothing says it."""
+    for note in opened.notes:
+        progress.warn(f"{opened.reference}: {note}")
     how = opened.header.preprocess
     if not opened.header.assumed or not isinstance(how, Preprocess):
         return

@@ -72,7 +72,9 @@ def test_names_on_disk_tell_the_parts(tmp_path, variant):
 def test_what_does_not_classify_is_refused(tmp_path, variant):
     save_text_model(variant, tmp_path / "m")
     edit_config(tmp_path / "m", architectures=["SomethingForMaskedLM"])
-    with pytest.raises(UnsupportedModelError, match="is a SomethingForMaskedLM, which does not classify"):
+    with pytest.raises(
+        UnsupportedModelError, match="is a `SomethingForMaskedLM`, which transformers does not have"
+    ):
         open_model(str(tmp_path / "m"))
 
 

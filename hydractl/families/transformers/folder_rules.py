@@ -1,0 +1,276 @@
+"""What folders of transformers, sentence-transformers and SetFit say beside the options of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hydractl.errors import CheckpointError
+from hydractl.families.base import Described
+from hydractl.families.gate import COMMON_RULES, DEQUANTIZE, ModelFolder, Rule, answer_problem
+from hydractl.jsonfile import compact, parse
+from hydractl.manifest.header import Tokenization
+from hydractl.wording import quoted
+
+MODULES = "modules.json"
+POOLINGS = ("cls", "mean")
+"""Poolings of sentence-transformers that a classifier may have here; the first is the family's own."""
+ENCODER = "store the encoder alone: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and its tokenizer likewise"
+
+
+def _problem_type(folder: ModelFolder) -> str | None:
+    return answer_problem(folder.config, None) if folder.classifies else None
+
+
+def _num_labels(folder: ModelFolder) -> str | None:
+    names, number = folder.config.get("id2label"), folder.config.get("num_labels")
+    if not folder.classifies:
+        return None
+    if isinstance(names, dict) and isinstance(number, int) and number != len(names):
+        return f"`num_labels` is {number}, but `id2label` names {len(names)}"
+    return answer_problem(
+        {}, len(names) if isinstance(names, dict) else number if isinstance(number, int) else None
+    )
+
+
+def _class_names(folder: ModelFolder) -> str | None:
+    names = folder.config.get("id2label")
+    if names is None or not folder.classifies:
+        return None
+    if not isinstance(names, dict):
+        return "`id2label` is not an object from class numbers to names"
+    if absent := sorted({str(i) for i in range(len(names))} - names.keys(), key=int):
+        return f"`id2label` names {len(names)} classes and lacks the class {absent[0]}"
+    return None
+
+
+def _repeated_class(folder: ModelFolder) -> str | None:
+    names = folder.config.get("id2label")
+    if not isinstance(names, dict) or not folder.classifies:
+        return None
+    labels = [str(name) for name in names.values()]
+    twice = next((name for name in labels if labels.count(name) > 1), None)
+    return None if twice is None else f"`id2label` gives two classes the name `{twice}`"
+
+
+def _quantization(folder: ModelFolder) -> str | None:
+    for key in ("quantization_config", "compression_config"):
+        given = folder.config.get(key)
+        if given:
+            method = given.get("quant_method") if isinstance(given, dict) else None
+            return f"its weights are quantised (`{key}`{f': `{method}`' if method else ''})"
+    return None
+
+
+def _pruned_heads(folder: ModelFolder) -> str | None:
+    return (
+        "heads were cut out of it by an older transformers (`pruned_heads`)"
+        if folder.config.get("pruned_heads")
+        else None
+    )
+
+
+def _own_class(folder: ModelFolder) -> str | None:
+    """Return that the classifier is of a class which the library does not have, or None."""
+    if not folder.model_classes:
+        return None
+    import transformers
+
+    unknown = [name for name in folder.model_classes if not hasattr(transformers, name)]
+    if len(unknown) < len(folder.model_classes):
+        return None
+    return (
+        f"is a `{unknown[0]}`, which transformers does not have: code of its own (`auto_map`) is never run, and its classifier "
+        "would be lost"
+    )
+
+
+def _setfit(folder: ModelFolder) -> str | None:
+    files = [name for name in ("model_head.pkl", "model_head.pt") if (folder.path / name).is_file()]
+    if not files:
+        return None
+    return (
+        f"is a SetFit model: its classifier is in `{files[0]}`, a pickle, which is not read and would be lost"
+    )
+
+
+def _sentence_modules(folder: ModelFolder) -> str | None:
+    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in folder.sentence_modules]
+    others = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize"}]
+    if others:
+        return f"`{MODULES}` has a module `{others[0]}`, which would be lost"
+    return f"`{MODULES}` has {kinds.count('Pooling')} poolings" if kinds.count("Pooling") > 1 else None
+
+
+def _pooling(folder: ModelFolder) -> str | None:
+    modes = _pooling_modes(folder)
+    if len(modes) == 1 and modes[0] in POOLINGS:
+        return None
+    return (
+        f"sentence-transformers pools its tokens by {quoted(modes)}; supported are `cls` and `mean`"
+        if modes
+        else None
+    )
+
+
+def _pooling_modes(folder: ModelFolder) -> list[str]:
+    """Return the names of the poolings in a folder's pooling module."""
+    if folder.model_classes and folder.classifies:
+        return []
+    modules = (
+        str(m.get("path")) for m in folder.sentence_modules if str(m.get("type", "")).endswith("Pooling")
+    )
+    says = folder.read(f"{next(modules, '1_Pooling')}/config.json")
+    if mode := says.get("pooling_mode"):
+        return [str(mode)] if isinstance(mode, str) else [str(one) for one in mode]
+    chosen = [key for key, value in says.items() if key.startswith("pooling_mode_") and value is True]
+    return [
+        key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in chosen
+    ]
+
+
+def with_sentence_settings(described: Described, folder: ModelFolder) -> Described:
+    """Return a text encoder that reads texts as sentence-transformers does: its pooling, its longest text, lowercased or not.
+
+    Raises:
+        CheckpointError: If `sentence_bert_config.json` has a value of another type.
+    """
+    texts = described.preprocess
+    if not isinstance(texts, Tokenization):
+        return described
+    length, lowercase = _sentence_limits(folder)
+    if length is not None:
+        texts = texts.model_copy(update={"max_length": min(length, texts.max_length)})
+    if lowercase and texts.tokenizer is not None:
+        texts = texts.model_copy(update={"tokenizer": _lowercased(texts.tokenizer)})
+    normalizes = any(str(module.get("type", "")).endswith("Normalize") for module in folder.sentence_modules)
+    return replace(
+        described,
+        preprocess=texts,
+        pools="mean" if _pooling_modes(folder) == ["mean"] else None,
+        notes=("`modules.json` scales embeddings to length one; a new classifier reads them unscaled",)
+        * normalizes,
+    )
+
+
+def _sentence_limits(folder: ModelFolder) -> tuple[int | None, bool]:
+    """Return the most tokens of a text, and whether texts are lowercased, as `sentence_bert_config.json` says."""
+    settings = folder.read("sentence_bert_config.json") if folder.sentence_modules else {}
+    length, lowercase = settings.get("max_seq_length"), settings.get("do_lower_case") or False
+    if not (length is None or (type(length) is int and length > 0)) or not isinstance(lowercase, bool):
+        raise CheckpointError(
+            f"{folder.path}/sentence_bert_config.json: `max_seq_length` must be a positive number, `do_lower_case` true or false"
+        )
+    return length, lowercase
+
+
+def _lowercased(tokenizer: str) -> str:
+    """Return the text of a tokenizer that lowercases texts before all else."""
+    settings = parse(tokenizer)
+    steps = [{"type": "Lowercase"}, settings.get("normalizer")]
+    settings["normalizer"] = {"type": "Sequence", "normalizers": [step for step in steps if step]}
+    return compact(settings)
+
+
+RULES = (
+    *COMMON_RULES,
+    Rule(
+        library="transformers",
+        name="options of the type's configuration",
+        effect="given to the library's own configuration; what it does not declare has no effect there or here",
+    ),
+    Rule(
+        library="transformers",
+        name="`dtype`",
+        effect="not followed: weights keep the dtype in which they are stored, and `--dtype` says in which one a model runs",
+    ),
+    Rule(
+        library="transformers",
+        name="`architectures` of a class without a classifier, weights with one",
+        effect="the classifier is read, as transformers reads it, with a warning",
+    ),
+    Rule(
+        library="transformers",
+        name="tensors in a block that the class does not have",
+        effect="refused",
+    ),
+    Rule(
+        library="transformers",
+        name="`preprocessor_config.json`",
+        effect="size, crop, scale, mean and standard deviation are followed; other image processors are refused",
+    ),
+    Rule(
+        library="transformers",
+        name="`tokenizer.json`, `tokenizer_config.json`, vocabularies",
+        effect="read by the library's own tokenizer; texts are padded on the right, whatever `padding_side` says",
+    ),
+    Rule(
+        library="transformers",
+        name="`quantization_config`, `compression_config`",
+        effect="refused",
+        problem=_quantization,
+        hint=DEQUANTIZE,
+    ),
+    Rule(library="transformers", name="`pruned_heads`", effect="refused", problem=_pruned_heads),
+    Rule(
+        library="transformers",
+        name="`problem_type`",
+        effect="refused unless it is `single_label_classification`; `finetune` takes the encoder",
+        problem=_problem_type,
+        as_backbone=True,
+    ),
+    Rule(
+        library="transformers",
+        name="`num_labels`, number of `id2label`",
+        effect="one logit is refused, and two numbers that differ; `finetune` takes the encoder",
+        problem=_num_labels,
+        as_backbone=True,
+    ),
+    Rule(
+        library="transformers",
+        name="`id2label`",
+        effect="the names of the classes; a list and missing numbers are refused",
+        problem=_class_names,
+        hint='write it as `"id2label": {"0": "cat", "1": "dog"}`, a name for every class',
+    ),
+    Rule(
+        library="transformers",
+        name="two classes of one name in `id2label`",
+        effect="refused; `finetune` takes the encoder",
+        problem=_repeated_class,
+        as_backbone=True,
+    ),
+    Rule(
+        library="transformers",
+        name="`architectures`, `auto_map`: a class that transformers does not have",
+        effect="refused, its code is never run; `finetune` takes the encoder",
+        problem=_own_class,
+        as_backbone=True,
+    ),
+    Rule(
+        library="transformers",
+        name="`model_head.pkl` of SetFit",
+        effect="refused; `finetune` takes the encoder",
+        problem=_setfit,
+        as_backbone=True,
+    ),
+    Rule(
+        library="transformers",
+        name="`modules.json` of sentence-transformers",
+        effect="an encoder with one pooling; other modules, as `Dense`, are refused, `Normalize` is left to the new classifier",
+        problem=_sentence_modules,
+        hint=ENCODER,
+    ),
+    Rule(
+        library="transformers",
+        name="`1_Pooling/config.json`",
+        effect="`mean` and `cls` are what the new classifier reads; others are refused",
+        problem=_pooling,
+        hint=ENCODER,
+    ),
+    Rule(
+        library="transformers",
+        name="`sentence_bert_config.json`",
+        effect="`max_seq_length` and `do_lower_case` are followed in an encoder, not in a classifier, where no library reads them",
+    ),
+)
+"""What folders of transformers say beside the options of a configuration."""
