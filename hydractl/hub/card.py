@@ -15,10 +15,10 @@ from hydractl.hub.making import making
 from hydractl.hub.readme import Readme, code
 from hydractl.hub.repository import MAIN
 from hydractl.manifest.header import Header, Kind, Preprocess, steps_to
-from hydractl.manifest.report import Report, Row, Value
+from hydractl.manifest.report import Report, Row, Value, scaled_alike
 from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.metric import Needs, Unit
-from hydractl.metrics.table import METRICS
+from hydractl.metrics.table import METRICS, TEMPERATURE
 from hydractl.source import HUB_ID
 from hydractl.tensors import TensorSpec
 from hydractl.wording import counted
@@ -38,6 +38,9 @@ _WHAT = {
         "so that it tells how sure it is."
     ),
 }
+
+
+_UNFAIR = "Some of these models store a temperature, others do not: their NLL, Brier score and ECE are no fair comparison."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +229,10 @@ def _results(facts: Facts) -> str:
         if data is None
         else f" on {code(data.reference)}" + (f" ({data.count} samples)" if data.count else "")
     )
+    fair = TEMPERATURE in report.data or scaled_alike(*(row.stored_temperatures for row in rows))
     lines += [
         "",
+        *(() if fair else (f"{_UNFAIR}\n",)),
         f"The first column is this model{on}. In brackets are 95 % intervals; [`{REPORT}`]({REPORT}) defines every number.",
     ]
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -92,6 +92,11 @@ class Shift(Strict):
             if not own.keys() <= self.at(scope).keys():
                 raise ValueError(f"intervals: `{scope}` has {sorted(own)}, which it has no numbers of")
         return self
+
+
+def scaled_alike(*rows: Sequence[float]) -> bool:
+    """Return whether all checkpoints of some rows store a temperature, or none does, given what each row's store."""
+    return len({temperature != 1 for stored in rows for temperature in stored or (1.0,)}) < 2
 
 
 class Row(Strict):

@@ -145,3 +145,5 @@ LABELLED = (
         bins=of_equal_count,
     ),
 )
+CALIBRATED = tuple(metric.name for metric in LABELLED if metric.reads != ("hits",))
+"""The metrics of probabilities: a temperature changes them where it changes no answer."""

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Self
 
 from hydractl.errors import InputError, ManifestError
-from hydractl.manifest.report import Report
+from hydractl.manifest.report import Report, scaled_alike
 from hydractl.manifest.scopes import ID_NAME
-from hydractl.metrics.table import METRICS
+from hydractl.metrics.table import METRICS, TEMPERATURE
 from hydractl.reporting.intervals import SEEDS, SETS, mean_of_sets, square_and_add, student
 from hydractl.reporting.numbers import Number, Quantity, difference_of, number_of, quantities
 from hydractl.wording import counted, listed, quoted
@@ -82,6 +82,15 @@ class Compared:
     def names(self) -> tuple[str, ...]:
         """What the rows are called, the first one first."""
         return tuple(self.rows)
+
+    def scaled_alike(self, other: str) -> bool:
+        """Return whether every report has a temperature of the first row and of another one, or of neither."""
+        pair = {self.names[0], other}
+        return all(
+            TEMPERATURE in report.data
+            or scaled_alike(*(row.stored_temperatures for row in report.rows if row.name in pair))
+            for report in self.reports
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hydractl.manifest.scopes import SHIFT
+from hydractl.metrics.labelled import CALIBRATED
 from hydractl.metrics.metric import Needs
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.numbers import GROUPS, Number, Quantity, told
@@ -51,7 +52,9 @@ def judged(compared: Compared) -> list[Quantity]:
 
 def _sentence(compared: Compared, other: str) -> str:
     first, differences = compared.names[0], compared.differences[other]
-    found = _judge(differences, judged(compared))
+    unfair = () if compared.scaled_alike(other) else CALIBRATED
+    wanted = judged(compared)
+    found = _judge(differences, [q for q in wanted if q.name not in unfair])
     parts = []
     if found.better:
         parts.append(f"is better than {other} in {listed(found.better)}")
@@ -68,6 +71,12 @@ def _sentence(compared: Compared, other: str) -> str:
     if not parts:
         parts.append(f"has no number of {', '.join(JUDGED)} to compare with {other}")
     parts += _costs(compared.rows[first], compared.rows[other], other)
+    withheld = [q.label for q in wanted if q.name in unfair and q in differences]
+    if withheld:
+        parts[-1] += (
+            f"; {listed(withheld)} {'are' if len(withheld) > 1 else 'is'} not compared, as only one of the two stores a temperature "
+            "(`hydractl eval --temperature DATA` fits one for every row)"
+        )
     return f"{first} {'; it '.join(parts)}."
 
 

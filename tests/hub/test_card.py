@@ -8,6 +8,7 @@ import yaml
 from hydractl.hub.card import Facts, card_of
 from hydractl.manifest.header import InputFile, Kind, Step
 from support.builders import base, sha
+from support.reports import seeded
 
 TUNED = Step(command="finetune", options={})
 PRUNED = Step(
@@ -46,3 +47,16 @@ def test_a_licence_is_said_or_missed():
     assert "`cc-by-4.0`, as the base model's licence asks for." in card
     assert "Nobody has said." not in card
     assert "Nobody has said. The licence of the base model holds" in without
+
+
+@pytest.mark.parametrize(
+    ("stored", "fair"), [({0: (1.5,)}, False), ({0: (1.5,), 1: (2.0,)}, True), ({}, True)]
+)
+def test_results_of_rows_with_and_without_a_temperature_are_no_fair_comparison(stored, fair):
+    report = seeded(0, names=("hydra", "base"))
+    rows = tuple(
+        row.model_copy(update={"stored_temperatures": stored.get(i, ())}) for i, row in enumerate(report.rows)
+    )
+    _, card = told(Kind.MEMBER, PRUNED, report=report.model_copy(update={"rows": rows}), row=rows[0])
+
+    assert ("are no fair comparison" not in card) == fair

@@ -292,6 +292,34 @@ def test_without_intervals_nothing_is_called_better():
     assert "better" not in said
 
 
+@pytest.mark.parametrize(
+    ("stored", "fitted", "fair"),
+    [
+        ({"hydra": (1.5,)}, False, False),
+        ({"base": (1.5,)}, False, False),
+        ({"hydra": (1.5, 1.0), "base": (1.5,)}, False, False),
+        ({"hydra": (1.5,), "base": (2.0, 3.0)}, False, True),
+        ({"hydra": (1.5,)}, True, True),
+        ({}, False, True),
+    ],
+)
+def test_probabilities_of_rows_with_and_without_a_temperature_are_not_compared(stored, fitted, fair):
+    """One report of several is enough."""
+    plain = seeded(0, names=("hydra", "base"), near=(), far=(), curves=False, shift=True)
+    rows = tuple(
+        row.model_copy(update={"stored_temperatures": stored.get(row.name, ())}) for row in plain.rows
+    )
+    data = plain.data | ({"temperature": plain.data["id"]} if fitted else {})
+    report = plain.model_copy(update={"rows": rows, "data": data})
+
+    for reports in ({"a.json": report}, {"a.json": plain, "b.json": report}):
+        (said,) = verdict(Compared.of(reports))
+        compared, _, withheld = said.partition("; NLL, NLL under corruption and ECE are not compared, as ")
+        assert "accuracy" in compared
+        assert bool(re.search("NLL|ECE", compared)) == fair
+        assert bool(withheld) != fair
+
+
 def test_a_row_alone_is_not_called_better():
     (said,) = verdict(Compared.of({"a.json": seeded(0, names=("hydra",), far=())}))
 

@@ -110,6 +110,34 @@ def test_models_that_answer_together_keep_temperatures_of_their_own(models):
     assert "the models of both store different ones, which T does not count" in shown.getvalue()
 
 
+UNFAIR = "the comparison of Brier, NLL, ECE and aECE is unfair: {} a temperature, {} not; `--temperature DATA` fits one for every row"
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "said"),
+    [
+        ("hydra-2", {"base": ["base"], "both": ["base", "base-3"]}, ("hydra-2 and both store", "base and both do")),
+        ("base", {"hydra": ["hydra-2"]}, ("hydra stores", "base does")),
+        ("base-2", {"hydra": ["hydra-2"]}, None),
+        ("base", {"member": ["member"]}, None),
+    ],
+)  # fmt: skip
+def test_a_temperature_of_some_rows_alone_is_unfair(models, first, others, said):
+    """A report says so, and names the option that makes the comparison fair."""
+    compare = tuple(
+        NamedModels(name=name, models=tuple(str(models / f"{own}.st") for own in row))
+        for name, row in others.items()
+    )
+    heldout = DataRef.parse("digits::split=val,classes=0-6")
+    unfair = [] if said is None else [UNFAIR.format(*said)]
+    given = {"compare": compare, "metrics": ("accuracy", "brier", "nll", "ece", "adaptive_ece")}
+
+    for temperature, expected in ((None, unfair), (1.5, unfair), (heldout, [])):
+        found = rows_of(models, first, temperature=temperature, **given).warnings
+        assert [warning for warning in found if "unfair" in warning] == expected
+    assert not rows_of(models, first, compare=compare, metrics=("accuracy",)).warnings
+
+
 def test_the_table_says_that_it_is_stored(models):
     shown = io.StringIO()
     render(rows_of(models, "base-2"), Console(file=shown, width=200))

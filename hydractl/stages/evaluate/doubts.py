@@ -11,18 +11,19 @@ from hydractl.errors import DataError, UsageError
 from hydractl.families.opening import OpenModel
 from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import Step, steps_to
-from hydractl.manifest.report import Row
+from hydractl.manifest.report import Row, scaled_alike
 from hydractl.manifest.scopes import ID_NAME
+from hydractl.metrics.labelled import CALIBRATED
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.ranking import TPR
 from hydractl.metrics.scores import MSP, SCORES
-from hydractl.metrics.table import FIT, TEMPERATURE, VAL, needing
+from hydractl.metrics.table import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.rivals.reference import Vilu
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.selection import THRESHOLD, found_on
 from hydractl.stages.shared.reading import held_twice
-from hydractl.wording import counted
+from hydractl.wording import counted, listed
 
 FEW = 100
 """Of fewer samples the rate at 95 % rests on a handful, and a temperature is hardly known."""
@@ -97,6 +98,21 @@ def of_training(config: EvalConfig, tested: np.ndarray, fitted_on: Mapping[str, 
                 f"{twice} of {len(held)} samples of `val={val}` are in `data={data}`: the prior is chosen where the model "
                 "may be surer than elsewhere"
             )
+
+
+def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Iterator[str]:
+    """Yield a line where checkpoints of some rows store a temperature, others store none, and none is fitted for every row."""
+    stored = [tuple(model.header.temperature for model in models) for models in opened]
+    compared = [METRICS[name].column for name in CALIBRATED if name in config.chosen]
+    if len(stored) == 1 or config.heldout is not None or not compared or scaled_alike(*stored):
+        return
+    rows = [*zip((row.name for row in config.rows), stored, strict=True)]
+    scaled = [name for name, own in rows if {*own} != {1.0}]
+    others = [name for name, own in rows if 1.0 in own]
+    yield (
+        f"the comparison of {listed(compared)} is unfair: {listed(scaled)} {'store' if len(scaled) > 1 else 'stores'} a temperature, "
+        f"{listed(others)} {'do' if len(others) > 1 else 'does'} not; `--temperature DATA` fits one for every row"
+    )
 
 
 def of_row(

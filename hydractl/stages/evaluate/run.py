@@ -36,7 +36,7 @@ from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, check_training_told, count_sizes, measure_latencies
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.detection import as_stored, check_held, detecting, validated
-from hydractl.stages.evaluate.doubts import of_row, tuned_on_ood
+from hydractl.stages.evaluate.doubts import of_row, of_temperatures, tuned_on_ood
 from hydractl.stages.evaluate.extras.analyses import Analyst, check_rows, read_scores
 from hydractl.stages.evaluate.extras.curves import with_curves
 from hydractl.stages.evaluate.extras.shift import check_photographs, under_corruptions
@@ -93,6 +93,9 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     check_rows(config, opened)
     check_held(config, opened)
     check_training_told(config, opened)
+    unfair = [*of_temperatures(config, opened)]
+    for doubt in unfair:
+        progress.warn(doubt)
     head_scores = read_scores(config, opened)
     texts = content_of(opened[0][0].header.preprocess) is Content.TEXTS
     corruptions = chosen(config.corrupt, texts=texts, seed=config.seed)
@@ -118,7 +121,7 @@ def _run(config: EvalConfig, machine: Machine, own: Claim, progress: Progress) -
     if not team.leads:
         document = Report.from_json(team.told(""), where="the report of rank 0")
         return EvalReport(document=document, paths=_paths(config, document), config=config)
-    document = _document(config, data, rows, machine.device, opened, doubts)
+    document = _document(config, data, rows, machine.device, opened, [*unfair, *doubts])
     model, paths = opened[0][0], _paths(config, document)
     stored = None
     if config.store in paths:
