@@ -47,7 +47,7 @@ class Stage(NamedTuple):
     @property
     def doc(self) -> str:
         """What the function's help says."""
-        told = "\n".join(f"    {o.name}: {o.setting.help}" for o in self.options)
+        told = "\n".join(f"    {keyword_of(o)}: {o.setting.help}" for o in self.options)
         return (
             f"{self.does}\n\nArguments are those of `hydractl {self.command}`, and read as it reads them; None is an option that is "
             f"not given.\n\nArgs:\n{told}\n    progress: Hears what begins: a function of one text, or a `Progress`. Without it the stage is "
@@ -62,7 +62,7 @@ class Stage(NamedTuple):
 
     def function(self) -> Callable[..., Any]:
         """Return the function; it loads the stage when it is called."""
-        options = {o.name: o for o in self.options}
+        options = {keyword_of(o): o for o in self.options}
         signature = inspect.Signature([*map(_parameter, options.values()), _PROGRESS])
 
         def run(*args: object, **given: object) -> Any:  # noqa: ANN401 - the stage's report
@@ -74,7 +74,7 @@ class Stage(NamedTuple):
 
             bound = signature.bind(*args, **given).arguments
             heard = bound.pop("progress", None)
-            typed = {name: _typed(options[name], value) for name, value in bound.items()}
+            typed = {options[name].name: _typed(options[name], value) for name, value in bound.items()}
             config = configured(self.config, dict.fromkeys(o.name for o in options_of(self.config)) | typed)
             module, _, function = self.run.partition(":")
             with without_bars(utils):
@@ -132,7 +132,7 @@ def _typed(option: Declared, value: object) -> object:
     if listed or not all(isinstance(item, str) for item in items):
         return items if listed else tuple(items)
     if odd := [item for item in items if "," in str(item)]:
-        raise ValueError(f"{option.name}: `{odd[0]}` holds a comma, which parts items")
+        raise ValueError(f"{keyword_of(option)}: `{odd[0]}` holds a comma, which parts items")
     return ",".join(map(str, items))
 
 
@@ -147,7 +147,7 @@ def _as_path(option: Declared, value: object) -> object:
 def _parameter(option: Declared) -> inspect.Parameter:
     kind = FIRST_POSITIONAL if option.setting.positional else inspect.Parameter.KEYWORD_ONLY
     default = inspect.Parameter.empty if option.default is ... else None
-    return inspect.Parameter(option.name, kind, default=default, annotation=type_of(option))
+    return inspect.Parameter(keyword_of(option), kind, default=default, annotation=type_of(option))
 
 
 _PROGRESS = inspect.Parameter(
@@ -156,6 +156,13 @@ _PROGRESS = inspect.Parameter(
     default=None,
     annotation="Callable[[str], object] | Progress | None",
 )
+
+
+def keyword_of(option: Declared) -> str:
+    """Return the name of an option's argument: the option's own, `min_lr_rate` for `--min-lr-rate`."""
+    spelled = [word for form in option.setting.spelled for word in form.split("/")]
+    named = [word[2:].replace("-", "_") for word in spelled if word.startswith("--")]
+    return option.name if option.name in named or not named else named[0]
 
 
 def type_of(option: Declared) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hydractl.api.stage import Stage, type_of
+from hydractl.api.stage import Stage, keyword_of, type_of
 from hydractl.api.stages import STAGES
 
 FILE = Path(__file__).with_name("stages.pyi")
@@ -32,7 +32,9 @@ def stub() -> str:
 def _function(stage: Stage) -> str:
     first = [o for o in stage.options if o.setting.positional]
     rest = [o for o in stage.options if not o.setting.positional]
-    lines = [f"    {o.name}: {type_of(o)}{'' if o.default is ... else ' = ...'}," for o in (*first, *rest)]
+    lines = [
+        f"    {keyword_of(o)}: {type_of(o)}{'' if o.default is ... else ' = ...'}," for o in (*first, *rest)
+    ]
     lines.insert(len(first), "    *,")
     told = "\n".join(f"    {line}".rstrip() for line in stage.doc.rstrip().splitlines())
     return (

@@ -32,8 +32,8 @@ class Predictions:
         labels: The name of each sample's most probable class; its number where the model's classes have no names.
         classes: Its number (N,), int64; of equally probable ones the lowest.
         probabilities: The mean of the members' probabilities, (N, C), float32.
-        member_probabilities: Each member's own, (N, M, C), float32.
-        votes: The class (N, M), int64, that each member takes for the most probable.
+        member_probabilities: Each member's own, (M, N, C), float32.
+        votes: The class (M, N), int64, that each member takes for the most probable.
         scores: OOD scores by the names that `eval` has, (N,), float32: all of logits, and those of features that the model holds;
             the higher, the stranger the sample.
         accepted: Whether the model answers for each sample, (N,), boolean: by the threshold that its checkpoint stores, None
@@ -60,7 +60,7 @@ class Predictions:
         said, fitted = (whole(told.said), told.scores) if isinstance(told, Scored) else (told, {})
         parts = said.split(SAMPLES_AT_ONCE)
         mean = torch.cat([ensemble_log_probs(p.log_probs.double()).exp().float() for p in parts])
-        members = said.log_probs.exp().transpose(0, 1)
+        members = said.log_probs.exp()
         classes = mean.argmax(1)
         scores = {name: scored(said, name).float() for name in SCORES}
         scores |= {name: own.float() for name, own in fitted.items()}

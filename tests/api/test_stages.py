@@ -12,9 +12,9 @@ import pytest
 
 import hydractl
 from hydractl.api import stub
-from hydractl.api.stage import type_of
+from hydractl.api.stage import keyword_of, type_of
 from hydractl.api.stages import STAGES
-from hydractl.cli.app import function_of
+from hydractl.cli.app import command_tree
 from hydractl.errors import CheckFailed, OutputExists, UsageError
 from support.builders import base
 from support.heard import Heard
@@ -51,14 +51,19 @@ def test_the_page_on_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert len(Path("predictions.csv").read_text().splitlines()) == 21
 
 
-def test_a_function_takes_every_option_of_its_command_and_no_other():
+def test_a_function_takes_every_option_of_its_command_by_its_name_and_no_other():
+    other = {"json", "quiet", "if_changed", "provenance"}
     for stage in STAGES:
-        command = inspect.signature(function_of(stage.command)).parameters
-        function = inspect.signature(getattr(hydractl, stage.name))
-        assert {*function.parameters} == ({*command} - {"json", "quiet", "if_changed", "provenance"}) | {
-            "progress"
-        }, stage.name
-        assert all(f"\n    {name}: " in getattr(hydractl, stage.name).__doc__ for name in function.parameters)
+        spelled = [
+            [p.name] if p.param_type_name == "argument" else [*p.opts, *p.secondary_opts]
+            for p in command_tree().get_command(None, stage.command).params
+        ]
+        options = [{word.removeprefix("--").replace("-", "_") for word in words} for words in spelled]
+        keywords = {*inspect.signature(getattr(hydractl, stage.name)).parameters} - {"progress"}
+
+        assert keywords <= {name for names in options for name in names}, stage.name
+        assert [names for names in options if not names & (keywords | other)] == [], stage.name
+        assert all(f"\n    {name}: " in getattr(hydractl, stage.name).__doc__ for name in keywords)
 
 
 def test_the_stub_says_what_the_options_say(monkeypatch, tmp_path, capsys):
@@ -115,6 +120,8 @@ def test_errors_are_those_of_the_command(work):
         hydractl.fuse(["m0.st", "m1.st"], out="x.st", mlp="mix")
     with pytest.raises(TypeError, match=r"fuse\(\) has no option `merge_tunk`; did you mean `merge_trunk`\?"):
         hydractl.fuse(["m0.st"], out="x.st", merge_tunk=1)
+    with pytest.raises(TypeError, match=r"prune\(\) has no option `masks`; did you mean `mask`\?"):
+        hydractl.prune("m0.st", out="x.st", masks=["mask.json"])
     with pytest.raises(TypeError, match="missing a required argument: 'out'"):
         hydractl.predict("m0.st", "digits")
     with pytest.raises(ValueError, match="classes: `a,b` holds a comma"):
@@ -137,4 +144,4 @@ def test_a_number_out_of_range_is_refused_as_the_option_is_called(stage, option)
     least = option.setting.above if option.setting.low is None else option.setting.low
 
     with pytest.raises(UsageError, match=f"`{option.setting.option(option.name)} "):
-        getattr(hydractl, stage.name)(**needed | {option.name: least - 1})
+        getattr(hydractl, stage.name)(**needed | {keyword_of(option): least - 1})

@@ -73,13 +73,13 @@ def test_predictions_follow_from_the_members_logits(folder, name):
         return -(p * p.log()).sum(-1)
 
     members = 2 if name == "hydra.st" else 1
-    assert (len(found), found.member_probabilities.shape) == (5, (5, members, 7))
+    assert (len(found), found.member_probabilities.shape) == (5, (members, 5, 7))
     assert found.labels == tuple(NAMES[i] for i in mean.argmax(1).tolist())
     assert model.labels == NAMES
     torch.testing.assert_close(found.probabilities, mean.float())
     torch.testing.assert_close(found.confidence, mean.amax(1).float())
-    torch.testing.assert_close(found.member_probabilities, each.transpose(0, 1).float())
-    assert torch.equal(found.votes, each.argmax(2).T)
+    torch.testing.assert_close(found.member_probabilities, each.float())
+    assert torch.equal(found.votes, each.argmax(2))
     torch.testing.assert_close(found.entropy, entropy(mean).float())
     information = (entropy(mean) - entropy(each).mean(0)).clamp(min=0).float()
     torch.testing.assert_close(found.mutual_information, information, rtol=0, atol=1e-6)

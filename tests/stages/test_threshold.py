@@ -80,15 +80,15 @@ def test_predict_accepts_what_eval_counted(models, stored):
     found = lines(models, "copy.st")
     model = hydractl.load(models / "copy.st")
 
-    accepted = [line["accept"] for line in found]
+    accepted = [line["accepted"] for line in found]
     assert sum(accepted) == stored.accepted
     assert [line["ood_score"] < stored.below for line in found] == accepted
     assert [line["ood_score"] for line in found] == [line["entropy"] for line in found]
     inputs = base().inputs(batch=3)
     assert torch.equal(model.predict(inputs).accepted, model.predict(inputs).entropy < stored.below)
     assert hydractl.load(models / "hydra.st").predict(inputs).accepted is None
-    assert "accept" not in lines(models, "copy.st", threshold=parse_threshold("none"))[0]
-    assert "accept" not in lines(models, "hydra.st")[0]
+    assert "accepted" not in lines(models, "copy.st", threshold=parse_threshold("none"))[0]
+    assert "accepted" not in lines(models, "hydra.st")[0]
 
 
 @pytest.mark.usefixtures("stored")  # its report
@@ -104,7 +104,7 @@ def test_predict_takes_a_threshold_from_a_report_or_a_number(models):
     found = run_eval(config).document.rows[0].threshold
     by_report = lines(models, "hydra.st", threshold=models / "plain.json")
 
-    assert sum(line["accept"] for line in by_report) == found.accepted
+    assert sum(line["accepted"] for line in by_report) == found.accepted
     assert lines(models, "hydra.st", threshold=found.below) == by_report
     with pytest.raises(InputError, match=r"report.json: its threshold is for the temperature 2, .* stores 1"):
         lines(models, "hydra.st", threshold=models / "report.json")

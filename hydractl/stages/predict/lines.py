@@ -21,7 +21,7 @@ from hydractl.jsonfile import compact
 from hydractl.publish import Sink
 
 Line = dict[str, Any]
-PATH, ROW, DATA, ERROR = "path", "row", "data", "error"
+PATH, ROW, DATA, ACCEPTED, ERROR = "path", "row", "data", "accepted", "error"
 
 
 def lines_of(found: Predictions, names: Sequence[str], *, top_k: int, score: str) -> Iterator[Line]:
@@ -38,12 +38,12 @@ def lines_of(found: Predictions, names: Sequence[str], *, top_k: int, score: str
     rows = zip(
         _numbers(chances),
         classes.tolist(),
-        found.votes.tolist(),
+        found.votes.T.tolist(),
         *map(_numbers, (found.entropy, found.mutual_information, found.scores[score])),
         [None] * len(found) if found.accepted is None else found.accepted.tolist(),
         strict=True,
     )
-    for own, top, votes, entropy, information, strangeness, accept in rows:
+    for own, top, votes, entropy, information, strangeness, accepted in rows:
         yield {
             "label": names[top[0]],
             "probability": own[0],
@@ -52,7 +52,7 @@ def lines_of(found: Predictions, names: Sequence[str], *, top_k: int, score: str
             "mutual_information": information,
             "votes": [names[c] for c in votes],
             "ood_score": strangeness,
-            **({} if accept is None else {"accept": accept}),
+            **({} if accepted is None else {ACCEPTED: accepted}),
         }
 
 
@@ -157,7 +157,7 @@ def columns(keys: Sequence[str], *, top_k: int, members: int, accepts: bool, ski
         | {"entropy": float, "mutual_information": float}
         | {f"vote_{m + 1}": str for m in range(members)}
         | {"ood_score": float}
-        | ({"accept": bool} if accepts else {})
+        | ({ACCEPTED: bool} if accepts else {})
         | ({ERROR: str} if skips else {})
     )
 

@@ -32,7 +32,7 @@ from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, is_image, parsed
 from hydractl.stages.predict.fitting import Fit, beside, held
 from hydractl.stages.predict.journal import Journal, open_journal
-from hydractl.stages.predict.lines import ERROR, WRITERS, JSONLines, Line
+from hydractl.stages.predict.lines import ACCEPTED, ERROR, WRITERS, JSONLines, Line
 from hydractl.stages.predict.sources import Source, forgiving, lines, open_sources
 from hydractl.stages.predict.stream import Answered, Asked, window
 from hydractl.stages.predict.telling import Teller
@@ -85,8 +85,8 @@ class _Counted:
     def add(self, some: Sequence[Line]) -> None:
         self.labels.update(line["label"] for line in some if ERROR not in line)
         self.bad += sum(ERROR in line for line in some)
-        if any("accept" in line for line in some):
-            self.accepted = (self.accepted or 0) + sum(line.get("accept", False) for line in some)
+        if any(ACCEPTED in line for line in some):
+            self.accepted = (self.accepted or 0) + sum(line.get(ACCEPTED, False) for line in some)
 
 
 class _Block(NamedTuple):

@@ -125,7 +125,7 @@ def test_a_threshold_is_stored_beside_the_scores_that_are_there(here, tmp_path):
     assert ("fitted" in step.options, "knn_k" in step.options) == (False, False)
     told = tmp_path / "told.jsonl"
     run_predict(PredictConfig(model=str(kept), data=(DATA,), out=told, device="cpu"))
-    assert told.read_text().count('"accept":true') == row.threshold.accepted
+    assert told.read_text().count('"accepted":true') == row.threshold.accepted
 
 
 def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(here, tmp_path):
@@ -138,7 +138,7 @@ def test_a_report_with_a_threshold_on_a_held_score_is_of_that_model(here, tmp_pa
         PredictConfig(model=str(here / "m0-stored.st"), data=(DATA,), out=told, device="cpu", threshold=out)
     )
 
-    assert told.read_text().count('"accept":true') == row.threshold.accepted
+    assert told.read_text().count('"accepted":true') == row.threshold.accepted
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ def test_the_stored_threshold_accepts_what_eval_counted(here, row):
     told = lines(here, "stored.st")
 
     assert row.threshold.score == "mahalanobis"
-    assert sum(line["accept"] for line in told) == row.threshold.accepted < COUNT
+    assert sum(line["accepted"] for line in told) == row.threshold.accepted < COUNT
     found = torch.tensor([line["ood_score"] for line in told])  # float32, as lines have it
-    assert (found < torch.tensor(row.threshold.below)).tolist() == [line["accept"] for line in told]
+    assert (found < torch.tensor(row.threshold.below)).tolist() == [line["accepted"] for line in told]
 
 
 @pytest.mark.parametrize("score", ["mahalanobis", "vim"])
@@ -150,7 +150,7 @@ def test_a_report_whose_score_was_fitted_on_the_same_data_has_a_threshold(here):
     same = {"threshold": out, "fit": DataRef.parse(FIT)}
 
     told = lines(here, "hydra.st", knn_k=K, **same)
-    assert sum(line["accept"] for line in told) == kept.accepted
+    assert sum(line["accepted"] for line in told) == kept.accepted
     with pytest.raises(InputError, match="is for the neighbour 5, not 50") as caught:
         lines(here, "hydra.st", **same)
     assert caught.value.hint == "add `--knn-k 5`"

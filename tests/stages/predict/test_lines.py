@@ -45,15 +45,15 @@ def lines(said):
 
 def test_a_line_is_of_its_input(said, lines):
     whole = [line for line in lines if "error" not in line]
-    assert [line["accept"] for line in whole] == (
+    assert [line["accepted"] for line in whole] == (
         said.scores["entropy"] < said.scores["entropy"].sort().values[2]
     ).tolist()
-    assert sum(line["accept"] for line in whole) == 2
+    assert sum(line["accepted"] for line in whole) == 2
     assert len({tuple(line["votes"]) for line in whole if len({*line["votes"]}) > 1}) > 1
     for i, line in enumerate(whole):
         best = said.probabilities[i].argsort(descending=True)
         assert [one["label"] for one in line["top"]] == [NAMES[c] for c in best[:TOLD]]
-        assert line["votes"] == [NAMES[c] for c in said.member_probabilities[i].argmax(-1)]
+        assert line["votes"] == [NAMES[c] for c in said.member_probabilities[:, i].argmax(-1)]
 
 
 def test_every_form_holds_the_same(lines):
@@ -71,13 +71,13 @@ def test_every_form_holds_the_same(lines):
             **{f"label{end}": line["top"][k]["label"] for k, end in enumerate(("", "_2")) if "top" in line},
             **{f"probability{end}": line["top"][k]["probability"] for k, end in enumerate(("", "_2")) if "top" in line},
             **{f"vote_{m + 1}": vote for m, vote in enumerate(line.get("votes", ()))},
-            **{name: line[name] for name in ("entropy", "mutual_information", "ood_score", "accept", "error") if name in line},
+            **{name: line[name] for name in ("entropy", "mutual_information", "ood_score", "accepted", "error") if name in line},
         }
         for line in lines
     ]  # fmt: skip
     order = [
         "path", "label", "probability", "label_2", "probability_2", "entropy", "mutual_information", "vote_1", "vote_2",
-        "vote_3", "ood_score", "accept", "error",
+        "vote_3", "ood_score", "accepted", "error",
     ]  # fmt: skip
 
     assert [json.loads(line) for line in files[".jsonl"].getvalue().splitlines()] == lines

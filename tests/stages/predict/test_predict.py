@@ -89,8 +89,8 @@ def test_a_line_says_what_the_object_in_python_says(models, work):
         assert line["probability"] == line["top"][0]["probability"]
         assert np.float32(line["entropy"]) == said.entropy[i] == np.float32(line["ood_score"])
         assert np.float32(line["mutual_information"]) == said.mutual_information[i]
-        assert line["votes"] == [NAMES[c] for c in said.votes[i]]
-        assert "accept" not in line
+        assert line["votes"] == [NAMES[c] for c in said.votes[:, i]]
+        assert "accepted" not in line
 
 
 def test_folders_of_any_depth_files_and_toys_stand_in_the_order_given(models, work):
