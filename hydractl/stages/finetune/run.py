@@ -28,7 +28,7 @@ from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.subject import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
 from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
-from hydractl.stages.shared.finite import check_finite
+from hydractl.stages.shared.finite import check_finite, check_weights
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import claim, resumable, way_on
 from hydractl.stages.shared.trained import stored_tensors
@@ -329,7 +329,7 @@ def _check_weights(work: Work) -> None:
     """
     check_finite(_state(work), where=work.config.model)
     for teacher in work.teachers:
-        check_finite(teacher.checkpoint.tensors(), where=teacher.reference)
+        check_weights(teacher)
 
 
 def _plain(work: Work) -> Subject:

@@ -137,6 +137,7 @@ def _run(config: FuseConfig, team: Team, own: Claim, progress: Progress) -> Fuse
     with ThreadPoolExecutor(max_workers=1) as pool:
         hashing = pool.submit(digest_together, [m.checkpoint for m in members])
         fusion = Fusion(members, mlp=config.mlps, merge_trunk=merge_trunk, own_from=config.own_from)
+        _check_finite(members, fusion)
         made = Outcome(fusion=fusion, temperature=temperature)
         if judge is not None:
             made = _searched(config, members, fusion, judge)
@@ -154,6 +155,15 @@ def _run(config: FuseConfig, team: Team, own: Claim, progress: Progress) -> Fuse
     for member, twin in _twins(members, fusion):
         progress.warn(f"{member} and {twin} hold the same weights: what they say counts twice")
     return _report(config, members, made, gap)
+
+
+def _check_finite(members: Sequence[OpenModel], fusion: Fusion) -> None:
+    """Refuse weights that are not numbers; of tensors that are equal in all members one is read."""
+    from hydractl.stages.shared.finite import check_weights  # noqa: PLC0415 - loads torch
+
+    check_weights(members[0])
+    for member in members[1:]:
+        check_weights(member, [name for name, same in fusion.same.items() if not same])
 
 
 def _write(
@@ -318,7 +328,7 @@ def _verify(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, he
     if not difference <= TOLERANCE and (exact or difference == float("inf")):
         raise CheckFailed(
             f"the hydra differs from its members by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
-            hint="are there non-finite weights? `--no-verify` skips the check",
+            hint="are there weights so large that outputs overflow? `--no-verify` skips the check",
         )
     return Gap(logits=difference, probabilities=probabilities)
 

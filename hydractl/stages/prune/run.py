@@ -34,6 +34,7 @@ from hydractl.stages.prune.config import PruneConfig, mask_path
 from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.prune.plan import Plan
+from hydractl.stages.shared.finite import check_weights
 from hydractl.stages.shared.images import warn_assumed
 from hydractl.stages.shared.lineage import make_step, warn_temperature
 from hydractl.stages.shared.outputs import check_models, claim
@@ -127,6 +128,7 @@ def _run(config: PruneConfig, team: Team, own: Claim, progress: Progress) -> Pru
             data=[] if asked is None else [asked.data, asked.ood],
             files=[*config.scores, *config.masks, asked.naming.file if asked else None],
         )
+    check_weights(opened)
     warn_temperature(opened, progress)
     warn_assumed(opened, progress)
     chosen = choose_masks(config, opened, team, progress)
@@ -198,7 +200,7 @@ def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> lis
         if not difference <= TOLERANCE:
             raise CheckFailed(
                 f"member {i} differs from the masked base by {difference:.2g}, more than {TOLERANCE:g}; nothing was written",
-                hint="are there non-finite weights? `--no-verify` skips the check",
+                hint="are there weights so large that outputs overflow? `--no-verify` skips the check",
             )
         found.append(difference)
     return found

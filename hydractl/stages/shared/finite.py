@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from hydractl.errors import CheckFailed, CheckpointError
+from hydractl.families.opening import OpenModel
 from hydractl.fusion.responding import NOT_FINITE
 from hydractl.tensors import TensorSpec
 from hydractl.wording import counted
@@ -32,6 +33,22 @@ def check_finite(tensors: Mapping[str, torch.Tensor], *, where: str, dtype: str 
                 f"{'is' if count == 1 else 'are'} not finite",
                 hint=NOT_FINITE if dtype else "did the training diverge? take an earlier checkpoint of it",
             )
+
+
+def check_weights(opened: OpenModel, names: Iterable[str] | None = None) -> None:
+    """Refuse a model's weights that are not numbers; memory holds one tensor at a time.
+
+    Args:
+        opened: The model.
+        names: The tensors to check, all by default.
+
+    Raises:
+        CheckpointError: Naming the first tensor.
+    """
+    stored = opened.checkpoint
+    for name in stored.specs if names is None else names:
+        if stored.specs[name].is_floating:
+            check_finite({name: stored.tensor(name)}, where=opened.reference)
 
 
 def as_stored(name: str, tensor: torch.Tensor, spec: TensorSpec, *, hint: str) -> torch.Tensor:

@@ -294,7 +294,7 @@ def test_probabilities_that_would_not_fit_are_refused_with_a_number_that_fits(pi
 
 def test_numbers_that_are_not_finite(tmp_path):
     sample = base(PLAIN)
-    state = sample.state | {"head.bias": torch.full((7,), float("nan"))}
+    state = sample.state | {"head.weight": torch.full_like(sample.state["head.weight"], 3e38)}
     case = Case(tmp_path, type(sample)(sample.header, state).save(tmp_path / "base.st"), DIGITS, OTHERS)
     with pytest.raises(DataError, match="not finite on this data"):
         case.prune(case.scores())

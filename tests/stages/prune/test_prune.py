@@ -403,6 +403,12 @@ def not_finite(folder):
     type(sample)(sample.header, state).save(folder / "base.st")
 
 
+def overflowing(folder):
+    sample = base(PLAIN)
+    state = sample.state | {"head.weight": torch.full_like(sample.state["head.weight"], 3e38)}
+    type(sample)(sample.header, state).save(folder / "base.st")
+
+
 def bare(folder):
     save_file(base(PLAIN).state, folder / "base.st")
 
@@ -441,7 +447,8 @@ ERRORS = {
     "a-member": (with_model(member_of_it), CheckpointError, "is a member, but heads are counted in a base"),
     "wrong-class-count": (with_model(other_classes), CheckpointError, "tensor `head.bias` has shape (8,), its architecture needs (7,)"),
     "wrong-heads": (with_model(other_heads), CheckpointError, "tensor `blocks.0.attn.qkv.weight` has shape (24, 32), its architecture needs (96, 32)"),
-    "not-finite": (with_model(not_finite), CheckFailed, "nothing was written"),
+    "not-finite": (with_model(not_finite), CheckpointError, "tensor `head.bias` holds 7 numbers of 7 that are not finite"),
+    "overflowing": (with_model(overflowing), CheckFailed, "nothing was written"),
     "no-architecture": (with_model(bare), CheckpointError, "does not say which architecture it is"),
     "missing-folder": (with_scores(out="none/m.st"), HydraError, "does not exist"),
     "output-is-input": (with_scores(out="base.st", force=True), OutputExists, "is an input of this command"),
