@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -57,11 +57,11 @@ class TensorSpec:
         return dtype
 
 
-def common_dtype(state: Mapping[str, torch.Tensor]) -> torch.dtype:
+def common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
     """Return the smallest dtype that holds every floating-point tensor; float32 for 8 bits, in which nothing is computed."""
     import torch  # noqa: PLC0415 - as above
 
-    floating = [tensor for tensor in state.values() if tensor.is_floating_point()]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     dtypes = [tensor.dtype if tensor.itemsize > 1 else torch.float32 for tensor in floating]
     return reduce(torch.promote_types, dtypes or [torch.float32])
 

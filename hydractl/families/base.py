@@ -132,6 +132,10 @@ class Described:
     notes: tuple[str, ...] = ()
 
 
+SCALE = ("logit_scale", "logit_bias")
+"""What makes logits of cosines in models of images and texts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """The architectures that one adapter can read.
@@ -155,6 +159,7 @@ class Family:
         holds: Whether it is of a model, of whatever class, whose encoder one of the family's classifiers has.
         texts: How many tokens of a text, and how many different ones, a model takes; None where none are read.
         scalars: Tensors without an axis, which a hydra holds as a vector of M.
+        exact: Tensors that are stored and loaded in float32 at least, whatever the others are: bf16 changes CLIP's scale by 1 %.
         adopt: Give a folder's tensors the names that they have in memory; None where a library never renames any. What can be
             drawn anew is left out where it is missing, and keeps a shape of its own. Takes what messages call the folder, the
             architecture, and the tensors.
@@ -181,6 +186,7 @@ class Family:
     rules: tuple[Rule, ...] = ()
     on_disk: tuple[tuple[str, str], ...] = ()
     scalars: frozenset[str] = frozenset()
+    exact: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()
 
 

@@ -27,6 +27,7 @@ from hydractl.manifest.header import (
     steps_to,
 )
 from hydractl.publish import is_stream
+from hydractl.runtime import at_least_single
 from hydractl.source import Located, folder_files, locate, named, parse_arch
 from hydractl.tensors import TensorSpec, common_dtype, spec_of
 from hydractl.wording import counted
@@ -259,15 +260,20 @@ def build_checked(
     """Build a model of `header`'s first mask from a state dict, after checking every name and shape; see `in_one_dtype`."""
     check_tensors(where, {k: spec_of(v) for k, v in state.items()}, expected_specs(family, header))
     _check_inputs(family, header, where)
-    return family.build(header.architecture, header.masks[0], in_one_dtype(state, dtype))
+    return family.build(header.architecture, header.masks[0], in_one_dtype(family, state, dtype))
 
 
 def in_one_dtype(
-    state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+    family: Family, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> Mapping[str, torch.Tensor]:
-    """Return a state dict whose floating-point tensors have one dtype, as models compute in one: the least that holds all."""
-    wanted = dtype or common_dtype(state)
-    return {k: v.to(wanted) if v.is_floating_point() else v for k, v in state.items()}
+    """Return a state dict whose floating-point tensors have one dtype, as models compute in one: the least that holds all.
+
+    The family's `exact` tensors have float32 at least.
+    """
+    floating = {k: v for k, v in state.items() if v.is_floating_point()}
+    wanted = dtype or common_dtype(v for k, v in floating.items() if k not in family.exact)
+    exact = at_least_single(wanted)
+    return {**state, **{k: v.to(exact if k in family.exact else wanted) for k, v in floating.items()}}
 
 
 def _check_inputs(family: Family, header: Header, where: str) -> None:

@@ -40,7 +40,7 @@ def members_from_state(
     """
     family = family_of(header.architecture)
     try:
-        states = split_members(family, header, in_one_dtype(state, dtype))
+        states = split_members(family, header, in_one_dtype(family, state, dtype))
     except ValueError as error:
         raise CheckpointError(f"{where}: {error}", hint=f"{EDITED} fuse the members again") from error
     return members_of(header, states, where=where)
@@ -69,7 +69,7 @@ def copies_of(
     """Build a base or a member so many times, of the same parameters; see `in_one_dtype`."""
     family = family_of(header.architecture)
     if copies > 1:
-        state = {name: _parameter(tensor) for name, tensor in in_one_dtype(state, dtype).items()}
+        state = {name: _parameter(tensor) for name, tensor in in_one_dtype(family, state, dtype).items()}
     return [build_checked(family, header, state, where=where, dtype=dtype) for _ in range(copies)]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from math import log
+
 import pytest
 import torch
 
 from hydractl.data.reference import DataRef
+from hydractl.families.base import SCALE
 from hydractl.families.opening import open_model
+from hydractl.families.registry import family_of
 from hydractl.fusion.loaded import load
-from hydractl.manifest.heads import HeadScores
+from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig
@@ -19,6 +23,7 @@ from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.score.run import run_score
 from support.builders import Sample, base, mask_file
 from support.heard import Heard
+from support.variants import VARIANTS
 
 DATA = "digits::split=test,classes=0-6,limit=14"
 STORED = {
@@ -91,3 +96,55 @@ def test_one_dtype_is_made_of_all(model, tmp_path):
     mask = mask_file(tmp_path / "mask.json", opened(model).header, (0,), (1,), (2,))
     run_prune(PruneConfig(model=str(model), masks=(mask,), dtype="bf16", out=tmp_path / "m.st", verify=False))
     assert {*dtypes(tmp_path / "m.st").values()} == {"BF16"}
+
+
+PAIRS = {
+    v.family: v for v in VARIANTS if v.family in {"transformers-clip", "transformers-siglip", "openclip"}
+}
+
+
+def test_models_of_images_and_texts_have_exact_tensors():
+    for row in VARIANTS:
+        sample = base(row)
+        exact = family_of(sample.header.architecture).exact & {*sample.state}
+        assert exact == ({*SCALE} & {*sample.state}), row
+        assert bool(exact) == (len(sample.header.architecture.towers) == 2), row
+
+
+@pytest.mark.parametrize("row", PAIRS.values(), ids=PAIRS)
+@torch.inference_mode()
+def test_what_multiplies_cosines_is_never_rounded(tmp_path, row):
+    """The logarithm of 100 in bf16 is that of 98.9: members, hydras and what is loaded in bf16 keep it in float32."""
+    wanted = {}
+    for i in range(2):
+        sample = base(row, seed=i)
+        given = {n: torch.full_like(t, log(100 + i)) for n, t in sample.state.items() if n in SCALE}
+        path = Sample(sample.header, sample.state | given).save(tmp_path / f"base-{i}.st")
+        mask = HeadMask(
+            towers=sample.header.masks[0], architecture=sample.header.architecture.name, base=None
+        )
+        (tmp_path / f"{i}.json").write_text(mask.to_json())
+        run_prune(
+            PruneConfig(
+                model=str(path), masks=(tmp_path / f"{i}.json",), dtype="bf16", out=tmp_path / f"{i}.st"
+            )
+        )
+        wanted |= {(i, n): t for n, t in given.items()}
+    members, out = tuple(str(tmp_path / f"{i}.st") for i in range(2)), tmp_path / "hydra.st"
+    run_fuse(FuseConfig(models=members, out=out, mlp="keep"))
+
+    for path in (*members, out):
+        kinds = {n: kind for n, kind in dtypes(path).items() if kind != "I64"}
+        assert {n for n, kind in kinds.items() if kind == "F32"} == {n for _, n in wanted}
+        assert {*kinds.values()} == {"F32", "BF16"}
+    stored, hydra, inputs = opened(out).checkpoint, load(out), base(row).inputs(batch=2)
+    for (i, name), number in wanted.items():
+        assert torch.equal(opened(members[i]).checkpoint.tensor(name), number)
+        assert torch.equal(stored.tensor(name)[i].reshape(number.shape), number)
+    for i, path in enumerate(members):
+        for model in (load(path), load(tmp_path / f"base-{i}.st", dtype="bf16")):
+            assert model.dtype == hydra.dtype == torch.bfloat16
+            (answer,) = model.answers
+            torch.testing.assert_close(answer.scale.reshape(()), torch.tensor(100.0 + i), rtol=1e-5, atol=0)
+        alone, together = (load(p, dtype="fp32").member_logits(inputs) for p in (path, out))
+        torch.testing.assert_close(together[i], alone[0], rtol=1e-5, atol=1e-4)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from hydractl.errors import CheckpointError, UnsupportedModelError
-from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout
+from hydractl.families.base import SCALE, Described, Family, HeadTensor, Role, TowerLayout
 from hydractl.families.gate import COMMON_RULES
 from hydractl.families.openclip import config as configs
 from hydractl.families.options import building, check_patches
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LIBRARY = FAMILY = "openclip"
 TIMM, CUSTOM_TEXT = "-timm", "-custom-text"
-ANSWER = ("logit_scale", "logit_bias", "class_embeddings")
+ANSWER = (*SCALE, "class_embeddings")
 HEADS = (
     HeadTensor(name="attn.in_proj_weight", axis=0, copies=3, role=Role.INPUT),
     HeadTensor(name="attn.in_proj_bias", axis=0, copies=3, role=Role.BIAS),
@@ -110,7 +110,8 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         texts=lambda architecture: configs.text_sizes(architecture.config),
         adopt=adopt,
         rules=COMMON_RULES,
-        scalars=frozenset({"logit_scale", "logit_bias"}),
+        scalars=frozenset(SCALE),
+        exact=frozenset(SCALE),
     )
 
 

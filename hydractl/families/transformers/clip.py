@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from hydractl.families.base import TowerLayout
+from hydractl.families.base import SCALE, TowerLayout
 from hydractl.families.transformers.encoder import Encoder, Paired
 from hydractl.families.transformers.models import CLASS_EMBEDDINGS, Row, family_of_row
 from hydractl.families.transformers.text import BERT
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hydractl.families.dismantling import Kept
     from hydractl.families.tower import Model
 
-ANSWER = ("logit_scale", "logit_bias", CLASS_EMBEDDINGS)
+ANSWER = (*SCALE, CLASS_EMBEDDINGS)
 TEXT = Encoder(
     model="text_model",
     layers="encoder.layers",
@@ -68,6 +68,7 @@ class PairRow(Row):
     unused: Callable[[Any], int] = lambda _: 0
     remark: str = ", both towers, zero-shot"
     scalars: frozenset[str] = frozenset({"logit_scale"})
+    exact: frozenset[str] = frozenset(SCALE)
 
     @property
     @override

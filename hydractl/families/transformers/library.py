@@ -184,12 +184,14 @@ class Adoption:
         replaceable: Whether a tensor may be missing, which is left out then, or of another shape.
         in_block: Whether a tensor belongs to a block: weights there that the model has no place for are an error.
         bare: See `Row`.
+        exact: See `Family`.
     """
 
     spared: Sequence[str]
     replaceable: Callable[[str], bool]
     in_block: Callable[[str], bool]
     bare: tuple[tuple[str, str], ...]
+    exact: frozenset[str]
 
 
 def adopted_state(
@@ -215,7 +217,7 @@ def adopted_state(
                 None,
                 config=config,
                 state_dict=dict(state),
-                dtype=common_dtype(state),
+                dtype=common_dtype(tensor for name, tensor in state.items() if name not in how.exact),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # or else its error does not say which
                 **({"key_mapping": dict(how.bare)} if how.bare else {}),
@@ -241,7 +243,8 @@ def adopted_state(
         )
     loaded = _without(library, how.spared).state_dict()
     kept = {name: tensor for name, tensor in loaded.items() if name not in report["missing_keys"]}
-    return {**kept, **{name: state[name] for name in resized if name in loaded}}
+    unchanged = {*resized, *how.exact} & state.keys() & loaded.keys()
+    return {**kept, **{name: state[name] for name in sorted(unchanged)}}
 
 
 def check_small(folder: Path, patterns: Iterable[str]) -> None:

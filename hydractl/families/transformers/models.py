@@ -71,6 +71,7 @@ class Row:
             comes out as the library's does.
         on_disk: See `Family`.
         scalars: See `Family`.
+        exact: See `Family`.
     """
 
     title: str
@@ -85,6 +86,7 @@ class Row:
     pads_left: bool = True
     on_disk: tuple[tuple[str, str], ...] = ()
     scalars: frozenset[str] = frozenset()
+    exact: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -239,10 +241,12 @@ def family_of_row(row: Row) -> Family:
                 replaceable=lambda name: is_replaceable(family, name),
                 in_block=lambda name: place_on_disk(family, name).layer is not None,
                 bare=row.bare,
+                exact=row.exact,
             ),
         ),
         on_disk=row.on_disk,
         scalars=row.scalars,
+        exact=row.exact,
     )
     return family
 

@@ -171,8 +171,11 @@ def _specs(opened: OpenModel, config: PruneConfig) -> dict[str, TensorSpec]:
     if config.dtype is None:
         return specs
     torch_dtype(config.dtype)
-    name = config.dtype.upper().replace("FP", "F")
-    return {k: TensorSpec(name, s.shape) if s.is_floating else s for k, s in specs.items()}
+    name, exact = config.dtype.upper().replace("FP", "F"), opened.family.exact
+    return {
+        k: TensorSpec("F32" if k in exact else name, s.shape) if s.is_floating else s
+        for k, s in specs.items()
+    }
 
 
 def _verify(opened: OpenModel, plans: Sequence[Plan], progress: Progress) -> list[float | None]:

@@ -81,7 +81,8 @@ def warn(opened: OpenModel, progress: Progress) -> None:
     """Say what is taken for granted of a model that is about to run: how it reads images, and in which dtype it computes."""
     warn_assumed(opened, progress)
     # see `in_one_dtype`
-    stored = sorted({spec.dtype for spec in opened.checkpoint.specs.values() if spec.is_floating})
+    specs, exact = opened.checkpoint.specs, opened.family.exact
+    stored = sorted({spec.dtype for name, spec in specs.items() if spec.is_floating and name not in exact})
     if len(stored) > 1:
         progress.warn(
             f"{opened.reference}: its weights are stored as {quoted(stored)}; it runs in the least that holds all, or in `--dtype`"
