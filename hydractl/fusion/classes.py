@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError, UsageError
+from hydractl.wording import counted
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,7 @@ def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
 
     Raises:
         CheckpointError: If the model has no text tower, or no tokenizer.
+        UsageError: If the prompts of two classes become the same tokens: the model could not tell the classes apart.
     """
     from hydractl.data.tokenize import encode_texts  # noqa: PLC0415 - as above
 
@@ -81,4 +83,19 @@ def prompts_of(opened: OpenModel, classes: Classes) -> dict[str, torch.Tensor]:
     if prompting is None:
         raise CheckpointError(f"{opened.reference}: has no text tower")
     how: Tokenization = prompting.tokenization
-    return encode_texts(classes.texts, how)
+    prompts = encode_texts(classes.texts, how)
+    _check_prompts_differ(prompts["input_ids"], classes, how)
+    return prompts
+
+
+def _check_prompts_differ(ids: torch.Tensor, classes: Classes, how: Tokenization) -> None:
+    """Refuse classes of which all prompts have equal tokens (C P, T)."""
+    names: dict[bytes, str] = {}
+    for name, row in zip(classes.names, ids.reshape(len(classes.names), -1), strict=True):
+        twin = names.setdefault(row.numpy().tobytes(), name)
+        if twin != name:
+            raise UsageError(
+                f"the classes `{twin}` and `{name}`: their prompts become the same tokens, so the model cannot tell them apart",
+                hint="choose names that differ in more than capitals, in words that the tokenizer knows, or a shorter "
+                f"`--template`: the model reads {counted(how.max_length, 'token')}",
+            )
