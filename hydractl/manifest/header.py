@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from hydractl.inputs import LARGEST_SIDE
 from hydractl.jsonfile import compact
@@ -106,6 +106,9 @@ class Preprocess(Strict):
         return self
 
 
+InputName: TypeAlias = Literal["attention_mask", "token_type_ids"]
+
+
 class Tokenization(Strict):
     """How a text becomes a model's input.
 
@@ -116,12 +119,13 @@ class Tokenization(Strict):
         pad_id: The token that fills a batch up to its longest text.
         vocab_size: How many tokens the model knows.
         padding: Whether a batch is filled up to its longest text, or always to `max_length`, as some models were trained.
-        padding_side: Where it is filled; on the left, the first token of a shorter text is one that pads.
+        padding_side: The side of the padding tokens. `left` is possible only with `max_length`: where the length depends on the
+            batch, padding on the left would move the positions of a text's tokens.
         truncation_side: Where longer texts are cut.
     """
 
     tokenizer: str | None = None
-    names: tuple[Literal["attention_mask", "token_type_ids"], ...] = ("attention_mask",)
+    names: tuple[InputName, ...] = ("attention_mask",)
     max_length: int = Field(ge=1, le=WIDEST)
     pad_id: int = Field(ge=0, le=WIDEST)
     vocab_size: int = Field(ge=1, le=WIDEST)
@@ -130,6 +134,12 @@ class Tokenization(Strict):
     truncation_side: Literal["right", "left"] = Field(
         default="right", exclude_if=lambda value: value == "right"
     )
+
+    @field_validator("padding_side")
+    @classmethod
+    def _right_of_any_length(cls, value: str, info: ValidationInfo) -> str:
+        """Return `right` where a batch is padded to its longest text; earlier versions stored what the tokenizer said."""
+        return value if info.data.get("padding") == "max_length" else "right"
 
 
 class Prompting(Strict):

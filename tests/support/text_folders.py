@@ -23,7 +23,9 @@ def save_tokenizer(folder: Path) -> None:
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[1]))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     named = {f"{word[1:-1].lower()}_token": word for word in WORDS[:4]}
     PreTrainedTokenizerFast(tokenizer_object=made, **named).save_pretrained(folder)

@@ -65,7 +65,7 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
         raise UnsupportedModelError(f"its texts are not supported: {first_problem(error)}") from error
     if source is not None and (named or source.is_file()):
         config = SimpleNamespace(vocab_size=known, pad_token_id=options.get("pad_id", 0))
-        found = read_tokenizer(source, config, max_length=length)
+        found = read_tokenizer(source, config, max_length=length, padding="max_length")
         text = found.tokenizer or ""
         text = _cleaned(_without_separator(text) if kwargs.get("strip_sep_token") else text, clean)
         return how.model_copy(

@@ -96,7 +96,7 @@ class PairRow(Row):
 
     @override
     def texts(self, config: Any, source: Path | None) -> Tokenization:
-        return read_texts(config, source, unused=self.unused(config))
+        return read_texts(config, source, unused=self.unused(config), padding=self.padding)
 
 
 def _incomparable(config: Any) -> str | None:  # noqa: ANN401 - as above

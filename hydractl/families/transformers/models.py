@@ -67,8 +67,6 @@ class Row:
         refusal: Why heads cannot be cut in a model with this configuration, or None.
         refuses: See `Family`.
         padding: To what length texts are padded.
-        pads_left: Whether texts may be padded on the left: whether a token that pads, where the answer is read off it then,
-            comes out as the library's does.
         on_disk: See `Family`.
         scalars: See `Family`.
         exact: See `Family`.
@@ -83,7 +81,6 @@ class Row:
     refusal: Callable[[Any], str | None] = lambda _: None
     refuses: str = ""
     padding: Literal["longest", "max_length"] = "longest"
-    pads_left: bool = True
     on_disk: tuple[tuple[str, str], ...] = ()
     scalars: frozenset[str] = frozenset()
     exact: frozenset[str] = frozenset()
@@ -341,9 +338,6 @@ def _described(
         labels = () if row.zero_shot else tuple(str(config.id2label[i]) for i in range(config.num_labels))
         named = any(label != f"LABEL_{i}" for i, label in enumerate(labels))
         texts = row.texts(parts["text"], tokenizer) if "text" in parts else None
-        if texts is not None:
-            _check_padding(row, texts, str(tokenizer))
-            texts = _padded(texts, row.padding, folder)
         images = row.images(parts["vision"], folder) if "vision" in parts else None
         return Described(
             architecture=Architecture(
@@ -376,24 +370,3 @@ def _check(row: Row, config: Any, parts: Sequence[Any]) -> None:  # noqa: ANN401
                 f"`{config.model_type}` with a width of {own.hidden_size} cannot have {heads} heads",
                 hint="the width must be a multiple of the number of heads",
             )
-
-
-def _check_padding(row: Row, how: Tokenization, where: str) -> None:
-    """Refuse texts padded on the left where what then stands first comes out otherwise than in the library."""
-    if how.padding_side == "left" and not row.pads_left:
-        raise UnsupportedModelError(
-            f"{where}: its tokenizer pads texts on the left, which is not supported for {row.name}",
-            hint='write `"padding_side": "right"` in tokenizer_config.json, if the model was trained so',
-        )
-
-
-def _padded(how: Tokenization, padding: str, folder: Path | None) -> Tokenization:
-    """Return how texts are padded, and whether the model is told where; one that always sees as many tokens seldom is."""
-    told = padding == "longest" or (folder is not None and _tells_padding(folder))
-    return how.model_copy(update={"padding": padding, "names": how.names if told else ()})
-
-
-def _tells_padding(folder: Path) -> bool:
-    path = folder / "tokenizer_config.json"
-    says = read_object(path) if path.is_file() else {}
-    return "attention_mask" in says.get("model_input_names", ("attention_mask",))

@@ -58,7 +58,7 @@ class TextRow(Row):
 
     @override
     def texts(self, config: Any, source: Path | None) -> Tokenization:
-        return read_texts(config, source, unused=self.unused(config))
+        return read_texts(config, source, unused=self.unused(config), padding=self.padding)
 
 
 def _causal(config: Any) -> str | None:  # noqa: ANN401 - as above
@@ -225,7 +225,6 @@ _ROWS = (
         classes={"modernbert": "ModernBertForSequenceClassification"},
         refusal=_changing_angles,
         refuses=_CHANGING,
-        pads_left=False,
     ),
     TextRow(
         title="deberta",
@@ -244,7 +243,6 @@ _ROWS = (
         remark=": v2, v3",
         refusal=_other_width,
         refuses="`attention_head_size` other than the width divided by the heads",
-        pads_left=False,
     ),
     TextRow(
         title="mpnet",
@@ -364,7 +362,6 @@ _ROWS = (
         classes={"ultrabert": "UltrabertForSequenceClassification"},
         refusal=_shared_keys,
         refuses=f"keys that several heads share; {_CHANGING}",
-        pads_left=False,
         on_disk=((r"^ultrabert\.", "model."),),
     ),
     TextRow(

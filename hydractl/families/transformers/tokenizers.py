@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydractl.errors import CheckpointError, reason_of
 from hydractl.families.transformers.library import check_small, quiet
 from hydractl.jsonfile import compact, parse
-from hydractl.manifest.header import Tokenization
+from hydractl.manifest.header import InputName, Tokenization
 from hydractl.runtime import without_panic
 
 WHOLE = ("tokenizer.json", "tokenizer.*.json")
@@ -23,13 +23,25 @@ BESIDE = (
 )
 
 
-def read_tokenizer(source: Path, config: Any, *, max_length: int) -> Tokenization:  # noqa: ANN401 - untyped
+Padding = Literal["longest", "max_length"]
+UNLISTED = ("token_type_ids",)
+"""The inputs that a model gets, if it has a use for them, where no tokenizer of the library lists them."""
+
+
+def read_tokenizer(
+    source: Path,
+    config: Any,  # noqa: ANN401 - untyped
+    *,
+    max_length: int,
+    padding: Padding,
+) -> Tokenization:
     """Return the tokenizer of a model's folder, or the one that a `tokenizer.json` holds.
 
     Args:
         source: A folder, or a file.
         config: The model's; says how many tokens it knows and which one pads.
         max_length: Tokens that the model can take at most.
+        padding: To what length texts are padded.
 
     Raises:
         CheckpointError: If there is none, or it cannot be read. The library itself makes up a tokenizer of a few special
@@ -60,17 +72,35 @@ def read_tokenizer(source: Path, config: Any, *, max_length: int) -> Tokenizatio
     backend.no_padding()
     backend.no_truncation()
     limit = max_length if tokenizer is None else min(max_length, tokenizer.model_max_length)
-    pad = config.pad_token_id if tokenizer is None else tokenizer.pad_token_id
-    segments = getattr(config, "type_vocab_size", 0) > 1
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is None:
+        pad = config.pad_token_id
     return Tokenization(
         tokenizer=compact(parse(backend.to_str())),
-        names=("attention_mask", "token_type_ids") if segments else ("attention_mask",),
+        names=_input_names(config, padding, getattr(tokenizer, "model_input_names", UNLISTED)),
         max_length=int(limit),
         pad_id=int(pad or 0),
         vocab_size=int(config.vocab_size),
+        padding=padding,
         padding_side="left" if getattr(tokenizer, "padding_side", None) == "left" else "right",
         truncation_side="left" if getattr(tokenizer, "truncation_side", None) == "left" else "right",
     )
+
+
+def _input_names(config: Any, padding: Padding, listed: Sequence[str]) -> tuple[InputName, ...]:  # noqa: ANN401 - untyped
+    """Return what a model gets beside the tokens.
+
+    Where batches have any length, that is always the mask: without it the padding changes the answer. All else is what the
+    tokenizer returns: a model that gets no token types takes all of them for 0, also those of a pair's second text.
+
+    Args:
+        config: The model's.
+        padding: To what length texts are padded.
+        listed: The tokenizer's `model_input_names`.
+    """
+    mask = padding == "longest" or "attention_mask" in listed
+    types = "token_type_ids" in listed and getattr(config, "type_vocab_size", 0) > 1
+    return (*(("attention_mask",) if mask else ()), *(("token_type_ids",) if types else ()))
 
 
 def _no_tokenizer(folder: Path) -> CheckpointError:
@@ -87,20 +117,21 @@ def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
     return (path for pattern in patterns for path in folder.glob(pattern))
 
 
-def read_texts(config: Any, source: Path | None, *, unused: int) -> Tokenization:  # noqa: ANN401 - untyped
+def read_texts(config: Any, source: Path | None, *, unused: int, padding: Padding) -> Tokenization:  # noqa: ANN401 - untyped
     """Return how a model's texts are read.
 
     Args:
         config: The model's.
         source: What holds its tokenizer, if it has one yet.
         unused: Positions that no token takes.
+        padding: To what length texts are padded.
     """
     length = config.max_position_embeddings - unused
     if source is not None:
-        return read_tokenizer(source, config, max_length=length)
-    segments = getattr(config, "type_vocab_size", 0) > 1
+        return read_tokenizer(source, config, max_length=length, padding=padding)
     return Tokenization(
-        names=("attention_mask", "token_type_ids") if segments else ("attention_mask",),
+        names=_input_names(config, padding, UNLISTED),
+        padding=padding,
         max_length=length,
         pad_id=int(config.pad_token_id or 0),
         vocab_size=int(config.vocab_size),

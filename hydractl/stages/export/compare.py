@@ -84,15 +84,12 @@ def trials(header: Header, *, with_pixels: bool, seed: int) -> Iterator[Named]:
         own = samples(header, batch=batch, seed=seed + i)
         yield own
         if isinstance(how, Tokenization) and how.padding == "longest":
-            yield shorter(own, how)
+            yield shorter(own)
 
 
-def shorter(texts: Named, how: Tokenization) -> Named:
-    """Return the half of texts (B, T) that begins where none is filled up, so that none is nothing but padding."""
-    return {
-        name: x[:, x.shape[1] // 2 :] if how.padding_side == "left" else x[:, : max(1, x.shape[1] // 2)]
-        for name, x in texts.items()
-    }
+def shorter(texts: Named) -> Named:
+    """Return the first half of texts (B, T), which are padded on the right: no row is nothing but padding."""
+    return {name: x[:, : max(1, x.shape[1] // 2)] for name, x in texts.items()}
 
 
 def difference(found: Program, expected: Program, asked: Iterable[Named]) -> float:

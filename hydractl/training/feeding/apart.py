@@ -68,7 +68,6 @@ def joined_inputs(parts: Sequence[Inputs], how: Reading) -> Inputs:
 
     def filled(name: str, tensor: torch.Tensor) -> torch.Tensor:
         lacking = longest - tensor.shape[1]
-        sides = (lacking, 0) if how.padding_side == "left" else (0, lacking)
-        return F.pad(tensor, sides, value=how.pad_id if name == "input_ids" else 0)
+        return F.pad(tensor, (0, lacking), value=how.pad_id if name == "input_ids" else 0)
 
     return {name: torch.cat([filled(name, part[name]) for part in texts]) for name in texts[0]}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hydractl.data.tokenize import encode_texts
-from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.data.tokenize import TokenBatches, encode_texts, tokenize
+from hydractl.errors import CheckpointError
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES
@@ -23,8 +23,14 @@ from support.variants import VARIANTS, variant
 TEXTS = [v for v in VARIANTS if set(FAMILIES[v.family].towers) == {"text"} and "pooling" not in v.options]
 PAIRS = [v for v in VARIANTS if v.family in {"transformers-clip", "transformers-siglip"}]
 ONE_EACH = list({v.family: v for v in reversed(TEXTS)}.values())
-REFUSED_LEFT = {"transformers-deberta", "transformers-modernbert", "transformers-ultrabert"}
-SENTENCES = ["the cat sat", "on the mat the cat sat on a mat on a cat", "mat"]
+SENTENCES = [
+    "the cat sat",
+    "on the mat the cat sat on a mat on a cat",
+    "mat",
+    ("the cat", "sat on a mat"),
+    ("the cat sat on the mat", "on a mat on a cat sat a cat"),
+    ("a", "mat"),
+]
 
 
 @pytest.mark.parametrize("variant", [*ONE_EACH, *PAIRS], ids=str)
@@ -91,42 +97,62 @@ def test_a_tokenizer_that_panics_is_one_error(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("variant", [v for v in TEXTS if v.family not in REFUSED_LEFT], ids=str)
+@pytest.mark.parametrize("variant", TEXTS, ids=str)
 @torch.inference_mode()
-def test_texts_padded_on_the_left_are_answered_as_the_library_answers_them(tmp_path, variant):
+def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path, variant):
+    """Whatever side the tokenizer pads, and whether it returns the token types of pairs or not."""
     save_text_model(variant, tmp_path)
-    sided(tmp_path, padding_side="left", truncation_side="left")
     library = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    opened = open_model(str(tmp_path))
-    how = opened.header.preprocess.model_copy(update={"max_length": 9})
-    assert (how.padding_side, how.truncation_side) == ("left", "left")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    has_types = getattr(library.config, "type_vocab_size", 0) > 1
+    for names in (("attention_mask",), ("attention_mask", "token_type_ids"))[: 1 + has_types]:
+        change_tokenizer(
+            tmp_path, padding_side="left", truncation_side="left", model_input_names=["input_ids", *names]
+        )
+        opened, tokenizer = open_model(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+        how = opened.header.preprocess.model_copy(update={"max_length": 9})
+        assert (how.padding_side, how.truncation_side, how.names) == ("right", "left", names)
+        limits = {"truncation": True, "max_length": 9, "return_tensors": "pt"}
+        expected = torch.cat(
+            [
+                library(**tokenizer(*([text] if isinstance(text, str) else text), **limits)).logits
+                for text in SENTENCES
+            ]
+        )
+        model, tokens = load_model(opened), tokenize(SENTENCES, how)
+        for batch_size in (1, 4, 64):
+            for batch in TokenBatches.of(tokens, None, indices=range(len(tokens)), batch_size=batch_size):
+                assert largest_difference(model(batch.inputs), expected[batch.indices]) <= 1e-5
 
-    found = encode_texts(SENTENCES, how)
-    expected = tokenizer(SENTENCES, padding=True, truncation=True, max_length=9, return_tensors="pt")
-    kept = expected["attention_mask"].bool()
-    assert torch.equal(found["attention_mask"], expected["attention_mask"])
-    assert torch.equal(found["input_ids"][kept], expected["input_ids"][kept])
-    assert not found["attention_mask"][:, 0].all()
-    assert largest_difference(load_model(opened)(found), library(**found).logits) <= 1e-5
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_texts_of_one_length_are_padded_where_the_tokenizer_pads(tmp_path, listed):
+    """One side for all texts: the answer depends on no batch. Only such tokenizers leave out the mask."""
+    save_text_model(variant("transformers-siglip-plain"), tmp_path)
+    names = ["input_ids", *(["attention_mask"] if listed else [])]
+    change_tokenizer(tmp_path, padding_side="left", model_input_names=names)
 
-@pytest.mark.parametrize("variant", [v for v in ONE_EACH if v.family in REFUSED_LEFT], ids=str)
-def test_where_a_padded_token_comes_out_otherwise_left_is_refused(tmp_path, variant):
-    save_text_model(variant, tmp_path)
-    sided(tmp_path, padding_side="left")
+    how = open_model(str(tmp_path)).header.prompting.tokenization
 
-    with pytest.raises(UnsupportedModelError, match=f"pads texts on the left.*{variant.family}") as caught:
-        open_model(str(tmp_path))
-    assert '"padding_side": "right"' in caught.value.hint
+    found = encode_texts(["the cat", "mat"], how)
+    expected = AutoTokenizer.from_pretrained(tmp_path)(
+        ["the cat", "mat"], padding="max_length", max_length=how.max_length, return_tensors="pt"
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_sides_travel_and_the_usual_ones_are_not_written(tmp_path):
-    how = Tokenization(max_length=4, pad_id=0, vocab_size=9)
+    how = Tokenization(max_length=4, pad_id=0, vocab_size=9, padding="max_length")
     left = how.model_copy(update={"padding_side": "left", "truncation_side": "left"})
 
     assert not {"padding_side", "truncation_side"} & json.loads(how.model_dump_json()).keys()
     assert Tokenization.model_validate_json(left.model_dump_json()) == left
+
+
+def test_a_stored_left_side_is_read_as_right_where_batches_have_any_length():
+    stored = '{"max_length": 4, "pad_id": 0, "vocab_size": 9, "padding": "longest", "padding_side": "left"}'
+
+    assert Tokenization.model_validate_json(stored).padding_side == "right"
 
 
 @torch.inference_mode()
@@ -139,6 +165,6 @@ def test_a_mask_that_is_missing_is_all_ones():
         assert torch.equal(sample.model()(inputs), sample.model()(bare)), variant
 
 
-def sided(folder, **sides):
+def change_tokenizer(folder, **changes):
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | sides))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
