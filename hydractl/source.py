@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
-NEEDED = ["*.safetensors", "*.st", "*.json", "*.txt", "*.model"]
+NEEDED = ["*.safetensors", "*.st", "*.json", "*.txt", "*.model", "bpe.codes"]
 IMPORT = "`hydractl import {weights} --arch {arch} -o base.st` makes a base of it, and runs nothing in it"
 BESIDE = (
     "*config.json",
@@ -33,6 +33,7 @@ BESIDE = (
     "added_tokens.json",
     "vocab.*",
     "merges.txt",
+    "bpe.codes",
     "*.model",
 )
 """What libraries read beside weights."""

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import Batch
-from hydractl.errors import CheckpointError, DataError, UsageError, reason_of
+from hydractl.data.python_tokenizers import PythonTokenizer, from_text
+from hydractl.errors import CheckpointError, DataError, HydraError, UsageError, reason_of
+from hydractl.manifest.tokenizers import is_python_tokenizer
 from hydractl.runtime import without_panic
 from hydractl.wording import counted
 
@@ -145,15 +147,18 @@ def require_tokenizer(how: Tokenization, *, model: str) -> None:
 
     Raises:
         CheckpointError: If it has no tokenizer.
+        UnsupportedModelError: If a package that the tokenizer needs is not installed.
     """
     if how.tokenizer is None:
         raise CheckpointError(
             f"{model}: is a text model without a tokenizer",
             hint="name one in the reference that it is made from: `arch:NAME::...,tokenizer=PATH/tokenizer.json`",
         )
+    if is_python_tokenizer(how.tokenizer):
+        _tokenizer(how.tokenizer, how.max_length, how.truncation_side)
 
 
-def _opened(how: Tokenization) -> Tokenizer:
+def _opened(how: Tokenization) -> Tokenizer | PythonTokenizer:
     require_tokenizer(how, model="the model")
     return _tokenizer(how.tokenizer or "", how.max_length, how.truncation_side)
 
@@ -163,12 +168,17 @@ def _translated(what: str) -> Iterator[None]:
     try:
         with without_panic():
             yield
+    except HydraError:
+        raise
     except Exception as error:  # the library raises nothing more special
         raise CheckpointError(f"the model's tokenizer {what}: {reason_of(error)}") from error
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer:
+def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer | PythonTokenizer:
+    if is_python_tokenizer(text):
+        with _translated("cannot be read"):
+            return from_text(text, max_length=max_length, truncation_side=side)
     from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
 
     with _translated("cannot be read"):

@@ -15,9 +15,10 @@ from hydractl.families.base import Described
 from hydractl.families.registry import family_of
 from hydractl.families.transformers.models import labels_as_config, named
 from hydractl.heads.masks import full_mask
-from hydractl.jsonfile import canonical, plain
+from hydractl.jsonfile import canonical, parse, plain
 from hydractl.manifest.header import Header, Kind, Preprocess, Tokenization
 from hydractl.manifest.heads import HeadMask
+from hydractl.manifest.tokenizers import is_python_tokenizer, parts_of
 from hydractl.source import INDEX, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS, WEIGHTS
 
 TYPE = "hydractl"
@@ -38,9 +39,12 @@ OURS = (
     INDEX,
     OPEN_CLIP_CONFIG,
     TOKENIZER,
-    TOKENIZER_CONFIG,
     WEIGHTS,
     _MASKS,
+    TOKENIZER_CONFIG,
+    "bpe.codes",
+    "spiece.model",
+    "vocab.txt",
     "model-*-of-*.safetensors",
     *OPEN_CLIP_WEIGHTS,
 )
@@ -142,19 +146,29 @@ def _plain(how: Preprocess) -> dict[str, object]:
 def _tokenizer(how: Tokenization | None) -> Iterator[tuple[str, bytes]]:
     if how is None or how.tokenizer is None:
         return
-    from tokenizers import Tokenizer  # noqa: PLC0415 - models of images need none
-
-    says = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
+    if is_python_tokenizer(how.tokenizer):
+        name, files = parts_of(how.tokenizer)
+        settings = parse(files.pop(TOKENIZER_CONFIG, b"{}")) | {"tokenizer_class": name}
+    else:
+        files = {TOKENIZER: how.tokenizer.encode()}
+        settings = _settings(how.tokenizer, how.pad_id)
+    settings |= {
         "model_max_length": how.max_length,
         "model_input_names": ["input_ids", *how.names],
-        "pad_token": Tokenizer.from_str(how.tokenizer).id_to_token(how.pad_id),
         "padding_side": how.padding_side,
         "truncation_side": how.truncation_side,
     }
-    yield TOKENIZER, how.tokenizer.encode()
-    yield TOKENIZER_CONFIG, canonical({k: v for k, v in says.items() if v is not None}).encode()
+    yield from files.items()
+    yield TOKENIZER_CONFIG, canonical(settings).encode()
+
+
+def _settings(tokenizer: str, pad_id: int) -> dict[str, object]:
+    """Return how transformers reads a `tokenizer.json`."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - models of images need none
+
+    pad = Tokenizer.from_str(tokenizer).id_to_token(pad_id)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return settings | ({} if pad is None else {"pad_token": pad})
 
 
 def _masks(header: Header) -> Iterator[tuple[str, bytes]]:

@@ -22,6 +22,7 @@ from hydractl.families.transformers.tokenizers import read_tokenizer
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Tokenization
+from hydractl.manifest.tokenizers import is_python_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -67,6 +68,11 @@ def tokenization(options: Mapping[str, Any], source: Path | None, sizes: tuple[i
         config = SimpleNamespace(vocab_size=known, pad_token_id=options.get("pad_id", 0))
         found = read_tokenizer(source, config, max_length=length, padding="max_length")
         text = found.tokenizer or ""
+        if is_python_tokenizer(text):
+            raise UnsupportedModelError(
+                f"{source}: its tokenizer is in Python only, so open_clip's cleaning of texts cannot stand before it",
+                hint="name a `tokenizer.json`: `arch:openclip:NAME::tokenizer=PATH/tokenizer.json`",
+            )
         text = _cleaned(_without_separator(text) if kwargs.get("strip_sep_token") else text, clean)
         return how.model_copy(
             update={

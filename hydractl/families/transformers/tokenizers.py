@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from hydractl.errors import CheckpointError, reason_of
+from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.transformers.library import check_small, quiet
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import InputName, Tokenization
+from hydractl.manifest.tokenizers import SENTENCEPIECE, to_text
 from hydractl.runtime import without_panic
 
 WHOLE = ("tokenizer.json", "tokenizer.*.json")
-TOKENIZER_FILES = (*WHOLE, "vocab.*", "merges.txt", "*.model")
+TOKENIZER_FILES = (*WHOLE, "vocab.*", "merges.txt", "bpe.codes", "*.model")
 """What tokenizers are kept in, as far as folders of text models go."""
 NOTES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """What the library reads with them."""
@@ -58,25 +60,36 @@ def read_tokenizer(
                 tokenizer = AutoTokenizer.from_pretrained(
                     source, local_files_only=True, trust_remote_code=False
                 )
-                backend = tokenizer.backend_tokenizer
+                backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
             else:
                 tokenizer, backend = None, Tokenizer.from_file(str(source))
     except Exception as error:  # the library raises whatever its parsers do
         if source.is_dir() and not any(_files(source, TOKENIZER_FILES)):
             raise _no_tokenizer(source) from error
+        if any(_files(source, ("*.model",))) and find_spec("sentencepiece") is None:
+            raise UnsupportedModelError(
+                f"{source}: its tokenizer is read with sentencepiece, which is not installed",
+                hint=SENTENCEPIECE,
+            ) from error
         raise CheckpointError(
             f"{source}: its tokenizer cannot be read: {reason_of(error)}", hint=BESIDE
         ) from error
-    if tokenizer is not None and not _is_stored(source, type(tokenizer).vocab_files_names):
+    if (
+        tokenizer is not None
+        and backend is not None
+        and not _is_stored(source, type(tokenizer).vocab_files_names)
+    ):
         raise _no_tokenizer(source)
-    backend.no_padding()
-    backend.no_truncation()
+    if backend is not None and getattr(tokenizer, "split_special_tokens", False):
+        raise UnsupportedModelError(
+            f"{source}: its tokenizer splits special tokens in texts (`split_special_tokens`), which is not supported"
+        )
     limit = max_length if tokenizer is None else min(max_length, tokenizer.model_max_length)
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is None:
         pad = config.pad_token_id
     return Tokenization(
-        tokenizer=compact(parse(backend.to_str())),
+        tokenizer=_text_of(tokenizer, backend, source),
         names=_input_names(config, padding, getattr(tokenizer, "model_input_names", UNLISTED)),
         max_length=int(limit),
         pad_id=int(pad or 0),
@@ -85,6 +98,16 @@ def read_tokenizer(
         padding_side="left" if getattr(tokenizer, "padding_side", None) == "left" else "right",
         truncation_side="left" if getattr(tokenizer, "truncation_side", None) == "left" else "right",
     )
+
+
+def _text_of(tokenizer: Any, backend: Any, source: Path) -> str:  # noqa: ANN401 - untyped
+    """Return a tokenizer as a checkpoint holds it; those in Python only have no backend."""
+    if backend is None:
+        with quiet():
+            return to_text(tokenizer, source)
+    backend.no_padding()
+    backend.no_truncation()
+    return compact(parse(backend.to_str()))
 
 
 def _input_names(config: Any, padding: Padding, listed: Sequence[str]) -> tuple[InputName, ...]:  # noqa: ANN401 - untyped
