@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
-from hydractl.manifest.tokenizers import SENTENCEPIECE, SETTINGS, check_settings, parts_of
+from hydractl.jsonfile import parse
+from hydractl.manifest.tokenizers import SENTENCEPIECE, SETTINGS, check_packages, check_settings, parts_of
 
 if TYPE_CHECKING:
     from hydractl.data.items import Text
@@ -57,6 +58,7 @@ def from_text(text: str, *, max_length: int, truncation_side: str) -> PythonToke
         UnsupportedModelError: If a package is missing.
     """
     name, files = parts_of(text)
+    check_settings(parse(files.get(SETTINGS, b"{}")), "the model")
     import transformers  # noqa: PLC0415 - what reads no text need not load it
 
     tokenizer_class = getattr(transformers, name)
@@ -74,5 +76,5 @@ def from_text(text: str, *, max_length: int, truncation_side: str) -> PythonToke
             f"the model's tokenizer is a {name}, which needs a package that is not installed: {reason_of(error)}",
             hint=SENTENCEPIECE,
         ) from error
-    check_settings(tokenizer, "the model")
+    check_packages(tokenizer, "the model")
     return PythonTokenizer(tokenizer, max_length=max_length, truncation_side=truncation_side)

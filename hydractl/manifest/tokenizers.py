@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +20,10 @@ SENTENCEPIECE = "`pip install 'hydractl[sentencepiece]'`"
 CLASSES = ("BertweetTokenizer", "EsmTokenizer", "PhobertTokenizer", "SiglipTokenizer")
 """Their files are plain texts and SentencePiece models: they run no code."""
 SETTINGS = "tokenizer_config.json"
+REFUSED = {
+    "sp_model_kwargs": "names other files, or draws tokens at random",
+    "split_special_tokens": "splits special tokens that stand in texts",
+}
 _START = '{"tokenizer_class":'
 
 
@@ -43,7 +48,7 @@ def to_text(tokenizer: Any, folder: Path) -> str:  # noqa: ANN401 - as above
             f"{folder}: its tokenizer is a {name}, which transformers has in Python only and a checkpoint cannot hold",
             hint=f"convert it to a `tokenizer.json`, or use one of {', '.join(CLASSES)}",
         )
-    check_settings(tokenizer, str(folder))
+    check_packages(tokenizer, str(folder))
     with TemporaryDirectory() as saved:
         tokenizer.save_pretrained(saved)  # all settings in one file, and no path of this machine
         paths = [Path(saved) / SETTINGS, *(folder / file for file in tokenizer.vocab_files_names.values())]
@@ -68,17 +73,26 @@ def parts_of(text: str) -> tuple[str, dict[str, bytes]]:
     return name, contents
 
 
-def check_settings(tokenizer: Any, where: str) -> None:  # noqa: ANN401 - as above
-    """Refuse settings with which equal texts get different tokens, at random or on another machine.
+def check_settings(settings: Mapping[str, object], where: str) -> None:
+    """Refuse settings of a `tokenizer_config.json` that cannot be honoured.
 
     Raises:
         UnsupportedModelError: Naming the setting.
     """
-    if getattr(tokenizer, "sp_model_kwargs", None):
-        raise UnsupportedModelError(
-            f"{where}: its tokenizer has `sp_model_kwargs`, which are not supported",
-            hint="remove them from tokenizer_config.json",
-        )
+    for name, effect in REFUSED.items():
+        if settings.get(name):
+            raise UnsupportedModelError(
+                f"{where}: its tokenizer's `{name}` is set, which is not supported: it {effect}",
+                hint=f"remove it from {SETTINGS}, if the model was trained without it",
+            )
+
+
+def check_packages(tokenizer: Any, where: str) -> None:  # noqa: ANN401 - as above
+    """Refuse a tokenizer that splits texts otherwise where an optional package is installed.
+
+    Raises:
+        UnsupportedModelError: Naming the package.
+    """
     if getattr(tokenizer, "normalization", False) and tokenizer.demojizer is None:
         raise UnsupportedModelError(
             f"{where}: its tokenizer normalises emoji with a package that is not installed",

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.transformers.library import check_small, quiet
-from hydractl.jsonfile import compact, parse
+from hydractl.jsonfile import compact, parse, read_object
 from hydractl.manifest.header import InputName, Tokenization
-from hydractl.manifest.tokenizers import SENTENCEPIECE, to_text
+from hydractl.manifest.tokenizers import SENTENCEPIECE, SETTINGS, check_settings, to_text
 from hydractl.runtime import without_panic
 
 WHOLE = ("tokenizer.json", "tokenizer.*.json")
 TOKENIZER_FILES = (*WHOLE, "vocab.*", "merges.txt", "bpe.codes", "*.model")
 """What tokenizers are kept in, as far as folders of text models go."""
-NOTES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+NOTES = ("config.json", SETTINGS, "special_tokens_map.json", "added_tokens.json")
 """What the library reads with them."""
 BESIDE = (
     "a text model needs `tokenizer.json`, or the vocabulary it is made of, beside its weights: "
@@ -54,6 +54,8 @@ def read_tokenizer(
 
     if source.is_dir():
         check_small(source, (*TOKENIZER_FILES, *NOTES))
+        settings = source / SETTINGS
+        check_settings(read_object(settings) if settings.is_file() else {}, str(source))
     try:
         with quiet(), without_panic():
             if source.is_dir():
@@ -80,10 +82,6 @@ def read_tokenizer(
         and not _is_stored(source, type(tokenizer).vocab_files_names)
     ):
         raise _no_tokenizer(source)
-    if backend is not None and getattr(tokenizer, "split_special_tokens", False):
-        raise UnsupportedModelError(
-            f"{source}: its tokenizer splits special tokens in texts (`split_special_tokens`), which is not supported"
-        )
     limit = max_length if tokenizer is None else min(max_length, tokenizer.model_max_length)
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is None:

@@ -11,10 +11,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import hydractl
 from hydractl.data.tokenize import encode_texts, require_tokenizer
-from hydractl.errors import CheckpointError, UnsupportedModelError
+from hydractl.errors import InputError, UnsupportedModelError
 from hydractl.families.opening import open_model
 from hydractl.hub.layout import files_of
 from hydractl.manifest.header import Tokenization
+from hydractl.manifest.tokenizers import SETTINGS
 from support.builders import base
 from support.variants import variant
 
@@ -28,6 +29,10 @@ WORDS = {
 }
 ADDED = {"id": 30, "content": "cat", "special": False}
 TEXTS = ["MKT LAG", "the cat", "", "LAGVSERTIDPKQNFYMHWC" * 3, "<eos> the </s> cats", ("the", "MKTQ cat")]
+
+
+def encoded(value):
+    return b64encode(json.dumps(value).encode()).decode()
 
 
 def save_model(name, folder, **settings):
@@ -119,6 +124,7 @@ def test_without_sentencepiece_the_package_is_named(tmp_path, monkeypatch):
     [
         ({"tokenizer_class": "CanineTokenizer"}, "is a CanineTokenizer, .* a checkpoint cannot hold"),
         ({"tokenizer_class": "BertweetTokenizer", "normalization": True}, "normalises emoji"),
+        ({"sp_model_kwargs": {"model_file": "other.model"}}, "`sp_model_kwargs` is set"),
     ],
 )
 def test_what_a_checkpoint_cannot_hold_is_refused_when_it_is_opened(tmp_path, monkeypatch, settings, message):
@@ -146,6 +152,8 @@ def test_a_tokenizer_that_splits_special_tokens_is_refused(tmp_path):
     [
         ({"tokenizer_class": "AutoTokenizer", "files": {}}, "is a `AutoTokenizer`, not one of"),
         ({"tokenizer_class": "EsmTokenizer", "files": {"../vocab.txt": ""}}, r"`\.\./vocab.txt`, which is no file"),
+        ({"tokenizer_class": "EsmTokenizer", "files": {SETTINGS: encoded({"sp_model_kwargs": {"a": 1}})}}, "`sp_model_kwargs`"),
+        ({"tokenizer_class": "EsmTokenizer", "files": {SETTINGS: encoded([])}}, "cannot be read|not a class"),
         ({"tokenizer_class": "EsmTokenizer", "files": {"vocab.txt": "&"}}, "not a class of transformers and its"),
         ({"tokenizer_class": "EsmTokenizer", "files": []}, "not a class of transformers and its files"),
         ({"tokenizer_class": "EsmTokenizer", "files": {}}, "cannot be read"),
@@ -160,5 +168,5 @@ def test_a_header_with_another_tokenizer_is_one_error(stored, message):
         tokenizer=json.dumps(stored, separators=(",", ":")), max_length=9, pad_id=0, vocab_size=30
     )
 
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(InputError, match=message):
         require_tokenizer(how, model="m.st")
