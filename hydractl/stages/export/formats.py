@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from packaging.version import Version
 from torch.export import Dim, ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydractl.errors import UnsupportedModelError, reason_of
 from hydractl.stages.export.subject import OUTPUTS, Subject
@@ -132,7 +133,8 @@ def onnx(program: ExportedProgram, axes: Axes, *, names: Sequence[str], where: s
         UnsupportedModelError: If it cannot be written.
     """
     try:
-        with quiet():
+        # the strides that flattening reads are those of the attention that is written: the one in plain operators
+        with quiet(), sdpa_kernel(SDPBackend.MATH):
             written = torch.onnx.export(
                 program,
                 input_names=list(names),
