@@ -292,7 +292,7 @@ def _take_after(path: Path, target: Path, descriptor: int) -> None:
         except PermissionError as error:
             raise OutputError(
                 f"{path}: belongs to another user or group, which a new file would not",
-                hint=f"`rm {path}`, or choose another name",
+                hint="choose another name",
             ) from error
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 

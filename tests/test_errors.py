@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+import hydractl
 from hydractl.errors import HINT, MESSAGE, VALUE, InputError, reason_of
 from hydractl.manifest.heads import HeadMask
 
@@ -67,3 +72,18 @@ def test_a_document_of_a_megabyte_is_refused_in_one_line():
 )
 def test_a_reason_is_one_line_also_of_an_error_that_says_nothing(error, shown):
     assert reason_of(error) == shown
+
+
+def test_no_hint_advises_to_delete_data():
+    advice = re.compile(r"\b(rm|remove|delete|erase|unlink)\b(?! heads)")
+    found = [
+        f"{path.name}:{part.lineno}: {part.value}"
+        for path in Path(hydractl.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.keyword) and node.arg == "hint"
+        for part in ast.walk(node.value)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        if advice.search(part.value.replace("--remove", ""))
+    ]
+
+    assert not found

@@ -30,7 +30,7 @@ TOYS: Mapping[SourceKind, Callable[[DataRef], Items]] = MappingProxyType(
 SOURCES: Mapping[Content, str] = MappingProxyType(
     {
         Content.IMAGES: "images are `digits`, `shapes`, a folder with one sub-folder a class, a table, .tar shards, or `hf:org/name`",
-        Content.TEXTS: "texts are `reviews`, `intents`, or come from a .jsonl, .csv or .parquet file, a folder of .txt files, or `hf:org/name`",
+        Content.TEXTS: "texts are `reviews`, `intents`, or come from a .jsonl, .json, .csv, .tsv or .parquet file, a folder of .txt files, or `hf:org/name`",
     }
 )
 
@@ -106,6 +106,7 @@ def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) ->
         column=column,
         place=first.place(column),
         declared=None if column is None else first.classes(column),
+        columns=tuple(first.columns),
     )
 
 

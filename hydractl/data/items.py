@@ -22,6 +22,7 @@ from typing_extensions import override
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.crew import Crew
 from hydractl.errors import DataError
+from hydractl.wording import quoted
 
 BROKEN = (
     OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, AssertionError, EOFError, ArithmeticError, struct.error,
@@ -68,6 +69,7 @@ class Items(ABC):
         labels: For each item an index into `class_names`, or None.
         numbered: Whether classes have no names: a table's labels are whole numbers, which are a model's class indices. A
             folder's sub-folder `7` has a name, and so has a class that a data set calls so.
+        columns: Those of the table that the items were read from; empty where there was none.
     """
 
     content: ClassVar[Content]
@@ -76,6 +78,7 @@ class Items(ABC):
     class_names: tuple[str, ...] = ()
     labels: tuple[int, ...] | None = None
     numbered: bool = False
+    columns: tuple[str, ...] = ()
 
     @abstractmethod
     def __len__(self) -> int:
@@ -127,7 +130,7 @@ class Items(ABC):
         """
         if self.labels is None:
             raise DataError(
-                f"{self.name}: has no labels, so `classes=` cannot choose among them",
+                f"{self.name}: has no labels, so `classes=` cannot choose among them{columns_there(self.columns)}",
                 hint=LABELS_HINT,
             )
         position = {label: place for place, label in enumerate(classes)}
@@ -283,6 +286,11 @@ class ImageSet(Items):
         )
 
 
+def columns_there(columns: Sequence[str]) -> str:
+    """Return the end of a message about labels that a table has not: the columns that it has."""
+    return f"; its columns are {quoted(columns)}: name one with `::label=COLUMN`" if columns else ""
+
+
 def fingerprint_of(
     count: int, class_names: Sequence[str], labels: Sequence[int] | None, digests: Iterable[bytes]
 ) -> str:
@@ -359,5 +367,5 @@ def _named(where: str) -> Iterator[None]:
         yield
     except BROKEN as error:
         raise DataError(
-            f"{where}: is not an image that can be decoded", hint="replace or remove the file"
+            f"{where}: is not an image that can be decoded", hint="put a readable file in its place"
         ) from error

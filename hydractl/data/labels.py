@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from hydractl.data.items import LABELS_HINT
+from hydractl.data.items import LABELS_HINT, columns_there
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT, Progress
 from hydractl.wording import quoted
@@ -35,6 +35,10 @@ class Classed(Protocol):
     @property
     def numbered(self) -> bool:
         """Whether classes have no names."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the table that the set was read from."""
 
 
 def are_numerals(names: Iterable[str]) -> bool:
@@ -87,7 +91,9 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
         DataError: If there are none.
     """
     if items.labels is None:
-        raise DataError(f"{items.name}: has no labels, which `{option}` needs", hint=hint)
+        raise DataError(
+            f"{items.name}: has no labels, which `{option}` needs{columns_there(items.columns)}", hint=hint
+        )
     return items.labels
 
 

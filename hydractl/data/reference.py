@@ -14,17 +14,17 @@ from hydractl.data.presets.table import OPENOOD, PREFIX, find
 from hydractl.errors import DataError, UsageError
 from hydractl.wording import did_you_mean, did_you_mean_path
 
-FILE_SUFFIXES = (".jsonl", ".csv", ".parquet")
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 LIST_SUFFIX = ".txt"
 SHARD_SUFFIX = ".tar"
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".gif", ".avif")
 HUB_PREFIX = "hf:"
 MOST_TEXTS = 2
 ENDLESS_HINT = "add `limit=N`: the first N rows are read once and kept; or leave `streaming` out"
 """What to do where a stream that does not say how long it is will not do."""
 SOURCES_HINT = (
     "DATA is `digits`, `shapes`, `photos`, `noise`, `reviews`, `intents`, `manual`, `letters`, a folder with one sub-folder a class, "
-    "a .jsonl, .csv or .parquet file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of `hydractl data list`"
+    "a .jsonl, .json, .csv, .tsv or .parquet file, a .txt list of images, .tar shards, `hf:org/name`, or `preset:NAME` of `hydractl data list`"
 )
 
 _HUB = re.compile(r"hf:(?P<repo>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@(?P<revision>[^@\s]+))?")

@@ -127,7 +127,7 @@ def _check(tokens: Tokens, where: str) -> None:
     if int(lengths.min()) == 0:
         raise DataError(
             f"{where}: text {int(lengths.argmin())} holds no token that the model knows",
-            hint="remove the empty texts",
+            hint="write a text into that row, or name another column: `::text=COLUMN`",
         )
     most, known = int(tokens.ids.max()), tokens.how.vocab_size
     if most >= known:

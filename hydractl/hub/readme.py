@@ -129,7 +129,7 @@ def _parsed(front: str) -> dict[str, Any]:
 def _unreadable(why: str) -> HubError:
     return HubError(
         f"the README.md that is there {why}",
-        hint="nothing was pushed; mend it on the Hub, or delete it there, and push again",
+        hint="nothing was pushed; correct it on the Hub and push again, or push to another repository",
     )
 
 

@@ -198,7 +198,8 @@ def _read(api: HfApi, name: str, revision: str, entry: RepoFile | None) -> bytes
         return None
     if entry.size > MAX_BYTES:
         raise HubError(
-            f"{name}: its {entry.path} has {entry.size} bytes", hint="delete it there, and push again"
+            f"{name}: its {entry.path} has {entry.size} bytes",
+            hint="put a smaller one there, or push to another repository",
         )
     with TemporaryDirectory() as folder:
         path = api.hf_hub_download(name, entry.path, revision=revision, local_dir=folder)

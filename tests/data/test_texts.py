@@ -138,7 +138,7 @@ def test_a_folder_of_texts(folder, heard):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b" \n", "holds no text"), (b"", "holds no text"), (b"\xff", "is not UTF-8 text")],
+    [(b" \n", "holds no text"), (b"", "holds no text"), (b"\xff", "line 1 is not UTF-8 text")],
 )
 def test_a_bad_text_file_is_named(folder, content, message):
     (folder / "pos" / "1.txt").write_bytes(content)
@@ -186,7 +186,7 @@ def test_texts_for_an_image_model(folder, tmp_path):
         ('{"text": "a"}', "::text=txt", "has no column `txt` for `text=`; its columns are `text`"),
         ('{"text": "a"}', "::text=text+more", "has no column `more` for `text=`"),
         ('{"text": 3}', "", "column `text`: row 0 is no text: 3"),
-        ('{"text": "a"}\n{"text": null}', "", "column `text`: row 1 is no text: None"),
+        ('{"text": "a"}\n{"text": []}', "", "column `text`: row 1 is no text: []"),
         ('{"text": "\\ud800"}', "", "line 1 is not JSON: half of a surrogate pair"),
         ('{"text": "a", "label": null}', "", "row 0 has no usable label"),
     ],

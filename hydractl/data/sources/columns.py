@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ PAIR_COLUMNS = (
     ("question", "sentence"),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "fine_label")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?")
 UNKNOWN = -1
 """What Hub data sets write where a label is withheld."""
 
@@ -66,7 +68,7 @@ def images_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool 
     """
     image = _found(table, wanted=ref.image, usual=IMAGE_COLUMNS, role="image")
     if image is None:
-        text = next((name for name in TEXT_COLUMNS if name in table.columns), None)
+        text = next((name for name in TEXT_COLUMNS if name in _columns(table)), None)
         raise DataError(
             f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(IMAGE_COLUMNS)}",
             hint=f"column `{text}` looks like texts, which this model cannot read"
@@ -77,7 +79,9 @@ def images_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool 
     store = CellStore(table.images(image), table.where)
     labels = _labels(table, label, progress)
     places = range(table.first, table.first + len(table))
-    return ImageSet(store=store, places=places, name=table.name, **labels._asdict())
+    return ImageSet(
+        store=store, places=places, name=table.name, columns=tuple(table.columns), **labels._asdict()
+    )
 
 
 def texts_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool = True) -> TextSet:
@@ -97,31 +101,39 @@ def texts_of(table: Table, ref: DataRef, progress: Progress, *, labelled: bool =
     label = label_column(table, ref) if labelled else None
     texts: tuple[Text, ...] = tuple(zip(*cells, strict=True)) if len(cells) > 1 else tuple(cells[0])
     keys = tuple(range(table.first, table.first + len(table))) if table.first else ()
-    return TextSet(texts=texts, keys=keys, name=table.name, **_labels(table, label, progress)._asdict())
+    labels = _labels(table, label, progress)
+    return TextSet(texts=texts, keys=keys, name=table.name, columns=tuple(table.columns), **labels._asdict())
 
 
 def _found(table: Table, *, wanted: str | None, usual: Sequence[str], role: str) -> str | None:
     """Return the column named by the reference, else the first usual one that is there, else None."""
+    columns = _columns(table)
     if wanted is None:
-        return next((name for name in usual if name in table.columns), None)
-    if wanted not in table.columns:
+        return next((columns[name] for name in usual if name in columns), None)
+    if wanted not in columns:
         raise DataError(
             f"{table.where}: has no column `{wanted}` for `{role}=`; its columns are {quoted(table.columns)}",
             hint=did_you_mean(wanted, table.columns),
         )
-    return wanted
+    return columns[wanted]
+
+
+def _columns(table: Table) -> dict[str, str]:
+    """Return the table's columns by their names, with and without the blanks around these."""
+    return {name.strip(): name for name in table.columns} | {name: name for name in table.columns}
 
 
 def _text_columns(table: Table, *, wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Return the column that holds the texts, or the two that hold pairs of them; pairs are looked for first."""
+    columns = _columns(table)
     for name in wanted:
         _found(table, wanted=name, usual=(), role="text")
     singles = ((name,) for name in TEXT_COLUMNS)
-    usual = (names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*table.columns})
+    usual = (names for names in (*PAIR_COLUMNS, *singles) if {*names} <= {*columns})
     found = wanted or next(usual, ())
     if found:
-        return found
-    image = next((name for name in IMAGE_COLUMNS if name in table.columns), None)
+        return tuple(columns[name] for name in found)
+    image = next((name for name in IMAGE_COLUMNS if name in columns), None)
     raise DataError(
         f"{table.where}: none of its columns ({quoted(table.columns)}) is called {quoted(TEXT_COLUMNS)}, "
         "and the model reads texts",
@@ -132,7 +144,9 @@ def _text_columns(table: Table, *, wanted: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _checked(cell: object, where: str) -> str:
-    """Return a cell that is a text; an empty one is as good as any."""
+    """Return a cell that is a text; one that is missing is empty, as .csv files cannot tell the two apart."""
+    if cell is None or cell != cell:  # noqa: PLR0124 - NaN, which pandas writes for what is missing
+        return ""
     if not isinstance(cell, str):
         raise DataError(f"{where} is no text: {cell!r}")
     return cell
@@ -165,19 +179,14 @@ class LabelReader:
         self._codes = array("q")
         self._texts: dict[str, int] = {}
 
-    def add(self, values: Sequence[object]) -> None:
+    def add(self, cells: Sequence[object]) -> None:
         """Read the labels of the next rows.
 
         Raises:
             DataError: As `read_labels`.
         """
         begin = self._withheld + len(self._codes)
-        for row, value in enumerate(values, begin):
-            if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-                raise DataError(
-                    f"{self.where}: row {row} has no usable label: {value!r}",
-                    hint="labels are names or whole numbers",
-                )
+        values = [self._label(row, cell) for row, cell in enumerate(cells, begin)]
         if not self._codes and all(value == UNKNOWN for value in values):
             self._withheld += len(values)
             return
@@ -190,7 +199,21 @@ class LabelReader:
                 )
         self._codes.extend(self._code(row, value) for row, value in enumerate(values, begin))
 
-    def _code(self, row: int, value: object) -> int:
+    def _label(self, row: int, cell: object) -> int | str:
+        """Return a label as every form of table has it: a whole number however it is written, or a name without blanks around it."""
+        value = str(cell) if isinstance(cell, bool) else cell.strip() if isinstance(cell, str) else cell
+        if isinstance(value, str) and _NUMBER.fullmatch(value):
+            value = int(value) if value.lstrip("-").isdigit() else float(value)
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        if value == "" or not isinstance(value, int | str):
+            raise DataError(
+                f"{self.where}: row {row} has no usable label: {cell!r}",
+                hint="labels are names or whole numbers",
+            )
+        return value
+
+    def _code(self, row: int, value: int | str) -> int:
         if self._names is not None:
             return _index(value, self._names, row, self.where)
         return self._texts.setdefault(str(value), len(self._texts))

@@ -1,4 +1,4 @@
-"""Local .jsonl, .csv and .parquet files as tables; nothing is written, not even a cache."""
+"""Local .jsonl, .json, .csv, .tsv and .parquet files as tables; nothing is written, not even a cache."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 from hydractl.data import items
 from hydractl.data.items import Content
 from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
+from hydractl.data.sources.text import decode_text
 from hydractl.errors import DataError
 from hydractl.progress import Progress
 from hydractl.wording import did_you_mean, quoted
@@ -113,12 +114,9 @@ def _items(root: Path, content: Content, files: tuple[str, ...], found: items.La
 
 
 def _text(path: Path) -> str:
-    try:
-        text = items.read_bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    text = decode_text(items.read_bytes(path), where=str(path))
     if not text.strip():
-        raise DataError(f"{path}: holds no text", hint="remove the file or write something into it")
+        raise DataError(f"{path}: holds no text", hint="write a text into it, or keep it outside the folder")
     return text
 
 
@@ -192,7 +190,7 @@ def _empty_class(folder: Path, what: Content, *, nested: list[str], others: list
     hint = (
         f"if `{name}` is a split, add `::split={name}`; {what} lie directly in their class's folder"
         if nested
-        else _other_kind(others, what) or f"remove the folder or add {what} to it"
+        else _other_kind(others, what) or f"add {what} to it, or keep it outside `{folder.parent}`"
     )
     return DataError(f"{folder.parent}: class folder `{name}` holds no {what.one}", hint=hint)
 

@@ -192,6 +192,11 @@ class Shuffled:
         """Whether classes have no names."""
         return self.passed.numbered
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the table that the stream is."""
+        return self.stream.columns
+
     def __len__(self) -> int:
         """Return how many rows there are."""
         return len(self.passed)

@@ -1,15 +1,20 @@
-"""The rows of .csv and .jsonl files, and of lists of images."""
+"""The rows of .csv, .tsv, .jsonl and .json files, and of lists of images."""
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
+import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from hydractl.data.items import Content
+from hydractl.data.items import Content, read_bytes
 from hydractl.data.reference import LIST_SUFFIX
+from hydractl.data.sources.text import decode_text
 from hydractl.errors import DataError
 from hydractl.jsonfile import NotJSONError, parse
 
@@ -20,69 +25,108 @@ _EXAMPLES: Mapping[Content, str] = MappingProxyType(
         Content.TEXTS: '{"text": "a good film", "label": "good"}',
     }
 )
+_DELIMITERS = (",", ";", "\t", "|")
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 
 
 def _read_csv(path: Path) -> Rows:
-    try:
-        # the BOM that spreadsheets write is no part of the first column's name
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            head = next(reader, None)
-            if head is None:
-                return []
-            if len(set(head)) != len(head):
-                raise DataError(f"{path}: two columns share a name: {', '.join(head)}")
-            rows: Rows = []
-            for cells in reader:
-                if cells and len(cells) != len(head):
-                    raise DataError(
-                        f"{path}: line {reader.line_num} has {len(cells)} cells under {len(head)} columns"
-                    )
-                if cells:
-                    rows.append(dict(zip(head, cells, strict=True)))
-            return rows
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
-    except (OSError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {error}") from error
-
-
-def _read_jsonl(path: Path, content: Content) -> Rows:
+    text = _text_of(path)
+    # of the whole process: a limit that is put back would meet what another thread reads
+    csv.field_size_limit(sys.maxsize)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(text)
+    lines = _csv_lines(path, text, delimiter)
+    line, head = next(lines, (1, []))
+    if len(set(head)) != len(head):
+        raise DataError(f"{path}: line {line}: two columns share a name: {', '.join(head)}")
     rows: Rows = []
-    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+    for line, cells in lines:
+        if len(cells) != len(head):
+            raise DataError(
+                f"{path}: line {line} has {len(cells)} cells under {len(head)} columns",
+                hint=f'a cell that holds {_named(delimiter)} stands in quotes: `"..."`',
+            )
+        rows.append(dict(zip(head, cells, strict=True)))
+    return rows
+
+
+def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the line at which a row begins, from 1, and its cells; blank lines do not count."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+    begin = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield begin, cells
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path}: line {begin} cannot be read as CSV: {error}",
+            hint='a cell in quotes ends with a quote, and a quote within it is written twice: `"say ""hi"""`',
+        ) from error
+
+
+def _delimiter(text: str) -> str:
+    """Return what parts the names of the columns: what gives most of them, a comma where that is one."""
+    head = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
+    return max(_DELIMITERS, key=lambda delimiter: len(next(csv.reader([head], delimiter=delimiter), ())))
+
+
+def _named(delimiter: str) -> str:
+    return "a tab" if delimiter == "\t" else f"`{delimiter}`"
+
+
+def _read_json(path: Path, content: Content) -> Rows:
+    """Return the objects of an array, or those that stand one a line."""
+    text = _text_of(path)
+    rows: Rows = []
+    for place, row in _array(path, text) if text.lstrip().startswith("[") else _lines(path, text, content):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: {place} is not a JSON object")
+        if rows and row.keys() != rows[0].keys():
+            odd = sorted(row.keys() ^ rows[0].keys())
+            raise DataError(f"{path}: {place} and the first row differ in the key `{odd[0]}`")
+        rows.append(row)
+    return rows
+
+
+def _array(path: Path, text: str) -> Iterator[tuple[str, object]]:
+    try:
+        found = parse(text)
+    except NotJSONError as error:
+        line, column = (f"line {error.line} ", f" at column {error.column}") if error.line else ("", "")
+        raise DataError(
+            f"{path}: {line}is not JSON: {error.words}{column}",
+            hint=f"a table is an array of objects, or has an object a line: `jq -c '.[]' {path}` makes such lines",
+        ) from error
+    for number, row in enumerate(found):
+        yield f"row {number} of the array", row
+
+
+def _lines(path: Path, text: str, content: Content) -> Iterator[tuple[str, object]]:
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = parse(line)
+            yield f"line {number}", parse(line)
         except NotJSONError as error:
-            place = f" at column {error.column}" if error.column else ""
-            array = not rows and line.lstrip().startswith("[")
+            column = f" at column {error.column}" if error.column else ""
             raise DataError(
-                f"{path}: line {number} is not JSON: {error.words}{place}",
-                hint=f"each line is an object of its own; `jq -c '.[]' {path}` makes such lines of an array"
-                if array
-                else f"each line is an object of its own, for example {_EXAMPLES[content]}",
+                f"{path}: line {number} is not JSON: {error.words}{column}",
+                hint=f"a table is an array of objects, or has an object a line, for example {_EXAMPLES[content]}",
             ) from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}: line {number} is not a JSON object")
-        if rows and row.keys() != rows[0].keys():
-            odd = sorted(row.keys() ^ rows[0].keys())
-            raise DataError(f"{path}: line {number} and the first row differ in the key `{odd[0]}`")
-        rows.append(row)
-    return rows
 
 
 def _read_list(path: Path) -> Rows:
     """Return a row a line: a path, blanks, and a label, a whole number, of which those below 0 say that it has none."""
     rows: Rows = []
-    for number, line in enumerate(_text_of(path).splitlines(), start=1):
-        image, _, label = line.strip().rpartition(" ")
-        if not line.strip():
+    for number, name in enumerate(read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        line = os.fsdecode(name).strip()  # a path may be no UTF-8
+        image, _, label = line.rpartition(" ")
+        if not line:
             continue
         if not image or not _WHOLE.fullmatch(label):
             raise DataError(
-                f"{path}: line {number} is no path with a label after it: `{line.strip()[:60]}`",
+                f"{path}: line {number} is no path with a label after it: `{line[:60]}`",
                 hint="a .txt file lists images, one a line: `cats/1.png 3`",
             )
         rows.append({"image": image.rstrip(), "label": int(label)})
@@ -90,29 +134,16 @@ def _read_list(path: Path) -> Rows:
 
 
 def _text_of(path: Path) -> str:
-    """Return what a file says, without the BOM that it may begin with.
-
-    Raises:
-        DataError: If it cannot be read, or is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
-    hint = f"convert it: `iconv -f WINDOWS-1252 -t UTF-8 {path}`, or save it anew as UTF-8"
-    return DataError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}", hint=hint)
+    return decode_text(read_bytes(path), where=str(path))
 
 
 def read_rows(path: Path, content: Content) -> Rows:
     """Return the rows of a file, which its suffix says how to read.
 
+    The delimiter of a .csv file is the one that parts the names of its columns; that of a .tsv file is a tab.
+
     Args:
-        path: Ends in .csv, .jsonl or .txt, in any case.
+        path: Ends in .csv, .tsv, .jsonl, .json or .txt, in any case.
         content: What is looked for, for hints.
 
     Raises:
@@ -121,4 +152,4 @@ def read_rows(path: Path, content: Content) -> Rows:
     suffix = path.suffix.lower()
     if suffix == LIST_SUFFIX:
         return _read_list(path)
-    return _read_csv(path) if suffix == ".csv" else _read_jsonl(path, content)
+    return _read_csv(path) if suffix in {".csv", ".tsv"} else _read_json(path, content)

@@ -26,6 +26,7 @@ class Stream:
         column: Where labels are; None where there are none.
         place: What messages call it.
         declared: Their class names, where they are known beforehand.
+        columns: Those of the table that the stream is.
     """
 
     content: Content
@@ -36,6 +37,7 @@ class Stream:
     column: str | None = None
     place: str = ""
     declared: Sequence[str] | None = None
+    columns: tuple[str, ...] = ()
 
     @property
     def class_names(self) -> tuple[str, ...]:

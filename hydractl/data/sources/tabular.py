@@ -91,7 +91,7 @@ class Table(ABC):
 
 
 class RowTable(Table):
-    """The rows of a .jsonl or .csv file, or a list; images are files, by paths relative to a folder."""
+    """The rows of a .jsonl, .json, .csv or .tsv file, or a list; images are files, by paths relative to a folder."""
 
     def __init__(self, rows: Rows, path: Path, folder: Path) -> None:
         super().__init__(list(rows[0]) if rows else [], where=str(path), name=path.name)

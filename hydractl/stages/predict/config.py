@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar
 
-from hydractl.data.reference import FILE_SUFFIXES, IMAGE_SUFFIXES, DataRef
+from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
 from hydractl.errors import UsageError
 from hydractl.metrics.scores import EVERY, FITTED, KNN, MSP, SCORES, limits
 from hydractl.parallel import refuse_shared_input
@@ -21,7 +21,8 @@ from hydractl.stages.shared.classes import NOTHING_NAMED, Naming
 
 LINES = "-"
 """DATA that come on standard input, one a line."""
-
+FORMS = (".jsonl", ".csv", ".parquet")
+"""How the names of tables of predictions end."""
 
 NO_THRESHOLD = inf
 
@@ -74,8 +75,8 @@ class PredictConfig:
         STDOUT,
         replace(
             shared.OUT,
-            holds=Content(what="a table of predictions", suffixes=FILE_SUFFIXES, decides=True),
-            help=f"A file that ends in {', '.join(FILE_SUFFIXES)}, which decides its form; by default standard output, as JSON "
+            holds=Content(what="a table of predictions", suffixes=FORMS, decides=True),
+            help=f"A file that ends in {', '.join(FORMS)}, which decides its form; by default standard output, as JSON "
             "lines.",
         ),
     )
@@ -165,7 +166,7 @@ class PredictConfig:
     @property
     def form(self) -> str:
         """How the output's name ends, in small letters; that of JSON lines for a stream."""
-        return FILE_SUFFIXES[0] if is_stream(self.out) else self.out.suffix.lower()
+        return FORMS[0] if is_stream(self.out) else self.out.suffix.lower()
 
 
 def is_image(given: str) -> bool:

@@ -173,7 +173,7 @@ def _read_mask(path: Path, opened: OpenModel, progress: Progress) -> HeadMask:
     if mask.architecture not in {None, name}:
         raise ManifestError(
             f"{path}: architecture is `{mask.architecture}`, but {opened.reference} is a `{name}`",
-            hint="delete the key `architecture` from the mask if it is meant for this model",
+            hint="a mask without the key `architecture` fits any model of that shape",
         )
     try:
         check_mask_fits(mask.towers, opened.header.architecture, where="towers")

@@ -144,7 +144,7 @@ def test_empty_class(folder):
 
     with pytest.raises(DataError, match="class folder `cow` holds no image") as caught:
         open_data(str(folder))
-    assert caught.value.hint == "remove the folder or add images to it"
+    assert caught.value.hint == f"add images to it, or keep it outside `{folder}`"
 
 
 def test_forgotten_split(folder):

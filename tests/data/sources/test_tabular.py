@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import csv
 import json
+import os
+import re
 
 import datasets
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
+from hydractl.data.labels import required_labels
 from hydractl.data.sources.columns import LabelReader, read_labels
 from hydractl.errors import DataError, UsageError
 from hydractl.progress import SILENT
@@ -113,8 +118,8 @@ def test_a_byte_order_mark_and_blank_lines(here):
         ("t.jsonl", "\n", "", "holds no row"),
         ("t.csv", "image,label\nimg/0.png\n", "", "line 2 has 1 cells under 2 columns"),
         ("t.csv", "image,image\na,b\n", "", "two columns share a name: image, image"),
-        ("t.csv", 'image\n"a', "", "cannot be read as CSV: unexpected end of data"),
-        ("t.csv", b"image\n\xff\n", "", "is not UTF-8 text: invalid start byte at byte 6"),
+        ("t.csv", 'image\n"a\n\n', "", "line 2 cannot be read as CSV: unexpected end of data"),
+        ("t.csv", b"image\n\xff\n", "", "line 2 is not UTF-8 text: invalid start byte at byte 6"),
         ("t.csv", "picture\nx\n", "", "none of its columns (`picture`) is called `image`, `img`"),
         (
             "t.csv",
@@ -145,12 +150,25 @@ def test_a_byte_order_mark_and_blank_lines(here):
             "line 1 is not JSON: a comma stands before the closing `}` at column 15",
         ),
         ("t.jsonl", '{"image": "a"},\n', "", "line 1 is not JSON: a comma stands after the end at column 15"),
-        ("t.jsonl", "[]", "", "line 1 is not a JSON object"),
+        ("t.jsonl", "[]", "", "holds no row"),
+        ("t.json", "[1]", "", "row 0 of the array is not a JSON object"),
+        (
+            "t.json",
+            '[{"image": "a"},\n {"img": "a"}]',
+            "",
+            "row 1 of the array and the first row differ in the key",
+        ),
+        ("t.json", '[{"image": "a"},\n {"image": }]', "", "line 2 is not JSON: Expecting value at column 12"),
+        ("t.tsv", "image\tlabel\nimg/0.png,a\n", "", "line 2 has 1 cells under 2 columns"),
+        ("t.csv", 'image,label\n"a\nb",c\n"d"e,f\n', "", "line 4 cannot be read as CSV: ',' expected after"),
+        ("t.csv", b"image\nimg/0.png\n\xff\n", "", "line 3 is not UTF-8 text: invalid start byte at byte 16"),
+        ("t.csv", "image\n".encode("utf-16") + b"x", "", "line 2 is not UTF-16 text: truncated data"),
+        ("t.csv", "image,label\nimg/0.png,1.5\n", "", "column `label`: row 0 has no usable label: '1.5'"),
         ("t.jsonl", b"\xff", "", "is not UTF-8 text: invalid start byte at byte 0"),
         ("t.jsonl", '{"image": "a"}\n{"img": "a"}', "", "line 2 and the first row differ in the key `image`"),
         ("t.jsonl", '{"image": 3}', "", "row 0 names no image file: 3"),
         ("t.jsonl", '{"image": "img/0.png", "label": -2}', "", "row 0 has label -2, out of range 0.."),
-        ("t.jsonl", '{"image": "img/0.png", "label": true}', "", "row 0 has no usable label: True"),
+        ("t.jsonl", '{"image": "img/0.png", "label": 1.5}', "", "row 0 has no usable label: 1.5"),
         ("t.jsonl", '{"image": "img/0.png", "label": null}', "", "row 0 has no usable label: None"),
         ("t.parquet", "junk", "", "cannot be read as Parquet"),
     ],
@@ -291,12 +309,104 @@ def test_fingerprint_knows_bytes_not_paths(here):
     assert before == moved != changed
 
 
-def test_an_array_of_rows_is_told_from_lines(here):
-    (here / "t.jsonl").write_text('[\n{"image": "img/0.png"}\n]')
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_json_is_an_array_or_an_object_a_line(here, suffix):
+    (here / f"a.{suffix}").write_text(json.dumps(ROWS, indent=2))
+    (here / f"b.{suffix}").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
 
-    with pytest.raises(DataError, match="line 1 is not JSON") as caught:
-        open_data(str(here / "t.jsonl"))
-    assert f"jq -c '.[]' {here}/t.jsonl" in caught.value.hint
+    array, lines = (open_data(str(here / f"{name}.{suffix}")) for name in "ab")
+
+    assert array.labels == lines.labels == (1, 0)
+    assert array.fingerprint() == lines.fingerprint()
+
+
+def _texts(path):
+    found = open_data(str(path), wants=Content.TEXTS)
+    return found.texts, found.class_names, found.labels, found.numbered
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [0.0, 10.0, 2.0],
+        [0, 10, 2],
+        ["0.0", "10", "2"],
+        ["cat", " dog ", "cat"],
+        [True, False, True],
+        [-1, -1, -1],
+        ["-1", "-1.0", "-1"],
+        [-1, 0, 1],
+        [0.5, 1.0, 2.0],
+        ["cat", None, "dog"],
+        ["cat", "", "dog"],
+        [1.0, None, 2.0],
+    ],
+)
+@pytest.mark.parametrize("texts", [["a b", "", "c"], ["a b", None, " c "]])
+def test_a_frame_means_the_same_in_every_form_that_pandas_writes(tmp_path, texts, labels):
+    frame = pd.DataFrame({"text": texts, "label": labels})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_csv(tmp_path / "t.tsv", index=False, sep="\t")
+    frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    frame.to_json(tmp_path / "t.json", orient="records")
+    frame.to_parquet(tmp_path / "t.parquet")
+
+    def read(suffix):
+        try:
+            return _texts(tmp_path / f"t.{suffix}")
+        except DataError as error:
+            return re.search("row [0-9]+ has [a-z ]+", error.message)[0]
+
+    found = [read(suffix) for suffix in ("csv", "tsv", "jsonl", "json", "parquet")]
+
+    assert all(one == found[0] for one in found), found
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_the_delimiter_and_the_encoding_of_a_table_are_detected(tmp_path, encoding, delimiter, end):
+    rows = [["text", " label "], ["a, b; c\td | é", "x"], ['say "hi"\nand go', "y"]]
+    with (tmp_path / "t.csv").open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, delimiter=delimiter, lineterminator=end).writerows(rows)
+
+    assert _texts(tmp_path / "t.csv") == (("a, b; c\td | é", 'say "hi"\nand go'), ("x", "y"), (0, 1), False)
+
+
+def test_one_column_may_hold_any_delimiter_but_its_own(tmp_path):
+    (tmp_path / "t.csv").write_text("text\na; b\tc | d\n")
+
+    assert _texts(tmp_path / "t.csv")[0] == ("a; b\tc | d",)
+
+
+def test_blanks_around_names_of_columns_do_not_count(tmp_path):
+    for suffix in ("csv", "jsonl", "parquet"):
+        path = write(tmp_path / f"t.{suffix}", [{" text": "a", "label ": "x"}])
+
+        assert _texts(path)[:2] == (("a",), ("x",))
+        assert open_data(f"{path}::text=text,label=label", wants=Content.TEXTS).class_names == ("x",)
+
+
+def test_a_cell_may_be_longer_than_the_library_lets_it(tmp_path):
+    text = "long " * 100_000
+    (tmp_path / "t.csv").write_text(f"text,label\n{text},x\n")
+
+    assert _texts(tmp_path / "t.csv")[0] == (text,)
+
+
+def test_without_labels_the_columns_are_named(tmp_path):
+    items = open_data(str(write(tmp_path / "t.csv", [{"text": "a", "mood": "x"}])), wants=Content.TEXTS)
+
+    with pytest.raises(DataError, match=r"needs; its columns are `text`, `mood`: name one with `::label="):
+        required_labels(items, "--data")
+
+
+def test_a_list_of_images_may_hold_a_name_that_is_no_utf_8(here, picture):
+    name = os.fsencode(here) + b"/\xff.png"
+    picture(0).save(os.fsdecode(name))
+    (here / "t.txt").write_bytes(b"\xff.png 1\nimg/1.png 0\n")
+
+    assert open_data(str(here / "t.txt")).image(0).size == (9, 7)
 
 
 @pytest.mark.parametrize(("wants", "column"), [(Content.IMAGES, "image"), (Content.TEXTS, "text")])

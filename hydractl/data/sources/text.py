@@ -1,0 +1,43 @@
+"""The text of a file: UTF-8, or what its byte order mark says."""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+
+from hydractl.errors import DataError
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins with the mark of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def decode_text(data: bytes, *, where: str) -> str:
+    """Return the text of a file, without its byte order mark.
+
+    Args:
+        data: The file's bytes.
+        where: Its path, for messages.
+
+    Raises:
+        DataError: If the bytes are no text of that encoding; the message says in which line.
+    """
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = 1 + data.count(b"\n", 0, error.start)
+        name = encoding.removesuffix("-sig").upper()
+        hint = None
+        if name == "UTF-8":
+            probable = "UTF-16LE" if b"\0" in data else "WINDOWS-1252"
+            hint = (
+                f"convert it: `iconv -f {probable} -t UTF-8 {shlex.quote(where)}`, or save it anew as UTF-8"
+            )
+        raise DataError(
+            f"{where}: line {line} is not {name} text: {error.reason} at byte {error.start}", hint=hint
+        ) from error
