@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hydractl.data.items import Content, ImageSet, Items
 from hydractl.data.labels import select_classes
 from hydractl.data.reference import BUILT_IN_TEXTS, SHARD_SUFFIX, DataRef, SourceKind
-from hydractl.data.sources import columns, files, folder, shards, tabular
+from hydractl.data.sources import columns, files, folder, saved, shards, tabular
 from hydractl.data.sources.stream import Stream
 from hydractl.data.toys import builtin, intents, prose, shapes
 from hydractl.errors import DataError, UsageError
@@ -144,7 +144,7 @@ def _opened(ref: DataRef, wants: Content, progress: Progress) -> Items:
         if holds is not wants:
             raise DataError(f"{ref.kind.value} are {holds}, and the model reads {wants}", hint=SOURCES[wants])
         return TOYS[ref.kind](ref)
-    if ref.kind is SourceKind.FOLDER and not shards.lie_in(ref):
+    if _holds_files(ref, wants, labelled=True):
         return folder.open_folder(ref, wants, progress)
     return _of_table(ref, wants, progress, labelled=True)
 
@@ -152,16 +152,37 @@ def _opened(ref: DataRef, wants: Content, progress: Progress) -> Items:
 def _unlabelled(ref: DataRef, wants: Content, progress: Progress) -> Items:
     if ref.kind in TOYS:
         return _opened(ref, wants, progress)
-    if ref.kind is SourceKind.FOLDER and not shards.lie_in(ref):
+    labelled = ref.label is not None
+    if _holds_files(ref, wants, labelled=labelled):
         return folder.open_tree(ref, wants, progress)
-    return _of_table(ref, wants, progress, labelled=ref.label is not None)
+    return _of_table(ref, wants, progress, labelled=labelled)
+
+
+def _holds_files(ref: DataRef, wants: Content, *, labelled: bool) -> bool:
+    """Return whether the files below a folder are the items; without labels also where metadata name them.
+
+    Raises:
+        UsageError: If they are, and the reference names a column.
+    """
+    if ref.kind is not SourceKind.FOLDER or shards.lie_in(ref) or saved.is_saved(ref):
+        return False
+    if wants is Content.IMAGES and (labelled or ref.image) and saved.has_metadata(ref):
+        return False
+    for key in ("image", "label", "text"):
+        if getattr(ref, key) is not None:
+            raise UsageError(
+                f"`{ref}`: the folder is no table, so `{key}=` names no column", hint=f"leave `{key}=` out"
+            )
+    return True
 
 
 def _table(ref: DataRef, wants: Content, progress: Progress) -> tabular.Table:
     if ref.kind is SourceKind.HUB:
         return tabular.fetch_table(ref, progress)
-    if ref.kind is SourceKind.FOLDER or ref.source.lower().endswith(SHARD_SUFFIX):
+    if ref.source.lower().endswith(SHARD_SUFFIX) or shards.lie_in(ref):
         return shards.open_shards(ref)
+    if ref.kind is SourceKind.FOLDER:
+        return saved.open_saved(ref, progress) if saved.is_saved(ref) else saved.open_listed(ref, progress)
     return files.open_table(ref, wants)
 
 

@@ -63,7 +63,7 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
-        SourceKind.FOLDER: _SELECTION | {"split", "decode"},
+        SourceKind.FOLDER: _SELECTION | _COLUMNS | {"split", "decode"},
         SourceKind.FILE: _SELECTION | _COLUMNS | {"decode", "root"},
         SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config", "decode", "streaming", "buffer"},
     }

@@ -133,8 +133,8 @@ def test_every_part_is_read():
             None,
         ),
         (
-            "a/b::image=x",
-            "`a/b` has no use for the key `image`; a folder reads classes, decode, limit, split",
+            "a/b::seed=1",
+            "`a/b` has no use for the key `seed`; a folder reads classes, decode, image, label, limit, split, text",
             None,
         ),
         ("hf:name", "written hf:org/name", "hf:ylecun/mnist"),

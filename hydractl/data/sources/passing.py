@@ -24,7 +24,7 @@ ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Passed:
-    """What is known of a stream once it has passed; name and classes as of `Items`.
+    """What is known of a stream once it has passed; name, classes and columns as of `Items`.
 
     Attributes:
         sha256: The fingerprint that the same rows have in a file.
@@ -39,6 +39,7 @@ class Passed:
     sha256: str
     content: np.ndarray
     marks: np.ndarray
+    columns: tuple[str, ...]
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -82,6 +83,7 @@ class Seen:
 
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
+        self.columns = stream.columns
         self.reader = stream.reader()
         self.digests = bytearray()
         self.marks = bytearray()
@@ -114,6 +116,7 @@ class Seen:
             sha256=fingerprint_of(len(self), labels.class_names, labels.labels, each),
             content=rows[:, : DIGEST.itemsize].copy().view(DIGEST).ravel(),
             marks=np.frombuffer(self.marks, DIGEST),
+            columns=self.columns,
         )
 
 
@@ -195,7 +198,7 @@ class Shuffled:
     @property
     def columns(self) -> tuple[str, ...]:
         """Those of the table that the stream is."""
-        return self.stream.columns
+        return self.passed.columns
 
     def __len__(self) -> int:
         """Return how many rows there are."""

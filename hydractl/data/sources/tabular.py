@@ -117,7 +117,7 @@ class ArrowTable(Table):
     def __init__(self, dataset: Any, ref: DataRef, *, where: str, first: int = 0) -> None:  # noqa: ANN401 - the library is untyped
         if any("." in name and name not in dataset.column_names for name in ref.text_columns):
             dataset = dataset.flatten()  # a column within a column is named `OUTER.INNER`
-        name = where if ref.repo_id else Path(ref.source).name
+        name = where if ref.repo_id else Path(ref.source).resolve().name
         super().__init__(dataset.column_names, where=where, name=name, first=first)
         self._dataset = dataset
         self._folder = folder_of(ref) if ref.kind is SourceKind.FILE else None
@@ -280,21 +280,25 @@ def _load(ref: DataRef, progress: Progress) -> Any:  # noqa: ANN401 - a `dataset
         split = ref.split
         if split is None or split.isidentifier():  # the rest are slices such as `train[:10%]`
             splits = datasets.get_dataset_split_names(address, ref.config, revision=ref.revision)
-            split = _choose(ref, "split", split, splits)
+            split = choose(ref, "split", split, splits)
         streaming = ref.streaming is not None
         return datasets.load_dataset(
             address, ref.config, split=split, revision=ref.revision, streaming=streaming
         )
     except ValueError:
         if not datasets.config.HF_HUB_OFFLINE:  # the cache does not tell the names
-            _choose(
+            choose(
                 ref, "config", ref.config, datasets.get_dataset_config_names(address, revision=ref.revision)
             )
         raise
 
 
-def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) -> str:
-    """Return `wanted` if it is there, or the only one there is."""
+def choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) -> str:
+    """Return `wanted` if it is there, or the only one there is.
+
+    Raises:
+        DataError: If it is not there, or has to be chosen.
+    """
     shown = quoted(present)
     if wanted is None:
         if len(present) == 1:
@@ -310,7 +314,7 @@ def _choose(ref: DataRef, key: str, wanted: str | None, present: Sequence[str]) 
 @contextlib.contextmanager
 def _reached(ref: DataRef) -> Iterator[None]:
     """Ask the Hub for a data set, or for more of it."""
-    with _translated(ref), _discreet(), asking(ref.source):
+    with _translated(ref), quiet(), asking(ref.source):
         yield
 
 
@@ -343,7 +347,7 @@ def _translated(ref: DataRef) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _discreet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Let the library draw no bars and ask the Hub alone, no counter of downloads elsewhere and no `datasets-server.HOST`.
 
     That is the Hub's own for huggingface.co alone; of another endpoint nobody knows who has such a name, and it gets the token.

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef, SourceKind
+from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, DataRef
 from hydractl.errors import HydraError, InputError
 from hydractl.jsonfile import compact
 from hydractl.publish import is_stream
@@ -303,8 +303,6 @@ def _opened(ref: DataRef, *, labelled: bool) -> list[Items]:
             found.append(open_data(ref, wants=wants, labelled=labelled))
         except HydraError as error:
             refused = error
-        if found and ref.kind is SourceKind.FOLDER:
-            break
     if refused is not None and not found:
         raise refused
     return found
