@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
+import datasets
 import pytest
 
 from hydractl.errors import DataError, HubError, OutputExists, UsageError
@@ -206,8 +207,9 @@ def test_what_cannot_be_is_refused_before_a_model_is_built(streamed, monkeypatch
 
 def test_a_row_that_is_no_text_is_named_by_its_number(streamed, monkeypatch):
     monkeypatch.setattr("hydractl.stages.predict.stream.BATCHES", 1)
-    streamed(Lake(9, lambda i: text(i) | ({"text": None} if i == 7 else {}), TEXTS))
-    with pytest.raises(DataError, match="hf:org/name: column `text`: row 7 is no text: None"):
+    features = datasets.Features(TEXTS | {"text": datasets.Value("binary")})
+    streamed(Lake(9, lambda i: text(i) | {"text": b"a" if i == 7 else None}, features))
+    with pytest.raises(DataError, match="hf:org/name: column `text`: row 7 is no text: b'a'"):
         run_predict(config(STREAM, model="bert"))
 
 
