@@ -1,4 +1,7 @@
-"""What a DATA argument says: `SOURCE[::key=value,...]`, parsed and checked without reading anything."""
+"""What a DATA argument says: `SOURCE[::key=value,...]`, parsed and checked without reading anything.
+
+The last `::` ends the source; a source that holds `::` is written with one at its end.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +215,7 @@ class DataRef:
         if self.classes is not None:
             options["classes"] = "+".join(self.classes)
         tail = ",".join(f"{key}={options[key]}" for key in sorted(options))
-        return f"{self.source}::{tail}" if tail else self.source
+        return f"{self.source}::{tail}" if tail or "::" in self.source else self.source
 
     @property
     def name(self) -> str:
@@ -273,10 +276,6 @@ class DataRef:
     def _check_source(self) -> None:
         if not self.source:
             raise UsageError("the data reference names no source", hint=SOURCES_HINT)
-        if "::" in self.source or self.source.endswith(":"):
-            raise UsageError(
-                f"`{self.source}`: a source can neither hold `::` nor end in `:`", hint=SOURCES_HINT
-            )
         if self.source.startswith(HUB_PREFIX) and not _HUB.fullmatch(self.source):
             raise UsageError(
                 f"`{self.source}`: a Hub data set is written hf:org/name or hf:org/name@revision",
@@ -288,16 +287,20 @@ OPTION_KEYS = tuple(field.name for field in fields(DataRef) if field.name != "so
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
-    """Return the source and what stands after `::`."""
-    source, separator, rest = text.partition("::")
+    """Return the source and what stands after the last `::`, which may be nothing."""
+    source, separator, rest = text.rpartition("::") if "::" in text else (text, "", "")
     known = (*OPTION_KEYS, OPENOOD) if source.startswith(PREFIX) else OPTION_KEYS
     options: dict[str, str] = {}
-    for part in rest.split(",") if separator else ():
+    _, twice, before = source.rpartition("::")
+    if twice and "=" in before and before.partition("=")[0] in known:
+        raise UsageError(f"`{text}`: `::` stands twice", hint="for example `digits::split=test,classes=0-6`")
+    ends_name = not rest and ("::" in source or source.endswith(":"))
+    for part in rest.split(",") if separator and not ends_name else ():
         key, equals, value = part.partition("=")
         if not equals:
             raise UsageError(
                 f"`{text}`: expected key=value after `::`, found `{part}`",
-                hint="for example `digits::split=test,classes=0-6`",
+                hint=f"for example `digits::split=test,classes=0-6`; a name that holds `::` ends with it: `{text}::`",
             )
         if key not in known:
             raise UsageError(

@@ -160,8 +160,8 @@ COMPANIONS = {
     },
 }
 """What an option is typed with; where nothing is said, `ALWAYS`."""
-MODELS = {"head_seed": "arch:vit"}
-"""What an option is about where any model will not do."""
+ABOUT = {("model", "head_seed"): ["arch:vit"], ("data", "null"): ["-"]}
+"""What is typed for an argument beside an option where any other will not do."""
 CASES = [(name, option) for name, config in CONFIGS.items() for option in options_of(config)]
 
 
@@ -213,11 +213,8 @@ def words_for(name, option):
 def required(config, option):
     """Return what a command cannot do without, in order, and what one option is typed with."""
     needed = [o for o in options_of(config) if o.default is ... or o.name == option.name]
-    model = MODELS.get(option.name)
     return [
-        word
-        for one in needed
-        for word in ([model] if model and one.name == "model" else words_for(one.name, one)[0])
+        word for one in needed for word in ABOUT.get((one.name, option.name)) or words_for(one.name, one)[0]
     ]
 
 

@@ -100,7 +100,8 @@ def test_every_part_is_read():
     [
         ("", "names no source", "`digits`"),
         ("::split=a", "names no source", "`digits`"),
-        ("C:", "nor end in `:`", "`digits`"),
+        ("digits::limit=3::split=test", "`::` stands twice", "for example"),
+        ("a::b", "expected key=value after `::`, found `b`", "ends with it: `a::b::`"),
         (
             "digits::splt=test",
             "unknown key `splt`; known keys are buffer, classes, config, decode, domain, image",
@@ -147,6 +148,15 @@ def test_bad_references(text, message, hint):
 
     assert message in caught.value.message
     assert caught.value.hint is None if hint is None else hint in caught.value.hint
+
+
+@pytest.mark.parametrize("source", ["a::b", "a::", "a:", "::", "a::b=c::d/", "x::y.csv", "label"])
+@pytest.mark.parametrize("tail", ["", "limit=3", "classes=a+b,limit=3"])
+def test_a_source_may_hold_what_begins_options(source, tail):
+    ref = DataRef.parse(f"{source}::{tail}" if tail or "::" in source else source)
+
+    assert ref.source == source
+    assert DataRef.parse(str(ref)) == ref
 
 
 @pytest.mark.parametrize("options", [{"split": "a,b"}, {"classes": ("a+b",)}, {"classes": ()}, {"limit": 0}])

@@ -35,7 +35,7 @@ def predict(config: PredictConfig, terminal: Terminal) -> None:
       hydractl predict hydra.st a.jpg b.png
       hydractl predict hydra.st reviews.csv::text=body -o predictions.parquet
       cat lines.txt | hydractl predict hydra.st - | jq -r .label
-      find . -name '*.jpg' | hydractl predict hydra.st - --skip-bad -o predictions.csv
+      find . -name '*.jpg' -print0 | hydractl predict hydra.st -0 - --skip-bad -o predictions.csv
       torchrun --nproc-per-node 2 -m hydractl predict hydra.st photos/ -o predictions.jsonl
     """
     from hydractl.stages.predict.run import run_predict

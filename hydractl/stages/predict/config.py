@@ -64,7 +64,7 @@ class PredictConfig:
     data: tuple[str, ...] = required(
         Setting(
             f"{shared.DATA_SOURCES}; image files; folders may be nested and need no classes. `-`: standard input, a text or "
-            "the path of an image a line.",
+            "the path of an image a line. A name that holds `::` ends with it: `a::b.png::`.",
             metavar="DATA...",
             positional=True,
             shows=False,
@@ -102,6 +102,12 @@ class PredictConfig:
     )
     """Infinite for none."""
     skip_bad: bool = flag(Setting("Tell of an image that cannot be read in its line, and go on."))
+    null: bool = flag(
+        Setting(
+            "Standard input is texts or paths that end with a NUL byte, as `find -print0` writes them, not with the line.",
+            spelled=("-0", "--null"),
+        )
+    )
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     arch: str | None = by_default(None, shared.ARCH)
@@ -122,8 +128,10 @@ class PredictConfig:
             raise UsageError("nothing to predict", hint="name DATA: a folder, image files, a table; or `-`")
         if LINES in self.data:
             self._check_lines()
+        elif self.null:
+            raise UsageError("`--null` is for standard input", hint="leave it out, or name `-` as DATA")
         for given in self.data:
-            if given != LINES and not is_image(given):
+            if given != LINES and image_path(given) is None:
                 parsed(given)
         refuse_shared_input(self.model)
 
@@ -157,7 +165,7 @@ class PredictConfig:
     def reads(self) -> tuple[Reference, ...]:
         """What DATA name; where it lies counts too, as lines call it so."""
         return tuple(
-            Reference(Role.FILE, Path(given))
+            Reference(Role.FILE, image_path(given) or Path(given))
             if given == LINES or is_file(given)
             else Reference(Role.DATA, parsed(given), labelled=False)
             for given in self.data
@@ -169,14 +177,19 @@ class PredictConfig:
         return FORMS[0] if is_stream(self.out) else self.out.suffix.lower()
 
 
-def is_image(given: str) -> bool:
-    """Return whether DATA is called as an image file is."""
-    return "::" not in given and given.lower().endswith(IMAGE_SUFFIXES)
+def image_path(given: str) -> Path | None:
+    """Return the path that DATA is, if it is called as an image file is; of a name that holds `::` one ends it, or no `=` follows."""
+    name = given.removesuffix("::")
+    _, separator, options = name.rpartition("::")
+    if (separator and name == given and "=" in options) or not name.lower().endswith(IMAGE_SUFFIXES):
+        return None
+    return Path(name)
 
 
 def is_file(given: str) -> bool:
     """Return whether DATA is one image file, though none may be there."""
-    return is_image(given) and not os.path.isdir(given)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long
+    path = image_path(given)
+    return path is not None and not os.path.isdir(path)  # noqa: PTH112 - `Path.is_dir` raises where a path is too long
 
 
 def parsed(given: str) -> DataRef:

@@ -9,6 +9,7 @@ journal at the end.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from hydractl.errors import ManifestError
 from hydractl.jsonfile import compact, parse
 from hydractl.progress import Progress
 from hydractl.publish import append
-from hydractl.stages.predict.lines import Line
+from hydractl.stages.predict.lines import Line, text
 from hydractl.stages.shared.journals import LONGEST, first_line
 from hydractl.training.state import DROPPED, OtherRunError
 
@@ -113,7 +114,7 @@ class Journal:
             self._begin()
             self.begun = True
         inputs = identity(items, places)
-        block = "".join(f"{compact(line)}\n" for line in lines)
+        block = "".join(f"{text(line)}\n" for line in lines)
         self.chain = _link(self.chain, inputs, block.encode())
         end = compact({"lines": len(lines), "inputs": inputs, "chain": self.chain})
         append(self.path, f"{block}{end}\n".encode())
@@ -123,7 +124,7 @@ class Journal:
         with self.path.open("rb") as file:
             some: list[Line] = []
             for count, block, _ in _blocks(file):
-                some += [parse(line) for line in block[:count]]
+                some += map(json.loads, block[:count])  # with halves of surrogate pairs, in names of files
                 if len(some) >= AT_ONCE:
                     yield some
                     some = []

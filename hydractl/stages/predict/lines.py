@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from hydractl.fusion.predictions import Predictions
-from hydractl.jsonfile import compact
+from hydractl.jsonfile import NOT_UTF8
 from hydractl.publish import Sink
 
 Line = dict[str, Any]
@@ -107,7 +108,7 @@ class CSV(Writer):
     def _add(self, rows: Sequence[Sequence[object]]) -> None:
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows(rows)
-        self.file.write(buffer.getvalue().encode())
+        self.file.write(buffer.getvalue().encode(errors="surrogateescape"))
 
 
 class Parquet(Writer):
@@ -125,7 +126,8 @@ class Parquet(Writer):
 
     @override
     def write(self, lines: Sequence[Line]) -> None:
-        self.rows.write_table(self.table([*map(flattened, lines)], schema=self.schema))
+        rows = [{name: _utf8(value) for name, value in flattened(line).items()} for line in lines]
+        self.rows.write_table(self.table(rows, schema=self.schema))
 
     @override
     def close(self) -> None:
@@ -178,6 +180,19 @@ def _cell(value: object) -> object:
     return json.dumps(value) if isinstance(value, bool) else value
 
 
+def _utf8(value: object) -> object:
+    r"""Return a cell, of a text the bytes that are not UTF-8 as `\xff`: Parquet has no others."""
+    if not isinstance(value, str):
+        return value
+    return value.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def path_text(path: str) -> str:
+    """Return a path by its bytes, whatever the locale says of them; those that are not UTF-8 are lone surrogates."""
+    return os.fsencode(path).decode(errors="surrogateescape")
+
+
 def text(line: Line) -> str:
-    """Return a line as JSON."""
-    return compact(line)
+    r"""Return a line as JSON; lone surrogates are written as `\udcff`, which Python opens a file by."""
+    found = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    return NOT_UTF8.sub(lambda half: f"\\u{ord(half[0]):04x}", found)

@@ -29,7 +29,7 @@ from hydractl.parallel import Team, answering_device, start_team
 from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
-from hydractl.stages.predict.config import LINES, PredictConfig, is_image, parsed
+from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
 from hydractl.stages.predict.fitting import Fit, beside, held
 from hydractl.stages.predict.journal import Journal, open_journal
 from hydractl.stages.predict.lines import ACCEPTED, ERROR, WRITERS, JSONLines, Line
@@ -129,11 +129,11 @@ def _check_outputs(config: PredictConfig, opened: OpenModel, own: Claim) -> None
         [config.out],
         force=own.may_replace,
         models=[opened],
-        data=[parsed(given) for given in named if not is_image(given)],
+        data=[parsed(given) for given in named if image_path(given) is None],
         files=[
             config.naming.file,
             config.threshold if isinstance(config.threshold, Path) else None,
-            *(Path(given) for given in named if is_image(given)),
+            *map(image_path, named),
         ],
     )
 
@@ -254,7 +254,8 @@ class _Run:
     def _lines(self) -> Iterator[Source]:
         empty = True
         crew = Crew.of(self.config.num_workers, images=0)
-        for items in lines(self.opened.header.preprocess, size=window(self.config.batch_size), crew=crew):
+        how, size = self.opened.header.preprocess, window(self.config.batch_size)
+        for items in lines(how, size=size, crew=crew, null=self.config.null):
             empty = False
             yield self._lenient(Source(None, items))
         if empty:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from hydractl.data.crew import Crew
 from hydractl.data.given import GivenStore
@@ -20,8 +20,9 @@ from hydractl.data.sources.stream import Stream
 from hydractl.errors import DataError, UsageError
 from hydractl.jsonfile import opened
 from hydractl.progress import Progress
-from hydractl.stages.predict.config import LINES, PredictConfig, is_file, parsed
+from hydractl.stages.predict.config import LINES, PredictConfig, image_path, is_file, parsed
 
+STDIN = "standard input"
 LONGEST = 1 << 20
 """Of a line, in bytes."""
 
@@ -49,7 +50,8 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
     for files, group in groupby(config.data, is_file):
         named = list(group)
         if files:
-            made.append((named[0], crewed(_files(named, how), config.num_workers)))
+            paths = [path for given in named if (path := image_path(given))]
+            made.append((named[0], crewed(_files(paths, how), config.num_workers)))
         else:
             made += [(given, _opened(parsed(given), config, how, progress)) for given in named]
     counted = [items for _, items in made if isinstance(items.key(0), int)]
@@ -68,51 +70,80 @@ def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progres
     return open_items(ref, how, labelled=False, workers=config.num_workers, progress=progress)
 
 
-def _files(paths: Sequence[str], how: Reading) -> ImageSet:
+def _files(paths: Sequence[Path], how: Reading) -> ImageSet:
     if content_of(how) is Content.TEXTS:
         raise UsageError(f"`{paths[0]}` is an image, but the model reads texts")
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
             raise DataError(f"{path}: no such file", hint=SOURCES_HINT)
-    store = GivenStore(tuple(map(Path, paths)))
+    store = GivenStore(tuple(paths))
     return ImageSet(store=store, places=range(len(paths)), name="image files")
 
 
-def lines(how: Reading, *, size: int, crew: Crew | None) -> Iterator[Items]:
+def lines(how: Reading, *, size: int, crew: Crew | None, null: bool = False) -> Iterator[Items]:
     """Yield the lines of standard input, `size` at a time: texts, or paths of images, by their numbers from 0.
 
     A blank line is a text like any other; of paths blank lines do not count. Images are read by `crew`.
 
+    Args:
+        how: Of the model.
+        size: At least 1.
+        crew: The processes that decode images.
+        null: Whether a text or path ends with a NUL byte, not with the line.
+
     Raises:
-        DataError: If a line is not UTF-8, or longer than any text.
+        DataError: If a text is not UTF-8, or a text or path is longer than any.
     """
-    texts = content_of(how) is Content.TEXTS
-    numbered = ((i, line) for i, line in enumerate(_lines()) if texts or line)
-    while some := list(islice(numbered, size)):
-        numbers, read = zip(*some, strict=True)
-        if texts:
-            yield TextSet(texts=read, keys=numbers, name="standard input")
-        else:
-            store = GivenStore(tuple(map(Path, read)))
-            yield ImageSet(store=store, places=range(len(read)), name="standard input", crew=crew)
+    if content_of(how) is Content.TEXTS:
+        texts = ((i, _text(line, i)) for i, line in enumerate(_lines(null=null)))
+        while some := list(islice(texts, size)):
+            numbers, read = zip(*some, strict=True)
+            yield TextSet(texts=read, keys=numbers, name=STDIN)
+        return
+    paths = (_path(line, i) for i, line in enumerate(_lines(null=null)) if line)
+    while found := tuple(islice(paths, size)):
+        yield ImageSet(store=GivenStore(found), places=range(len(found)), name=STDIN, crew=crew)
 
 
-def _lines() -> Iterator[str]:
-    where = "standard input"
+def _lines(*, null: bool) -> Iterator[bytes]:
+    end = b"\0" if null else b"\n"
     try:
         with opened(Path(LINES)) as file:
-            for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b"")):
+            for i, line in enumerate(_ended(file, end)):
                 if len(line) > LONGEST:
-                    raise DataError(f"{where}: line {number} is longer than {LONGEST} bytes")
-                try:
-                    text = line.decode("utf-8-sig" if number == 0 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError(
-                        f"{where}: line {number} is not UTF-8 text: {error.reason} at byte {error.start}"
-                    ) from error
-                yield text.removesuffix("\n").removesuffix("\r")
+                    raise DataError(f"{STDIN}: line {i + 1} is longer than {LONGEST} bytes")
+                text = line.removeprefix(codecs.BOM_UTF8) if i == 0 else line
+                yield text if null else text.removesuffix(b"\r")
     except OSError as error:
-        raise DataError(f"{where}: cannot be read: {error.strerror}") from error
+        raise DataError(f"{STDIN}: cannot be read: {error.strerror}") from error
+
+
+def _ended(file: BinaryIO, end: bytes) -> Iterator[bytes]:
+    """Yield what stands before each `end`, as it comes, and what is left; no more than is too long for a line."""
+    rest = b""
+    while piece := file.read1(LONGEST):  # type: ignore[attr-defined] # standard input is buffered
+        *whole, rest = (rest + piece).split(end)
+        yield from whole
+        if len(rest) > LONGEST:
+            break
+    if rest:
+        yield rest
+
+
+def _text(line: bytes, i: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{STDIN}: line {i + 1} is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from error
+
+
+def _path(line: bytes, i: int) -> Path:
+    """Return a path, which is bytes and need not be text."""
+    if b"\0" in line:
+        raise DataError(f"{STDIN}: line {i + 1} holds a NUL byte, which no path does", hint="add `--null`")
+    return Path(os.fsdecode(line))
 
 
 def forgiving(items: Items | Stream) -> Items | Stream:

@@ -19,7 +19,7 @@ from hydractl.metrics.scores import FITTED, KNN, MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
-from hydractl.stages.predict.lines import DATA, ERROR, PATH, ROW, Line, columns, lines_of
+from hydractl.stages.predict.lines import DATA, ERROR, PATH, ROW, Line, columns, lines_of, path_text
 from hydractl.stages.predict.sources import Source
 from hydractl.stages.predict.stream import Answered
 from hydractl.stages.shared.classes import Classes
@@ -125,8 +125,8 @@ class Teller:
 
 
 def _called(source: str | None, key: str | int) -> Line:
-    name = {} if source is None else {DATA: source}
-    return name | {PATH if isinstance(key, str) else ROW: key}
+    name = {} if source is None else {DATA: path_text(source)}
+    return name | ({PATH: path_text(key)} if isinstance(key, str) else {ROW: key})
 
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:

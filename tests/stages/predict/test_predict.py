@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import shutil
 import sys
 
 import numpy as np
@@ -20,6 +22,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict import run as stage
 from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.lines import path_text, text
 from hydractl.stages.predict.run import run_predict
 from support.builders import Sample, base
 from support.heard import Heard
@@ -159,7 +162,7 @@ def test_single_texts_are_answered_as_they_come(models, work, monkeypatch):
     seen = []
 
     class Slow(io.BytesIO):
-        def readline(self, size=-1):
+        def read1(self, size=-1):
             seen.append("read")
             return super().readline(size)
 
@@ -413,6 +416,71 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(
 
 def test_a_line_that_is_no_text_is_named(models, work, monkeypatch):
     piped(monkeypatch, b"mat\n\xff\n")
-    with pytest.raises(DataError, match="standard input: line 1 is not UTF-8 text"):
+    with pytest.raises(DataError, match="standard input: line 2 is not UTF-8 text"):
         told(models, "-", model="bert")
     assert not list(work.glob("out*"))
+
+
+ODD = ("a::b.png", "a::label=x.png", "\xe9.png", os.fsdecode(b"\xff.png"), "two\nlines.png")
+"""Names of files that a list, a reference or a locale may take for something else."""
+
+
+@pytest.fixture
+def odd(work):
+    for name in ODD:
+        shutil.copy(work / FILES[0], work / name)
+    return work
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("end", [b"\0", b"\n"])
+def test_paths_that_are_read_from_standard_input_open_again(models, odd, monkeypatch, suffix, end):
+    names = [os.fsencode(name) for name in ODD if end not in os.fsencode(name)]
+    piped(monkeypatch, end.join([names[0], b"", b"none.png", *names[1:]]))
+    settings = {"null": end == b"\0", "skip_bad": True, "batch_size": 2, "device": "cpu"}
+    out = out_of(f"found.{suffix}")
+    run_predict(PredictConfig(model=str(models / "hydra.st"), data=("-",), out=out, **settings))
+
+    if suffix == "parquet":  # which holds UTF-8 only
+        found = pq.read_table(out).to_pylist()
+        assert [row["path"] for row in found if not row["error"]] == [
+            name.decode(errors="backslashreplace") for name in names
+        ]
+        return
+    if suffix == "jsonl":
+        found = lines(out)
+    else:
+        with out.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            found = [*csv.DictReader(file)]
+    assert [row["path"] for row in found if not row.get("error")] == [*map(os.fsdecode, names)]
+    assert len({row["label"] for row in found if not row.get("error")}) == 1
+    assert [row["path"] for row in found if row.get("error")] == ["none.png"]
+
+
+def test_names_that_hold_what_begins_options_are_data(models, odd):
+    (odd / "c::d").mkdir()
+    shutil.copy(odd / FILES[0], odd / "c::d")
+    found = told(models, "a::b.png", "a::label=x.png::", "c::d::", "c::d::limit=1")
+
+    assert [line["path"] for line in found] == ["a::b.png", "a::label=x.png", *["c::d/a.png"] * 2]
+
+
+def test_a_list_whose_paths_end_with_nul_is_told_from_lines(models, work, monkeypatch):
+    piped(monkeypatch, b"flat/a.png\0flat/b.png\0")
+    with pytest.raises(DataError, match="standard input: line 1 holds a NUL byte") as caught:
+        told(models, "-")
+    assert caught.value.hint == "add `--null`"
+    with pytest.raises(UsageError, match="`--null` is for standard input"):
+        told(models, "flat", null=True)
+
+
+def test_the_bytes_of_a_path_are_printed_whatever_the_locale(monkeypatch):
+    name = "\xe9\u20ac".encode() + b"\xff.png"
+    for encoding in ("utf-8", "ascii", "latin-1"):
+        monkeypatch.setattr(
+            "hydractl.stages.predict.lines.os.fsencode",
+            lambda path, e=encoding: path.encode(e, "surrogateescape"),
+        )
+        path = path_text(name.decode(encoding, "surrogateescape"))
+        assert path.encode(errors="surrogateescape") == name
+        assert json.loads(text({"path": path}).encode())["path"] == path
