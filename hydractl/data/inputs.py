@@ -24,7 +24,7 @@ from hydractl.data.crew import MANY, Crew
 from hydractl.data.dataset import open_data, stream_data
 from hydractl.data.items import Content, ImageSet, Items, Text, TextSet
 from hydractl.data.preprocess import CorruptTransform, eval_transform, sample_seed, train_transform
-from hydractl.data.reference import DataRef
+from hydractl.data.reference import ENDLESS_HINT, DataRef
 from hydractl.data.sources.stream import Stream
 from hydractl.data.tokenize import TokenBatches, require_tokenizer, tokenize
 from hydractl.errors import DataError, UsageError
@@ -63,6 +63,7 @@ def open_items(
     *,
     labelled: bool = True,
     workers: int | None = 0,
+    skip_bad: bool = False,
     progress: Progress = SILENT,
 ) -> Items:
     """Return the data that a reference selects, images or texts as the model reads them; as `open_data`.
@@ -72,9 +73,15 @@ def open_items(
         how: Of the model.
         labelled: As there.
         workers: How many processes decode images; None for what pays, see `Crew.of`.
+        skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `without_unreadable`.
         progress: As there.
     """
-    return crewed(open_data(ref, wants=content_of(how), labelled=labelled, progress=progress), workers)
+    items = crewed(open_data(ref, wants=content_of(how), labelled=labelled, progress=progress), workers)
+    if skip_bad:
+        items, left_out = without_unreadable(items, how)
+        if left_out:
+            progress.warn(left_out)
+    return items
 
 
 def open_stream(
@@ -86,6 +93,56 @@ def open_stream(
         return stream
     crew = Crew.of(workers, images=MANY if stream.most is None else stream.most)
     return stream.mended(lambda part: replace(of_kind(part, ImageSet), crew=crew))
+
+
+def without_unreadable(items: Items, how: Reading) -> tuple[Items, str | None]:
+    """Return the images that a model can read, of which each is decoded once, and a sentence on how many are left out, if any.
+
+    Raises:
+        UsageError: If they are texts.
+        DataError: If none can be read.
+    """
+    _check_images(items)
+    unreadable: dict[int, str] = {}
+    for batch in encoded(_lenient(items), how, batch_size=64, limit_bytes=0):
+        unreadable.update(batch.bad)
+    if not unreadable:
+        return items, None
+    first = f"the first: {unreadable[min(unreadable)]}"
+    if len(unreadable) == len(items):
+        raise DataError(f"{items.name}: no image can be read; {first}")
+    readable = items.taken([i for i in range(len(items)) if i not in unreadable])
+    left_out = f"left out {len(unreadable)} of {counted(len(items), 'image')}, which cannot be read"
+    return readable, f"{items.name}: {left_out}; {first}"
+
+
+def lenient(items: Items | Stream) -> Items | Stream:
+    """Return images that may be unreadable.
+
+    Raises:
+        UsageError: If they are texts.
+    """
+    _check_images(items)
+    return items.mended(_lenient) if isinstance(items, Stream) else _lenient(items)
+
+
+def _check_images(items: Items | Stream) -> None:
+    if items.content is not Content.IMAGES:
+        raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
+
+
+def _lenient(items: Items) -> ImageSet:
+    return replace(of_kind(items, ImageSet), lenient=True)
+
+
+def check_skips(ref: DataRef, *, skip_bad: bool) -> None:
+    """Refuse to leave out rows of a stream, of which nothing is known before they are used.
+
+    Raises:
+        UsageError: If that is asked for.
+    """
+    if skip_bad:
+        raise UsageError(f"`--skip-bad`: no rows of the stream `{ref}` can be left out", hint=ENDLESS_HINT)
 
 
 def crewed(items: T, workers: int | None) -> T:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -19,6 +21,8 @@ from hydractl.data.inputs import (
 from hydractl.data.items import Content, ImageSet, TextSet
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.manifest.header import Preprocess
+from support.heard import Heard
+from support.pictures import digits_folder, unreadable
 from support.reviews import MAX_LENGTH, reviews, tokenization
 
 GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
@@ -130,6 +134,28 @@ def test_augmentations_are_for_images():
         check_augment(GREY, ("blur",))
     check_augment(tokenization(), ())
     check_augment(GREY, ("flip",))
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path):
+    heard = Heard()
+    whole = open_items(
+        str(digits_folder(tmp_path / "d", "digits::limit=40")), GREY, skip_bad=True, progress=heard
+    )
+    assert not heard.warnings
+    unreadable(tmp_path / "d" / "3")
+
+    found = open_items(f"{tmp_path}/d", GREY, skip_bad=True, progress=heard)
+
+    assert (found.labels, found.fingerprint()) == (whole.labels, whole.fingerprint())
+    first = f"{tmp_path}/d/3/000-none.png: is not an image that can be decoded"
+    assert heard.warnings == [f"d: left out 3 of 43 images, which cannot be read; the first: {first}"]
+    shutil.rmtree(tmp_path / "d")
+    (tmp_path / "d" / "3").mkdir(parents=True)
+    unreadable(tmp_path / "d" / "3")
+    with pytest.raises(DataError, match=r"d: no image can be read; the first: .*000-none\.png"):
+        open_items(f"{tmp_path}/d", GREY, skip_bad=True)
+    with pytest.raises(UsageError, match="`--skip-bad` is for images"):
+        open_items("reviews", tokenization(), skip_bad=True)
 
 
 def test_items_of_the_other_kind(tmp_path):

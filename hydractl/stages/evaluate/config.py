@@ -186,6 +186,7 @@ class EvalConfig:
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     batch_size: int = by_default(64, shared.BATCH_SIZE)
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
+    skip_bad: bool = flag(shared.SKIP_BAD)
     naming: Naming = by_default(NOTHING_NAMED, shared.NAMING)
     device: str = by_default("auto", replace(shared.DEVICE, role=Role.SHAPES))
     dtype: str | None = by_default(None, shared.DTYPE)
@@ -243,9 +244,8 @@ class EvalConfig:
     def _check_temperature(self) -> None:
         """Refuse a number that is no temperature, and an OOD set of the name that another set has in the report."""
         shared.check_temperature(self.temperature)
-        taken = [TEMPERATURE] * (self.heldout is not None) + [FIT] * (self.fit is not None)
-        taken += [VAL] * (self.val is not None)
-        for name in taken:
+        others = {TEMPERATURE: self.heldout, FIT: self.fit, VAL: self.val}
+        for name in (name for name, ref in others.items() if ref is not None):
             if name in [d.name for d in self.ood + self.ood_val]:
                 raise UsageError(
                     f"an OOD data set cannot be called `{name}` beside `--{name}`",

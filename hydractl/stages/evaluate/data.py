@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, Deal
-from hydractl.data.inputs import Reading, open_items, open_stream
+from hydractl.data.inputs import Reading, check_skips, open_items, open_stream, without_unreadable
 from hydractl.data.items import LABELS_HINT, Items
 from hydractl.data.labels import Classed, are_numerals, match_classes, required_labels, some
+from hydractl.data.reference import DataRef
 from hydractl.data.sources.columns import LabelReader
 from hydractl.data.sources.stream import BATCHES, Stream
 from hydractl.errors import DataError
@@ -114,11 +115,9 @@ class EvalData:
         for model in {m.reference: m for m in models}.values():
             warn(model, progress)
         how = models[0].header.preprocess
-        sets = _opened(config, how, progress)
-        rivals = {
-            str(ref): open_items(ref, how, workers=config.num_workers, progress=progress)
-            for ref in config.fitted_on
-        }
+        opening = _Opening(config, how, progress)
+        sets = opening.sets()
+        rivals = {str(ref): opening.items(ref) for ref in config.fitted_on}
         tested, judged = sets[ID_NAME], config.judged_on
         classes = config.naming.classes_of_all(models, data=tested.class_names)
         labelled = {
@@ -170,6 +169,7 @@ class EvalData:
             prints = {name: print_ for name, (print_, _) in every.items()}
             contents = {name: content for name, (_, content) in every.items()}
             doubts = (
+                *opening.doubts,
                 *of_data(config, prints, contents),
                 *of_training(config, contents[ID_NAME], {ref: content for ref, (_, content) in seen.items()}),
             )
@@ -194,17 +194,34 @@ class EvalData:
         )
 
 
-def _opened(config: EvalConfig, how: Reading, progress: Progress) -> dict[str, Items | Stream]:
-    """Return every set: of a stream whose length nobody knows no more than is read at a time."""
-    refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood + config.ood_val}
-    others = {TEMPERATURE: config.heldout, FIT: config.fit, VAL: config.val}
-    sets: dict[str, Items | Stream] = {}
-    for name, ref in (refs | others).items():
-        if ref is not None and ref.endless and name not in {TEMPERATURE, FIT}:
-            sets[name] = open_stream(ref, how, workers=config.num_workers, progress=progress)
-        elif ref is not None:
-            sets[name] = open_items(ref, how, workers=config.num_workers, progress=progress)
-    return sets
+class _Opening:
+    """Opens the data, and notes in `doubts` what is left out of them."""
+
+    def __init__(self, config: EvalConfig, how: Reading, progress: Progress) -> None:
+        self.config, self.how, self.progress = config, how, progress
+        self.doubts: list[str] = []
+
+    def items(self, ref: DataRef) -> Items:
+        """Return a set, with `--skip-bad` without the images that cannot be read."""
+        items = open_items(ref, self.how, workers=self.config.num_workers, progress=self.progress)
+        if self.config.skip_bad:
+            items, doubt = without_unreadable(items, self.how)
+            self.doubts += [doubt] if doubt else []
+        return items
+
+    def sets(self) -> dict[str, Items | Stream]:
+        """Return every set: of a stream whose length nobody knows no more than is read at a time."""
+        config = self.config
+        refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood + config.ood_val}
+        others = {TEMPERATURE: config.heldout, FIT: config.fit, VAL: config.val}
+        sets: dict[str, Items | Stream] = {}
+        for name, ref in (refs | others).items():
+            if ref is not None and ref.endless and name not in {TEMPERATURE, FIT}:
+                check_skips(ref, skip_bad=config.skip_bad)
+                sets[name] = open_stream(ref, self.how, workers=config.num_workers, progress=self.progress)
+            elif ref is not None:
+                sets[name] = self.items(ref)
+        return sets
 
 
 def _read(items: Items, team: Team) -> tuple[Fingerprint, np.ndarray]:

@@ -145,6 +145,7 @@ class FinetuneConfig:
     images: shared.Images = by_default(shared.Images(), shared.IMAGES)
     device: str = by_default("auto", shared.DEVICE)
     num_workers: int | None = by_default(None, shared.NUM_WORKERS)
+    skip_bad: bool = flag(shared.SKIP_BAD)
     arch: str | None = by_default(None, shared.ARCH)
     force: bool = flag(shared.FORCE_ANEW)
     wait: bool = flag(shared.WAIT)

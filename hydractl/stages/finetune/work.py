@@ -11,6 +11,7 @@ from hydractl.data.inputs import (
     Reading,
     check_augment,
     check_reads,
+    check_skips,
     limited,
     open_items,
     open_stream,
@@ -124,7 +125,13 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     _check_layers(config, header, opened.family, progress)
     training, header = _training(items, header, progress)
     validation = _validation(
-        open_items(config.val, header.preprocess, workers=config.num_workers, progress=progress),
+        open_items(
+            config.val,
+            header.preprocess,
+            workers=config.num_workers,
+            skip_bad=config.skip_bad,
+            progress=progress,
+        ),
         items,
         header,
         progress,
@@ -163,10 +170,11 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
 
 def _opened(config: FinetuneConfig, opened: OpenModel, progress: Progress) -> Items | Shuffled:
     """Return what it learns from; a stream goes by once, which tells how many steps there are."""
-    ref, how, workers = config.data, opened.header.preprocess, config.num_workers
+    ref, how = config.data, opened.header.preprocess
     if ref.buffer is None:
-        return open_items(ref, how, workers=workers, progress=progress)
-    stream = open_stream(ref, how, workers=workers, progress=progress)
+        return open_items(ref, how, workers=config.num_workers, skip_bad=config.skip_bad, progress=progress)
+    check_skips(ref, skip_bad=config.skip_bad)
+    stream = open_stream(ref, how, workers=config.num_workers, progress=progress)
     return Shuffled.of(stream, ref.buffer, progress)
 
 

@@ -16,6 +16,7 @@ import torch
 from hydractl.claims import Claim
 from hydractl.data.batches import UnreadableError
 from hydractl.data.crew import Crew
+from hydractl.data.inputs import lenient
 from hydractl.data.items import Items
 from hydractl.errors import DataError
 from hydractl.families.opening import OpenModel
@@ -33,7 +34,7 @@ from hydractl.stages.predict.config import LINES, PredictConfig, image_path, par
 from hydractl.stages.predict.fitting import Fit, beside, held
 from hydractl.stages.predict.journal import Journal, open_journal
 from hydractl.stages.predict.lines import ACCEPTED, ERROR, WRITERS, JSONLines, Line
-from hydractl.stages.predict.sources import Source, forgiving, lines, open_sources
+from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import Answered, Asked, window
 from hydractl.stages.predict.telling import Teller
 from hydractl.stages.shared.classes import settle
@@ -262,7 +263,7 @@ class _Run:
             raise DataError("standard input: holds no line")
 
     def _lenient(self, source: Source) -> Source:
-        return Source(source.name, forgiving(source.items)) if self.config.skip_bad else source
+        return Source(source.name, lenient(source.items)) if self.config.skip_bad else source
 
     def _asked(self, device: torch.device, ticks: Iterator[object]) -> Asked:
         config, opened = self.config, self.opened

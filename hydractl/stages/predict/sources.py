@@ -6,14 +6,13 @@ import codecs
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from hydractl.data.crew import Crew
 from hydractl.data.given import GivenStore
-from hydractl.data.inputs import Reading, content_of, crewed, of_kind, open_items, open_stream
+from hydractl.data.inputs import Reading, content_of, crewed, open_items, open_stream
 from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.reference import LIST_SUFFIX, SOURCES_HINT, DataRef
 from hydractl.data.sources.stream import Stream
@@ -144,18 +143,3 @@ def _path(line: bytes, i: int) -> Path:
     if b"\0" in line:
         raise DataError(f"{STDIN}: line {i + 1} holds a NUL byte, which no path does", hint="add `--null`")
     return Path(os.fsdecode(line))
-
-
-def forgiving(items: Items | Stream) -> Items | Stream:
-    """Return images that may be unreadable.
-
-    Raises:
-        UsageError: If they are texts.
-    """
-    if items.content is not Content.IMAGES:
-        raise UsageError("`--skip-bad` is for images, but the model reads texts", hint="leave it out")
-    return items.mended(_lenient) if isinstance(items, Stream) else _lenient(items)
-
-
-def _lenient(items: Items) -> Items:
-    return replace(of_kind(items, ImageSet), lenient=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -269,7 +270,15 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _fingerprints(ref: DataRef) -> frozenset[str]:
-    return frozenset(items.fingerprint() for items in _opened(ref, labelled=True))
+    """Return the digests of labelled data without what cannot be read, which `--skip-bad` leaves out."""
+    found = set()
+    for items in _opened(ref, labelled=True):
+        read: dict[int, bytes] = {}
+        for i in range(len(items)):
+            with contextlib.suppress(HydraError):
+                read[i] = items.item_digest(i)
+        found.add(items.taken([*read]).fingerprint(read.values()))
+    return frozenset(found)
 
 
 def _unlabelled(ref: DataRef) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ZERO_SHOT, MODEL_PANEL, MACHINE, BUDGET_PANEL = "Zero-shot", "Model", "Machine", "Budget (one of three)"
 DATA_METAVAR = "DATA[::K=V,...]"
+SKIP_BAD = Setting("Leave out images that cannot be read, and say how many. Each image is decoded once more.")
 DATA_SOURCES = f"{', '.join(LABELLED_BUILT_IN)}, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME"
 UNLABELLED_SOURCES = ", ".join(name for name in BUILT_IN if name not in LABELLED_BUILT_IN)
 

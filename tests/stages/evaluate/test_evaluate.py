@@ -27,6 +27,7 @@ from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.heard import Heard
+from support.pictures import digits_folder, unreadable
 from support.variants import TINY, Variant
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=70")
@@ -284,6 +285,29 @@ def test_labels_on_ood_data_are_ignored(models):
     labelled = run_eval(config(models / "base.st", near=(NamedData.parse("x=digits::classes=7-9"),))).document
 
     assert unlabelled.rows[0].values == labelled.rows[0].values
+
+
+def test_images_that_cannot_be_read_are_left_out_and_counted(models, tmp_path):
+    root = digits_folder(tmp_path / "d", str(ID))
+    near = NamedData.parse(f"sevens={digits_folder(tmp_path / 'sevens', 'digits::classes=7,limit=9')}")
+    changes = {"data": DataRef.parse(str(root)), "near": (near,), "temperature": DataRef.parse(str(root))}
+    clean = run_eval(config(models / "base.st", **changes)).document
+    unreadable(root / "0")
+    unreadable(tmp_path / "sevens" / "7")
+
+    with pytest.raises(DataError, match=r"000-none\.png: is not an image"):
+        run_eval(config(models / "base.st", **changes))
+    found = run_eval(config(models / "base.st", skip_bad=True, **changes), ear := Heard()).document
+
+    assert numbers(found.rows[0].values) == numbers(clean.rows[0].values)
+    assert found.data == clean.data
+    said = [line for line in ear.warnings if "left out" in line]
+    assert [line.partition(";")[0] for line in said] == [
+        "d: left out 3 of 73 images, which cannot be read",
+        "sevens: left out 3 of 12 images, which cannot be read",
+        "d: left out 3 of 73 images, which cannot be read",
+    ]
+    assert {*said} <= {*found.warnings}
 
 
 def test_failed_conditions_leave_the_report(models, tmp_path):

@@ -33,6 +33,7 @@ from hydractl.stages.finetune.work import prepare
 from hydractl.training.recipes.recipe import PARTS, Recipe
 from support.builders import base
 from support.heard import Cut, Heard
+from support.pictures import digits_folder, unreadable
 from support.variants import TIMM_VIT, TINY, Variant, variant
 
 ARCH = "arch:vit_tiny_patch16_224::img_size=8,patch_size=4,in_chans=1,embed_dim=32,depth=2,num_heads=4,num_classes=7"
@@ -87,6 +88,24 @@ def test_same_seed_same_bytes(tmp_path):
     first, second = (tuned(tmp_path / name).read_bytes() for name in ("a.st", "b.st"))
 
     assert first == second
+
+
+def test_images_that_cannot_be_read_are_left_out(tmp_path):
+    root = digits_folder(tmp_path / "d", TRAIN)
+    sets = {"data": DataRef.parse(str(root)), "val": DataRef.parse(str(root))}
+    tuned(tmp_path / "a.st", **sets)
+    unreadable(root / "0")
+
+    with pytest.raises(DataError, match=r"000-none\.png: is not an image"):
+        tuned(tmp_path / "b.st", **sets)
+    run_finetune(config(tmp_path / "b.st", skip_bad=True, **sets), ear := Heard())
+
+    clean, found = (tensors(tmp_path / name) for name in ("a.st", "b.st"))
+    assert all(torch.equal(found[name], clean[name]) for name in clean)
+    assert header(tmp_path / "b.st").made_by.inputs == header(tmp_path / "a.st").made_by.inputs
+    assert [line.partition(";")[0] for line in ear.warnings if "left out" in line] == [
+        "d: left out 3 of 63 images, which cannot be read"
+    ] * 2
 
 
 def test_another_seed_is_another_model(tmp_path):
