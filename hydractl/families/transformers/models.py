@@ -36,7 +36,7 @@ from hydractl.families.transformers.library import (
     random_state,
 )
 from hydractl.families.transformers.vision import FILES, image_size, says_images, write_image_processor
-from hydractl.jsonfile import plain, read_object
+from hydractl.jsonfile import plain
 from hydractl.manifest.header import Architecture, Preprocess, Prompting, Tokenization
 from hydractl.manifest.heads import TowerKeep
 

@@ -103,7 +103,7 @@ def of_training(config: EvalConfig, tested: np.ndarray, fitted_on: Mapping[str, 
 def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> Iterator[str]:
     """Yield a line where checkpoints of some rows store a temperature, others store none, and none is fitted for every row."""
     stored = [tuple(model.header.temperature for model in models) for models in opened]
-    compared = [METRICS[name].column for name in CALIBRATED if name in config.chosen]
+    compared = [METRICS[name].column or name for name in CALIBRATED if name in config.chosen]
     if len(stored) == 1 or config.heldout is not None or not compared or scaled_alike(*stored):
         return
     rows = [*zip((row.name for row in config.rows), stored, strict=True)]
