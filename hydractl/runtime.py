@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydractl.errors import UsageError
+from hydractl.errors import InputError, UsageError, reason_of
+from hydractl.wording import listed
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,56 @@ CHUNK_BYTES = 1 << 16  # larger buffers are handed back to the system at each re
 HASHED_AT_ONCE = 1 << 23
 BACKEND = "inductor"
 _ONE_AT_A_TIME = threading.Lock()
+
+
+LESS_MEMORY = {
+    "batch_size": "a smaller `--batch-size`",
+    "accumulate": "a larger `--accumulate`",
+    "gradient_checkpointing": "`--gradient-checkpointing`",
+    "device": "`--device cpu`",
+}
+"""What lowers the memory of a device that a command takes, by the name of the option."""
+
+
+@contextlib.contextmanager
+def enough_memory(options: Iterable[str]) -> Iterator[None]:
+    """Turn exhausted memory into an error that names what to change.
+
+    Args:
+        options: The names of the options that the command has.
+
+    Raises:
+        InputError: If a device or the machine has too little memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        torch = sys.modules.get("torch")
+        on_device = torch is not None and isinstance(error, torch.OutOfMemoryError)
+        if not (on_device or isinstance(error, MemoryError)):
+            raise
+        known = {*options}
+        less = [
+            hint for name, hint in LESS_MEMORY.items() if name in known and (on_device or name != "device")
+        ]
+        raise InputError(
+            f"{'the device' if on_device else 'this machine'} has not enough memory: {reason_of(error)}",
+            hint=f"try {listed(less, last='or')}" if less else None,
+        ) from error
+
+
+def short_of_memory(error: Exception) -> InputError | None:
+    """Return what to say where libraries failed to load in a process whose virtual memory has a limit; else None."""
+    import resource  # noqa: PLC0415 - Windows lacks it
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    loading = isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError)
+    if limit == resource.RLIM_INFINITY or not (loading or isinstance(error, MemoryError)):
+        return None
+    return InputError(
+        f"the libraries need more virtual memory than this process may have, {limit / 2**30:.1f} GiB: {reason_of(error)}",
+        hint="raise the limit before the command: `ulimit -v unlimited`",
+    )
 
 
 def versions(*libraries: str) -> dict[str, str]:

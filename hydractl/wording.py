@@ -39,9 +39,9 @@ def exactly(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-def listed(words: Sequence[str]) -> str:
-    """Return words as a sentence has them: a, b and c."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+def listed(words: Sequence[str], *, last: str = "and") -> str:
+    """Return words as a sentence has them, `last` before the last one: a, b and c."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def quoted(names: Iterable[object], *, most: int | None = None) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hydractl.hubclient import without_bars
 from hydractl.progress import Progress, Silent
+from hydractl.runtime import enough_memory
 from hydractl.settings import Declared, Setting, configured, options_of
 from hydractl.wording import did_you_mean
 
@@ -77,7 +78,7 @@ class Stage(NamedTuple):
             typed = {options[name].name: _typed(options[name], value) for name, value in bound.items()}
             config = configured(self.config, dict.fromkeys(o.name for o in options_of(self.config)) | typed)
             module, _, function = self.run.partition(":")
-            with without_bars(utils):
+            with without_bars(utils), enough_memory(o.name for o in options.values()):
                 return getattr(import_module(module), function)(config, _heard(heard))
 
         run.__name__ = run.__qualname__ = self.name

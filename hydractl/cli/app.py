@@ -19,6 +19,7 @@ from typing_extensions import override
 from hydractl.cli.helptext import escaped, literal_help
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
+from hydractl.runtime import short_of_memory
 from hydractl.version import __version__
 from hydractl.wording import did_you_mean
 
@@ -244,4 +245,9 @@ def _usage_or_bug(error: Exception) -> int:
         if refused is not None:
             fail(refused)
             return refused.exit_code
-    raise error
+    if (short := short_of_memory(error)) is None:
+        raise error
+    from hydractl.cli.output import fail
+
+    fail(short)
+    return short.exit_code

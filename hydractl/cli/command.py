@@ -12,6 +12,7 @@ import typer
 
 from hydractl.cli.output import Terminal
 from hydractl.publish import STDOUT, is_stdout
+from hydractl.runtime import enough_memory
 from hydractl.settings import Declared, Setting, configured, options_of, spelled
 from hydractl.stages.shared.provenance import check_statement, write_statement
 
@@ -79,7 +80,8 @@ def command(
             looks = getattr(made, "if_changed", False) and not compares
             if not (looks and _is_up_to_date(made, terminal, unchanged)):
                 _check_inputs(made)
-                function(made, terminal)
+                with enough_memory(typed):
+                    function(made, terminal)
             if isinstance(statement, Path) and terminal.speaks:
                 write_statement(statement, made)
 

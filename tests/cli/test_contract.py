@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
+import torch
 
 from hydractl.claims import claimed
+from hydractl.errors import InputError
 from hydractl.jsonfile import compact
 from hydractl.places import check_output
+from hydractl.runtime import enough_memory
 from hydractl.stages.predict.journal import SCHEMA as PREDICTIONS
 from hydractl.stages.score import journal as score
 from hydractl.training.state import Snapshot, StateFolder
@@ -239,3 +243,69 @@ def test_what_an_unfinished_run_of_other_options_left_is_answered_alike(call, wo
     )
     assert call(*argv, "--force").code == 0
     assert not path.exists()
+
+
+MEMORY = {
+    "score": "try a smaller `--batch-size` or `--device cpu`",
+    "finetune": "try a smaller `--batch-size`, a larger `--accumulate`, `--gradient-checkpointing` or `--device cpu`",
+    "prune": "try a smaller `--batch-size` or `--device cpu`",
+    "fuse": "try a smaller `--batch-size` or `--device cpu`",
+}
+HUNGRY = {
+    **COMMANDS,
+    "score": ("score", "base.st", "--method", "michel", "--data", "digits::classes=0-6,limit=3", "--device", "cpu", "-o", "new.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_a_device_without_memory_is_a_sentence_that_names_the_options_of_the_command(
+    call, work, monkeypatch, name
+):
+    """In Python the error has the same words."""
+
+    def exhausted(*_args: object, **_kwargs: object):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", exhausted)
+    before = sorted(path.name for path in work.iterdir())
+    seen = call(*HUNGRY[name])
+
+    assert seen.code == 3
+    assert (
+        "error: the device has not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        in seen.err
+    )
+    assert seen.err.endswith(f"hint: {MEMORY[name]}\n")
+    assert sorted(path.name for path in work.iterdir()) == before
+
+
+def test_memory_of_the_machine_is_no_memory_of_a_device(monkeypatch):
+    with (
+        pytest.raises(InputError, match="this machine has not enough memory: MemoryError") as caught,
+        enough_memory(["batch_size", "device"]),
+    ):
+        raise MemoryError
+    assert caught.value.hint == "try a smaller `--batch-size`"
+    with pytest.raises(ValueError, match="other"), enough_memory(["batch_size"]):
+        raise ValueError("other")
+
+
+@pytest.mark.parametrize(("error", "limited", "said"), [
+    (ImportError("libtorch_cpu.so: failed to map segment"), True, True), (MemoryError(), True, True),
+    (ImportError("libtorch_cpu.so: failed to map segment"), False, False), (ModuleNotFoundError("no module"), True, False), (ValueError("x"), True, False),
+])  # fmt: skip
+def test_libraries_that_do_not_fit_into_the_limit_of_a_process(call, work, monkeypatch, error, limited, said):
+    def fails(*_args: object, **_kwargs: object):
+        raise error
+
+    limit = 2**31 if limited else resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    monkeypatch.setattr("hydractl.cli.app.command_tree", fails)
+    if not said:
+        with pytest.raises(type(error)):
+            call("inspect", "base.st")
+        return
+    seen = call("inspect", "base.st")
+    assert seen.code == 3
+    assert "error: the libraries need more virtual memory than this process may have, 2.0 GiB: " in seen.err
+    assert seen.err.endswith("hint: raise the limit before the command: `ulimit -v unlimited`\n")

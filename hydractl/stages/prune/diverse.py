@@ -16,7 +16,7 @@ import torch
 from hydractl.data.batches import Deal
 from hydractl.data.inputs import encoded, limited
 from hydractl.data.items import Items
-from hydractl.errors import DataError, InputError, ManifestError, UsageError
+from hydractl.errors import DataError, ManifestError, UsageError
 from hydractl.families.attention import Attention
 from hydractl.families.opening import OpenModel, load_model
 from hydractl.families.tower import Model
@@ -191,18 +191,12 @@ def _joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
 
 def _logits(model: Model, inputs: Inputs, held: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return logits (B, C) on the CPU; what a tower says that is always asked the same is kept in `held`."""
-    try:
-        outputs = {}
-        for name, asked in model.routed(inputs).items():
-            outputs[name] = held[name] if name in held else model.tower(name)(asked).unsqueeze(0)
-            if name in model.answer.fixed:
-                held[name] = outputs[name]
-        logits: torch.Tensor = model.answer(outputs).squeeze(0).cpu()
-    except torch.OutOfMemoryError as error:
-        raise InputError(
-            "the device has not enough memory for so many samples at once",
-            hint="choose a smaller `--batch-size`",
-        ) from error
+    outputs = {}
+    for name, asked in model.routed(inputs).items():
+        outputs[name] = held[name] if name in held else model.tower(name)(asked).unsqueeze(0)
+        if name in model.answer.fixed:
+            held[name] = outputs[name]
+    logits: torch.Tensor = model.answer(outputs).squeeze(0).cpu()
     if not logits.isfinite().all():
         raise DataError("a candidate answers with numbers that are not finite on this data")
     return logits

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hydractl.analysis.settings import GIVEN
 from hydractl.analysis.subject import Part, Subject
 from hydractl.analysis.table import ANALYSES, Needs
@@ -73,7 +71,7 @@ class Analyst:
             scaling: Of its logits.
 
         Raises:
-            InputError: If the device's memory does not suffice, or models do not belong together.
+            InputError: If models do not belong together.
             DataError: If numbers are not finite.
         """
         asked = [ANALYSES[name] for name in self.config.analysing.wanted]
@@ -85,14 +83,7 @@ class Analyst:
         found: dict[str, object] = {}
         for each in asked:
             self.progress.step(f"Asking {named.name}: {each.name}")
-            try:
-                answer = each.of(subject)
-            except torch.OutOfMemoryError as error:
-                raise InputError(
-                    f"`--analyse {each.name}`: {named.name} does not fit into the memory of the device",
-                    hint="choose a smaller `--batch-size`",
-                ) from error
-            if answer:
+            if answer := each.of(subject):
                 found[each.name] = answer
         return Analyses.model_validate(found) if found else None
 
