@@ -45,7 +45,7 @@ _OTHERS = (
     Metric(
         name="macs_textbook",
         definition="Multiply-accumulates as papers count them, which are not those that run: of each member by itself in the "
-        "library's own model, all tokens through every block, times the passes of a row.",
+        "library's own model, all tokens through every block, times the passes of a row. MIMO is one network, and counts one pass.",
         needs=Needs.WEIGHTS,
         unit=Unit.COUNT,
         higher_is_better=False,

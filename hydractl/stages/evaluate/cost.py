@@ -24,6 +24,7 @@ from hydractl.progress import SILENT, Progress
 from hydractl.rivals.derived import Derived
 from hydractl.rivals.reference import Vilu
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.training.methods.reference import Mimo
 
 if TYPE_CHECKING:
     from hydractl.families.opening import OpenModel
@@ -60,8 +61,8 @@ def count_sizes(row: Loaded, metrics: Sequence[str], opened: Sequence[OpenModel]
         found["macs"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
     if "macs_textbook" in metrics:
         with ExitStack() as stack:
-            for model in row.models:
-                stack.enter_context(_whole(model))
+            for i, model in enumerate(row.models):
+                stack.enter_context(_whole(model, apart=not any(map(_is_one_network, opened[i : i + 1]))))
             found["macs_textbook"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
     return found
 
@@ -131,19 +132,25 @@ def _runs(models: Sequence[OpenModel]) -> list[int] | None:
     return told if len(told) == len(runs) else None
 
 
+def _is_one_network(model: OpenModel) -> bool:
+    """Return whether a hydra was trained as one network that has several classifiers: MIMO."""
+    methods = (step.options.get("method") for step in steps_to(model.header.made_by))
+    return any(str(method).partition("::")[0] == Mimo.KIND for method in methods)
+
+
 def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:
     return macs_of(model, blank_inputs(preprocess, 1, device="meta"))
 
 
 @contextmanager
-def _whole(model: Predictor) -> Iterator[None]:
-    """Have members run apart, and all tokens through every block, as libraries' own models do."""
+def _whole(model: Predictor, *, apart: bool) -> Iterator[None]:
+    """Have all tokens run through every block, as in libraries' own models, and members `apart`."""
     towers = [module for module in model.modules() if isinstance(module, Tower)]
     before = [(tower, tower.reads, tower.fork) for tower in towers]
     hooks = []
     for tower, reads, _ in before:
         tower.reads = None
-        tower.fork = 0 if tower.members > 1 else tower.fork
+        tower.fork = 0 if apart and tower.members > 1 else tower.fork
         if reads is not None:
             hooks.append(tower.layers()[-1].register_forward_hook(partial(_cut, reads)))
     try:

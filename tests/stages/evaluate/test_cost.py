@@ -58,6 +58,22 @@ def test_shared_parameters_count_once_and_sums_are_over_models():
         assert hydra[metric].value == times * alone[metric].value
 
 
+def test_textbook_macs_of_one_network_with_several_classifiers_are_of_one_pass():
+    """MIMO, as its lineage tells; the same hydra that was trained otherwise counts each member."""
+    model = base().model()
+    alone = count_sizes(loaded(model), SIZES)["macs_textbook"].value
+
+    def textbook(method, **later):
+        step = Step(command="finetune", options={} if method is None else {"method": method})
+        if later:
+            step = Step(inputs=(InputFile(name="a.st", sha256=sha("a"), made_by=step),), options={}, **later)
+        opened = SimpleNamespace(header=base().header.model_copy(update={"made_by": step}))
+        return count_sizes(loaded(Hydra([model] * 3)), SIZES, [opened])["macs_textbook"].value
+
+    assert textbook("mimo::rho=0.5,repeat=4") == textbook("mimo::rho=0", command="eval") == alone
+    assert textbook(None) == textbook("batch-ensemble::members=3,spread=0.1") == 3 * alone
+
+
 def trained(seed, macs, *sources):
     """Return a model that a run of `finetune` made of others."""
     inputs = tuple(InputFile(name="a.st", sha256=sha("a"), made_by=one.header.made_by) for one in sources)
