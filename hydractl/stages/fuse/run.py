@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = f"sha256:{'0' * 64}"
 """What stands for a digest until it is known: as long as one."""
+SHOWN = 3
 LATER = "members are identical yet: the hydra answers as one model until `finetune` trains it"
 
 
@@ -152,8 +153,8 @@ def _run(config: FuseConfig, team: Team, own: Claim, progress: Progress) -> Fuse
         if team.leads:
             _write(config, members, made, hashing, own, progress)
         team.told("")  # the others end when it is there
-    for member, twin in _twins(members, fusion):
-        progress.warn(f"{member} and {twin} hold the same weights: what they say counts twice")
+    if twins := _twins(members, fusion):
+        progress.warn(twins)
     return _report(config, members, made, gap)
 
 
@@ -245,16 +246,25 @@ def _sameness(fusion: Fusion, *, count: int) -> str | None:
     return "members are identical: the hydra answers as one model"
 
 
-def _twins(members: Sequence[OpenModel], fusion: Fusion) -> Iterator[tuple[str, str]]:
-    """Yield the names of the first of several equal members and of each further one, where it has not been said."""
-    first: dict[str, str] = {}
+def _twins(members: Sequence[OpenModel], fusion: Fusion) -> str | None:
+    """Return which members hold the weights of an earlier one, where it has not been said; None where none does."""
     if all(fusion.same.values()) or Fate.GROUPED not in fusion.fates.values():
-        return
+        return None
+    first: dict[str, str] = {}
+    pairs = []
     for member in members:
-        digest = member.checkpoint.digest
-        if digest in first:
-            yield first[digest], member.reference
+        if (digest := member.checkpoint.digest) in first:
+            pairs.append((member.reference, first[digest]))
         first.setdefault(digest, member.reference)
+    if len(pairs) > 1:
+        shown = [*(f"{twin} those of {one}" for twin, one in pairs[:SHOWN]), *["..."] * (len(pairs) > SHOWN)]
+        return (
+            f"{len(pairs)} of {len(members)} members hold the weights of an earlier one, so what these say counts several times: "
+            f"{', '.join(shown)}"
+        )
+    return next(
+        (f"{one} and {twin} hold the same weights: what they say counts twice" for twin, one in pairs), None
+    )
 
 
 def _searched(config: FuseConfig, members: Sequence[OpenModel], fusion: Fusion, judge: Judge) -> Outcome:

@@ -17,6 +17,7 @@ from hydractl.runtime import digest_file, versions
 from hydractl.stages.shared.asked import Commanded, Stage, asked_of, references, typed_by
 from hydractl.stages.shared.made import is_recorded
 from hydractl.version import __version__
+from hydractl.wording import quoted
 
 TOOL = f"hydractl {__version__}"
 
@@ -89,14 +90,17 @@ def warn_temperature(opened: OpenModel, progress: Progress) -> None:
 
 def warn_refusing(models: Iterable[OpenModel], progress: Progress) -> None:
     """Say that thresholds, or OOD scores of features, are left behind with the weights that they were found for."""
-    for opened in models:
-        if opened.header.threshold is not None:
-            progress.warn(f"{opened.reference}: its threshold is not kept: other weights need their own")
-        if opened.header.fitted is not None:
-            names = ", ".join(opened.header.fitted.scores)
-            progress.warn(
-                f"{opened.reference}: its OOD scores ({names}) are not kept: other weights need their own"
-            )
+    every = list(models)
+    bounded = dict.fromkeys(m.reference for m in every if m.header.threshold is not None)
+    fitted = {m.reference: m.header.fitted.scores for m in every if m.header.fitted is not None}
+    scores = ", ".join(dict.fromkeys(name for names in fitted.values() for name in names))
+    for named, one, several in (
+        ([*bounded], "its threshold is", "their thresholds are"),
+        ([*fitted], f"its OOD scores ({scores}) are", f"their OOD scores ({scores}) are"),
+    ):
+        if named:
+            shown, kept = (named[0], one) if len(named) == 1 else (quoted(named, most=3), several)
+            progress.warn(f"{shown}: {kept} not kept: other weights need their own")
 
 
 def document_input(path: Path, digest: str | None = None, *, made_by: Step | None = None) -> InputFile:

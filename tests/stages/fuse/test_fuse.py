@@ -15,6 +15,7 @@ from hydractl.errors import CheckFailed, CheckpointError, HydraError, OutputExis
 from hydractl.families.opening import open_model
 from hydractl.fusion.loaded import load
 from hydractl.manifest.header import Fate, Kind, Preprocess
+from hydractl.manifest.threshold import Threshold
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.tensors import Span
@@ -161,6 +162,25 @@ def test_a_member_that_comes_twice_is_warned_about(tmp_path):
     (warning,) = hears(tmp_path, [one, other, one]).warnings
 
     assert re.fullmatch(r"\S*0\S* and \S*2\S* hold the same weights: what they say counts twice", warning)
+
+
+def test_many_members_that_come_again_are_one_warning(tmp_path):
+    """And so are their thresholds."""
+    bound = Threshold(score="msp", below=0.5, risk=0.1, delta=0.05, count=10, accepted=5, errors=0)
+    samples = [base(PLAIN).pruned(*keep) for keep in KEEPS[:2]] * 4
+    samples = [replace(s, header=s.header.model_copy(update={"threshold": bound})) for s in samples]
+
+    thresholds, twins = hears(tmp_path, samples).warnings
+
+    paths = [str(tmp_path / f"{i}.st") for i in range(8)]
+    assert (
+        thresholds
+        == f"`{paths[0]}`, `{paths[1]}`, `{paths[2]}`, ...: their thresholds are not kept: other weights need their own"
+    )
+    assert twins == (
+        "6 of 8 members hold the weights of an earlier one, so what these say counts several times: "
+        f"{paths[2]} those of {paths[0]}, {paths[3]} those of {paths[1]}, {paths[4]} those of {paths[0]}, ..."
+    )
 
 
 def test_averaging_the_only_difference_is_warned_about(tmp_path):
