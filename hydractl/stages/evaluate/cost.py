@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 3, 50
 BUDGET_S = 3.0  # for each row and batch size, unless `LEAST` calls take longer
+LEAST_SHARE = 0.8  # of the time that a thread takes, on a machine that does nothing else
 TRAINING = "training_macs"
 WARMUP, WARMUP_S = 3, 0.5  # calls whose time is not kept: at most so many, and no more after so long
 
@@ -92,10 +93,11 @@ def measure_latencies(
     batch_size: int,
     seed: int = 0,
     progress: Progress = SILENT,
-) -> list[dict[str, Value]]:
-    """Return each row's median time of one forward pass in milliseconds, with the interval of the median.
+) -> tuple[list[dict[str, Value]], list[str]]:
+    """Return each row's median time of one forward pass in milliseconds, with the interval of the median; and what is doubtful.
 
-    The rows take turns, so that whatever else the machine does hits all alike.
+    The rows take turns, so that whatever else the machine does hits all alike. Where models run on a processor that runs this
+    thread for less than `LEAST_SHARE` of the time, other programs have the rest.
 
     Args:
         rows: All in memory at once.
@@ -105,13 +107,23 @@ def measure_latencies(
         progress: Hears what begins.
     """
     found: list[dict[str, Value]] = [{} for _ in rows]
+    doubts = []
     for metric, size in (("latency_ms", 1), ("latency_batch_ms", batch_size)):
         if metric not in metrics:
             continue
         progress.step(f"Measuring time at batch {size}")
-        for values, times in zip(found, _in_turn([_call(row, size) for row in rows]), strict=True):
+        calls = [_call(row, size) for row in rows]
+        begin, ran = perf_counter(), thread_time()
+        for values, times in zip(found, _in_turn(calls), strict=True):
             values[metric] = _median(torch.tensor(times, dtype=torch.float64) * 1e3, seed)
-    return found
+        share = (thread_time() - ran) / (perf_counter() - begin)
+        if share < LEAST_SHARE and all(model.device.type == "cpu" for row in rows for model in row.models):
+            doubts.append(
+                f"`{metric}` was measured on a busy machine: the processor ran hydractl for {share:.0%} of the time, so times are too "
+                "long; measure again when nothing else runs"
+            )
+            progress.warn(doubts[-1])
+    return found, doubts
 
 
 def _training(models: Sequence[OpenModel], row: Loaded) -> dict[str, Value]:

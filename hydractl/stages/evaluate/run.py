@@ -218,10 +218,11 @@ def _measure_rows(
             loaded.append(row)
         del row  # before the next one is loaded
     if timed:
-        times = measure_latencies(
+        times, busy = measure_latencies(
             loaded, config.chosen, batch_size=config.batch_size, seed=config.seed, progress=progress
         )
         rows = [r.model_copy(update={"values": r.values | t}) for r, t in zip(rows, times, strict=True)]
+        doubts += busy
     saved.labels[ID_NAME] = data.known.labels
     return rows, [*data.known.doubts, *doubts], saved, scores
 

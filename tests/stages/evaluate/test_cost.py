@@ -23,6 +23,7 @@ from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base, sha
+from support.heard import Heard
 from support.variants import VARIANTS
 
 SIZES, LATENCIES = (needing(METRICS, needs) for needs in (Needs.WEIGHTS, Needs.TIME))
@@ -191,8 +192,32 @@ def test_only_the_times_asked_for_are_measured(monkeypatch):
     monkeypatch.setattr(evaluate_cost, "MOST", 4)
     rows = [loaded(base().model()), loaded(base(seed=1).model(), base().model())]
 
-    one = measure_latencies(rows, ("latency_ms",), batch_size=2)
-    both = measure_latencies(rows, LATENCIES, batch_size=2)
+    one, _ = measure_latencies(rows, ("latency_ms",), batch_size=2)
+    both, _ = measure_latencies(rows, LATENCIES, batch_size=2)
 
     assert [list(values) for values in one] == [["latency_ms"]] * 2
     assert [list(values) for values in both] == [list(LATENCIES)] * 2
+
+
+@pytest.mark.parametrize(
+    ("share", "device", "doubtful"), [(0.95, "cpu", False), (0.5, "cpu", True), (0.5, "cuda", False)]
+)
+def test_times_of_a_busy_machine_are_doubtful(monkeypatch, share, device, doubtful):
+    """The processor runs the thread for a share of the time; what waits for a GPU says nothing."""
+    clock = [0.0]
+
+    def passing(*_args: object) -> list[list[float]]:
+        clock[0] += 10.0
+        return [[0.1, 0.1, 0.1]]
+
+    monkeypatch.setattr(evaluate_cost, "_in_turn", passing)
+    monkeypatch.setattr(evaluate_cost, "_call", lambda *_: None)
+    monkeypatch.setattr(evaluate_cost, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(evaluate_cost, "thread_time", lambda: share * clock[0])
+    heard, model = Heard(), SimpleNamespace(device=torch.device(device))
+
+    _, doubts = measure_latencies([loaded(model)], ("latency_ms",), batch_size=2, progress=heard)
+
+    said = "`latency_ms` was measured on a busy machine: the processor ran hydractl for 50% of the time"
+    assert [doubt.startswith(said) for doubt in doubts] == [True] * doubtful
+    assert heard.warnings == doubts
