@@ -45,8 +45,8 @@ def open_saved(ref: DataRef, progress: Progress) -> ArrowTable:
 
 
 def has_metadata(ref: DataRef) -> bool:
-    """Return whether a metadata file names the images of a folder, or of its splits."""
-    return any(_metadata(root) or _splits(root) for root in _roots(ref))
+    """Return whether a metadata file names the images of a folder, or of each of its splits."""
+    return any(map(_metadata, _roots(ref))) or bool(_splits(Path(ref.source)))
 
 
 def open_listed(ref: DataRef, progress: Progress) -> ArrowTable:
@@ -59,9 +59,11 @@ def open_listed(ref: DataRef, progress: Progress) -> ArrowTable:
     """
     import datasets  # noqa: PLC0415 - as above
 
-    root = Path(ref.source)
-    if not _metadata(root) or ref.split is not None:
-        root /= choose(ref, "split", ref.split, _splits(root))
+    root = next(filter(_metadata, reversed(_roots(ref))), None)
+    if root is None:
+        root = Path(ref.source, choose(ref, "split", ref.split, _splits(Path(ref.source))))
+    elif ref.split is not None and root == Path(ref.source):
+        raise DataError(f"{root}: `{ref.split}` has no metadata file", hint="leave `split=` out")
     progress.step(f"Reading {root}")
     with _readable(root, "images with a metadata file"), quiet(), TemporaryDirectory() as cache:
         builder = datasets.load_dataset_builder(
@@ -86,7 +88,8 @@ def _roots(ref: DataRef) -> list[Path]:
 
 
 def _is_saved(root: Path) -> bool:
-    return any((root / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    parts = all((root / name).is_file() for name in ("state.json", "dataset_info.json"))
+    return parts or (root / "dataset_dict.json").is_file()
 
 
 def _metadata(root: Path) -> bool:
@@ -94,8 +97,9 @@ def _metadata(root: Path) -> bool:
 
 
 def _splits(root: Path) -> list[str]:
-    """Return the sub-folders that hold a metadata file."""
-    return sorted({path.parent.name for name in METADATA for path in root.glob(f"*/{name}")})
+    """Return the sub-folders, if each of them holds a metadata file."""
+    folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
+    return sorted(path.name for path in folders) if all(map(_metadata, folders)) else []
 
 
 @contextmanager

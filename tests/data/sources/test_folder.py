@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import features
 
 from hydractl.data.dataset import open_data
 from hydractl.errors import DataError
@@ -35,8 +36,10 @@ def test_loose_images_have_no_labels(folder):
     assert (len(images), images.labels, images.class_names) == (3, None, ())
 
 
-@pytest.mark.parametrize("suffix", ["PNG", "jpg", "JPEG", "bmp", "webp", "tif", "TIFF", "ppm", "gif"])
+@pytest.mark.parametrize("suffix", ["PNG", "jpg", "JPEG", "bmp", "webp", "tif", "TIFF", "ppm", "gif", "avif"])
 def test_suffixes(tmp_path, picture, suffix):
+    if suffix == "avif" and not features.check("avif"):
+        pytest.skip("Pillow without AVIF")
     picture(0, size=(8, 8)).save(tmp_path / f"x.{suffix}")
 
     assert open_data(str(tmp_path)).image(0).size == (8, 8)

@@ -175,3 +175,16 @@ def test_several_splits_with_metadata(listed):
         open_data(str(root))
     with pytest.raises(DataError, match="has no split `three`"):
         open_data(f"{root}::split=three")
+    for split in ("one", "two"):
+        (root / split / "metadata.jsonl").unlink()
+    (root / "metadata.csv").write_text("file_name,label\none/a/test9.png,x\n")
+    assert len(open_data(str(root))) == 1
+    with pytest.raises(DataError, match="`one` has no metadata file"):
+        open_data(f"{root}::split=one")
+
+
+def test_metadata_of_one_class_alone_make_no_split_of_it(folder, heard):
+    (folder / "ant" / "metadata.csv").write_text("file_name,label\n0.png,x\n")
+
+    assert open_data(str(folder), progress=heard).class_names == ("ant", "bee")
+    assert heard.warnings == [f"{folder}: skipped 1 file(s) that are no images, first `ant/metadata.csv`"]
