@@ -26,6 +26,7 @@ _EXAMPLES: Mapping[Content, str] = MappingProxyType(
     }
 )
 _DELIMITERS = (",", ";", "\t", "|")
+_QUOTES = 'a cell in quotes ends with a quote, and a quote within it is written twice: `"say ""hi"""`'
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -45,6 +46,9 @@ def _read_csv(path: Path) -> Rows:
                 f"{path}: line {line} has {len(cells)} cells under {len(head)} columns",
                 hint=f'a cell that holds {_named(delimiter)} stands in quotes: `"..."`',
             )
+        if delimiter == "\t" and any("\t" in cell and "\n" in cell for cell in cells):
+            # files of tabs are often written without quoting, where a text that begins with a quote would swallow rows
+            raise DataError(f"{path}: line {line}: a cell in quotes holds tabs and line breaks", hint=_QUOTES)
         rows.append(dict(zip(head, cells, strict=True)))
     return rows
 
@@ -59,10 +63,7 @@ def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, lis
                 yield begin, cells
             begin = reader.line_num + 1
     except csv.Error as error:
-        raise DataError(
-            f"{path}: line {begin} cannot be read as CSV: {error}",
-            hint='a cell in quotes ends with a quote, and a quote within it is written twice: `"say ""hi"""`',
-        ) from error
+        raise DataError(f"{path}: line {begin} cannot be read as CSV: {error}", hint=_QUOTES) from error
 
 
 def _delimiter(text: str) -> str:

@@ -160,6 +160,7 @@ def test_a_byte_order_mark_and_blank_lines(here):
         ),
         ("t.json", '[{"image": "a"},\n {"image": }]', "", "line 2 is not JSON: Expecting value at column 12"),
         ("t.tsv", "image\tlabel\nimg/0.png,a\n", "", "line 2 has 1 cells under 2 columns"),
+        ("t.tsv", 'image\tlabel\na\t0\n"b\t1\nc"\t2\n', "", "line 3: a cell in quotes holds tabs and line"),
         ("t.csv", 'image,label\n"a\nb",c\n"d"e,f\n', "", "line 4 cannot be read as CSV: ',' expected after"),
         ("t.csv", b"image\nimg/0.png\n\xff\n", "", "line 3 is not UTF-8 text: invalid start byte at byte 16"),
         ("t.csv", "image\n".encode("utf-16") + b"x", "", "line 2 is not UTF-16 text: truncated data"),
