@@ -10,6 +10,9 @@ from hydractl.hub.readme import code, plain
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import Header, Step, steps_to
 
+NUMBERED = ("finetune", "prune")
+"""Commands that put a number for `{i}` in the names of what they write."""
+
 
 def making(header: Header, reference: str) -> str:
     """Return how a model was made, as a section of its card: commands to paste, and every step with its inputs and settings.
@@ -35,26 +38,52 @@ def making(header: Header, reference: str) -> str:
 
 
 def _commands(header: Header, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the lines of a block of commands to paste, none where a step does not say what was typed."""
-    names: dict[tuple[str, ...], list[str]] = {}
+    """Yield the lines of a block of commands to paste, none where a step does not say what was typed.
+
+    Steps of one command, which wrote several files, have the same words and inputs of the same digests.
+    """
+    groups: dict[tuple[object, ...], list[Step]] = {}
     for step in steps:
-        if step.typed is None:
-            return
-        line = ("hydractl", step.command, *map(plain, step.typed))
-        read = (one for other in steps for one in other.inputs if one.made_by == step)
-        names.setdefault(line, []).extend(plain(one.name) for one in read)
+        groups.setdefault((step.typed, *(source.sha256 for source in step.inputs), step.command), []).append(
+            step
+        )
+    outputs = [_output(header, group, steps) for group in groups.values()]
+    if any(step.typed is None for step in steps) or None in outputs:
+        return
     yield "```sh"
-    for line, found in names.items():
-        out = found[0] if found else f"{header.kind.value}.st"
-        if len({*found}) > 1:
-            out = min(re.sub(r"\d+", "{i}", name) for name in found)
-        yield shlex.join((*line, "-o", out))
-    yield from (
-        "```",
-        "",
-        "Paths are left out: files are named as they were. All settings, with defaults:",
-        "",
+    for group, out in zip(groups.values(), outputs, strict=True):
+        yield shlex.join(("hydractl", group[0].command, *map(plain, group[0].typed or ()), "-o", out or ""))
+    yield from ("```", "")
+    digests: dict[str, set[str]] = {}
+    for source in (source for step in steps for source in step.inputs):
+        digests.setdefault(source.name, set()).add(source.sha256)
+    if same := [code(name) for name, found in digests.items() if len(found) > 1]:
+        yield f"Several files are called {', '.join(same)}: give each a name of its own first, in the order of the steps below."
+    yield from ("Paths are left out: files are named as they were. All settings, with defaults:", "")
+
+
+def _output(header: Header, group: Sequence[Step], steps: Sequence[Step]) -> str | None:
+    """Return what `-o` names of a command that wrote the files of some steps, None where one name cannot say them."""
+    numbers: dict[str, int] = {}
+    for step in group:
+        read = (one.name for other in steps for one in other.inputs if one.made_by == step)
+        for name in dict.fromkeys(map(plain, read)):
+            member = step.options.get("member", len(numbers))
+            numbers.setdefault(name, member if isinstance(member, int) else 0)
+    if not numbers:
+        return f"{header.kind.value}.st"
+    several = len(numbers) > 1 or any(numbers.values()) or "--members" in (group[0].typed or ())
+    first = next(iter(numbers))
+    if not several:
+        return first
+    runs = re.finditer(r"\d+", first) if group[0].command in NUMBERED else ()
+    forms = [f"{first[: run.start()]}{{i}}{first[run.end() :]}" for run in runs]
+    fitting = (
+        form
+        for form in reversed(forms)
+        if all(form.replace("{i}", str(number)) == name for name, number in numbers.items())
     )
+    return next(fitting, None if len(numbers) > 1 else first)
 
 
 def _written(value: Option) -> str:

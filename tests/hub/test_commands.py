@@ -8,8 +8,11 @@ import shlex
 import pytest
 
 from hydractl.cli.app import main
+from hydractl.hub.making import making
+from hydractl.manifest.header import InputFile, Kind, Step
 from hydractl.runtime import digest_file
 from hydractl.stages.shared.asked import without_paths
+from support.builders import base, sha
 
 BACKBONE = "arch:vit_tiny_patch16_224::img_size=8,patch_size=2,in_chans=1,embed_dim=16,depth=2,num_heads=4,num_classes=10"
 LINES = f"""
@@ -62,3 +65,66 @@ def test_folders_are_left_out_and_nothing_else(tmp_path, monkeypatch, typed, kep
     monkeypatch.chdir(tmp_path)
 
     assert without_paths(typed.format(tmp_path)) == kept.format()
+
+
+def commands_of(*members):
+    """The block of commands of a hydra, made of members: name, digest and step of each."""
+    inputs = tuple(InputFile(name=name, sha256=sha(digest), made_by=step) for name, digest, step in members)
+    step = Step(command="fuse", options={}, inputs=inputs, typed=tuple(name for name, *_ in members))
+    header = base().header.model_copy(update={"kind": Kind.HYDRA, "made_by": step})
+    section = making(header, "org/name")
+    return section, section.partition("```sh\n")[2].partition("\n```")[0].split("\n")
+
+
+def imported(file, digest):
+    return Step(
+        command="import",
+        options={},
+        inputs=(InputFile(name=file, sha256=sha(digest)),),
+        typed=(file, "--arch", "vit_tiny_patch16_224"),
+    )
+
+
+def test_imports_are_a_line_each_and_names_keep_their_digits():
+    section, lines = commands_of(
+        *((f"vit16-run{i}.st", f"out{i}", imported(f"model-{i}.pth.tar", f"w{i}")) for i in range(3))
+    )
+    assert lines == [
+        *(
+            f"hydractl import model-{i}.pth.tar --arch vit_tiny_patch16_224 -o vit16-run{i}.st"
+            for i in range(3)
+        ),
+        "hydractl fuse vit16-run0.st vit16-run1.st vit16-run2.st -o hydra.st",
+    ]
+    assert "Several files" not in section
+
+
+def test_files_of_one_name_and_several_digests_are_a_line_each():
+    section, lines = commands_of(
+        *((f"b{i}.st", f"out{i}", imported("model_best.pth.tar", f"w{i}")) for i in range(2))
+    )
+    assert [line.split()[-1] for line in lines] == ["b0.st", "b1.st", "hydra.st"]
+    assert "Several files are called `model_best.pth.tar`: give each a name of its own first" in section
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers", "out"),
+    [
+        (["vit16-m0.st", "vit16-m1.st", "vit16-m2.st"], [0, 1, 2], "vit16-m{i}.st"),
+        (["m-2.st", "m-0.st"], [2, 0], "m-{i}.st"),
+        (["vit16-m2.st"], [2], "vit16-m{i}.st"),
+        (["vit16.st"], [0], "vit16.st"),
+        (["cat.st", "dog.st"], [0, 1], None),
+    ],
+)
+def test_outputs_of_one_command(names, numbers, out):
+    source = InputFile(name="base.st", sha256=sha("base"))
+    steps = [
+        Step(command="prune", options={"member": i}, inputs=(source,), typed=("base.st",)) for i in numbers
+    ]
+    section, lines = commands_of(*zip(names, names, steps, strict=True))
+    if out is None:
+        assert "```sh" not in section
+    else:
+        assert shlex.split(lines[0]) == ["hydractl", "prune", "base.st", "-o", out]
+        assert len(lines) == 2
