@@ -17,6 +17,7 @@ from hydractl.errors import CheckpointError, UsageError
 from hydractl.publish import is_stream
 from hydractl.source import PICKLES as SUFFIXES
 from hydractl.source import locate
+from hydractl.stages.importing.records import record_class
 from hydractl.stages.importing.rehearsal import (
     MOST_BYTES,
     PICKLES,
@@ -119,13 +120,15 @@ def _read_one(path: Path, *, ema: bool) -> Weights:
 def _unpickled(path: Path, begin: bytes) -> object:
     """Read a pickle of torch without running anything in it.
 
-    `argparse.Namespace` is let through, as timm does: most training scripts save their options, and it only holds values.
+    `argparse.Namespace` is let through, as timm does: most training scripts save their options, and it only holds values. In the
+    place of other classes stand records.
     """
     is_archive = begin.startswith(ZIP_START)
     on_disk = is_archive and _is_plain_archive(path)
     try:
-        rehearse(*(_pickle_in_archive(path) if is_archive else _first_pickles(path)))
-        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+        classes = rehearse(*(_pickle_in_archive(path) if is_archive else _first_pickles(path)))
+        records = [record_class(name, holds) for name, holds in classes.items()]
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace, *records]):
             warnings.simplefilter("ignore")  # about forms of files; what matters is said by errors
             return torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)  # noqa: TID251 - data only
     except TooMuchError as error:

@@ -2,17 +2,21 @@
 
 torch runs no code of a pickle, but lets it call what takes memory, `bytearray(10**11)` or a storage of any length, and makes
 tensors longer than the file that they are in. So a pickle is gone through once with stand-ins: any name may stand in it, a few
-may be called, and what they are called with is held against the bytes that there are.
+may be called, and what they are called with is held against the bytes that there are. Objects of other classes, which training
+scripts save beside weights, are read as records of what they were made of.
 """
 
 from __future__ import annotations
 
 import math
 import pickle
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, ClassVar
+
+from hydractl.stages.importing.records import is_data, may_be_named
 
 MOST_BYTES = 8_000_000
 """Of a pickle, without the tensors: those of the largest models with their optimisers have a tenth."""
@@ -24,6 +28,8 @@ WIDTHS = {
     "Short": 2,
 }  # fmt: skip
 """The bytes of an element of a storage whose class begins so; of all others one."""
+MOST_CLASSES = 100
+"""Classes whose objects become records."""
 SHOWN = 80
 PICKLES = 5
 """In a file of the form before archives: a number, a version, the machine, the object, the names of its storages."""
@@ -61,13 +67,14 @@ class _Named:
 
     def __call__(self, *args: object) -> object:
         allowed = CALLS.get(self.name)
-        if allowed is None or not allowed(self.reader, args):
+        if not (is_data(self.name) if allowed is None else allowed(self.reader, args)):
             raise NeedsCodeError(self.name[:SHOWN])
-        return _Container() if self.name in CONTAINERS else _Made()
+        return _Container(self.name) if allowed is None or self.name in CONTAINERS else _Made()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Container(_Made):
-    pass
+    name: str
 
 
 class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in the pickle
@@ -80,9 +87,18 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
         self.size = size
         self.stored: dict[object, int] = {}
         self.taken = 0
+        self.classes: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as pickle has it
-        return _Named(f"{'builtins' if module == '__builtin__' else module}.{name}", self)
+        module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+        found = _Named(f"{module}.{name}", self)
+        if found.name not in CALLS:
+            if not may_be_named(found.name):
+                raise NeedsCodeError(found.name[:SHOWN])
+            self.classes.setdefault(found.name, dict if found.name in FILLED else object)
+        if len(self.classes) > MOST_CLASSES:
+            raise TooMuchError(f"more than {MOST_CLASSES} classes")
+        return found
 
     def persistent_load(self, pid: Any) -> object:  # noqa: ANN401 - as above
         match pid:
@@ -120,6 +136,26 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
         holder = self.stack[-1]  # type: ignore[attr-defined]
         if not isinstance(holder, dict | _Container) or not all(map(_is_plain, keys)):
             raise NeedsCodeError("dict")
+        self._filled(holder, dict)
+
+    def _append_items(self) -> None:
+        self._extend(self.pop_mark())  # type: ignore[attr-defined]
+
+    def _append_item(self) -> None:
+        self._extend([self.stack.pop()])  # type: ignore[attr-defined]
+
+    def _extend(self, items: list[object]) -> None:
+        holder = self.stack[-1]  # type: ignore[attr-defined]
+        if isinstance(holder, list):
+            holder.extend(items)
+        elif not isinstance(holder, _Container):
+            raise NeedsCodeError("list")
+        self._filled(holder, list)
+
+    def _filled(self, holder: object, kind: type) -> None:
+        """Note that objects of a class are filled as dictionaries or lists are."""
+        if isinstance(holder, _Container) and holder.name in self.classes:
+            self.classes[holder.name] = kind
 
     def _build(self) -> None:
         self.stack.pop()  # type: ignore[attr-defined]
@@ -134,6 +170,8 @@ class _Rehearsal(pickle._Unpickler):  # C's own sizes its memory by numbers in t
 for _operation, _method in {
     pickle.SETITEMS: _Rehearsal._set_items,
     pickle.SETITEM: _Rehearsal._set_item,
+    pickle.APPENDS: _Rehearsal._append_items,
+    pickle.APPEND: _Rehearsal._append_item,
     pickle.BUILD: _Rehearsal._build,
     pickle.NEWOBJ: _Rehearsal._new,
 }.items():
@@ -175,6 +213,7 @@ def _items(_: _Rehearsal, args: tuple[Any, ...]) -> bool:
     return not args or (isinstance(args[0], list) and all(map(_is_plain, args[0])))
 
 
+FILLED = frozenset({"builtins.dict", "collections.defaultdict"})
 CONTAINERS = frozenset({"collections.OrderedDict", "collections.Counter", "argparse.Namespace"})
 TENSORS = frozenset(f"torch._utils._rebuild_tensor{version}" for version in ("", "_v2", "_v3"))
 CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
@@ -197,7 +236,7 @@ CALLS: Mapping[str, Callable[[_Rehearsal, tuple[Any, ...]], bool]] = {
 """What a pickle may call, and with what."""
 
 
-def rehearse(begin: bytes, size: int, pickles: int) -> None:
+def rehearse(begin: bytes, size: int, pickles: int) -> dict[str, type]:
     """Go through a pickle, or several one after another.
 
     Args:
@@ -205,18 +244,25 @@ def rehearse(begin: bytes, size: int, pickles: int) -> None:
         size: How many bytes there are for tensors.
         pickles: How many.
 
+    Returns:
+        The classes whose objects become records, by module and name, and how these are filled; see `record_class`.
+
     Raises:
         NeedsCodeError: If it calls what it may not.
         TooMuchError: If it asks for more than there is, or is too long itself.
         ValueError: If it is no pickle, or is cut off.
     """
     file = BytesIO(begin)
+    classes: dict[str, type] = {}
     try:
         for _ in range(pickles):
-            _Rehearsal(file, size).load()
+            reader = _Rehearsal(file, size)
+            reader.load()
+            classes |= reader.classes
     except (NeedsCodeError, TooMuchError):
         raise
     except Exception as error:  # a pickle is a program, and a broken one fails as it likes
         if len(begin) == MOST_BYTES:
             raise TooMuchError(f"a pickle of more than {MOST_BYTES} bytes") from error
         raise ValueError("no pickle, or cut off") from error
+    return classes

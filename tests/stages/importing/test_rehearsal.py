@@ -56,7 +56,7 @@ forms = pytest.mark.parametrize("old", [False, True], ids=["archive", "old"])
         (Calls(bytearray, 10**11), "builtins.bytearray"),
         (Calls(torch.UntypedStorage, 10**11), "torch.storage.UntypedStorage"),
         (Calls(torch.Tensor, 10**5, 10**6), "torch.Tensor"),
-        (Calls(collections.Counter, range(10**11)), "builtins.xrange"),
+        (Calls(collections.Counter, range(10**11)), "builtins.range"),
         (Calls(torch._utils._rebuild_qtensor, 0, 0, (10**11,)), "torch._utils._rebuild_qtensor"),
         (Calls(torch._tensor._rebuild_from_type_v2, torch.UntypedStorage, torch.Tensor, (10**11,), {}), "torch._tensor._rebuild_from"),
     ],
