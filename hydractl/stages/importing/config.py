@@ -12,6 +12,18 @@ from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import FORMS
 
 
+def parse_rename(text: str) -> tuple[tuple[str, str], ...]:
+    """Read `OLD=NEW`.
+
+    Raises:
+        UsageError: If one of them is missing.
+    """
+    old, _, new = (part.strip(".") for part in text.partition("="))
+    if not old or not new:
+        raise UsageError(f"`--rename {text}`: is not OLD=NEW", hint="for example `--rename fc=head`")
+    return ((old, new),)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportConfig:
     """What to import, and as what."""
@@ -64,11 +76,28 @@ class ImportConfig:
         None, "For texts: a folder, or a tokenizer.json.", metavar="PATH", role=Role.CONTENT
     )
     ema: bool = flag(Setting("Take the exponential moving average of the weights."))
+    weights_key: str | None = setting(
+        None,
+        "Take the weights beneath this key of the file, or whose names begin with it: `teacher`.",
+        metavar="KEY",
+    )
+    rename: tuple[tuple[str, str], ...] = by_default(
+        (),
+        Setting(
+            "Rename tensors whose names begin with OLD, as in `--rename fc=head`; may be given several times.",
+            parse=parse_rename,
+            repeated=True,
+            metavar="OLD=NEW",
+            shows=False,
+        ),
+    )
     force: bool = flag(shared.FORCE)
     if_changed: bool = flag(shared.IF_CHANGED)
 
     def __post_init__(self) -> None:
         check(self)
+        if self.ema and self.weights_key is not None:
+            raise UsageError("`--ema` and `--weights-key` exclude each other", hint="leave one of them out")
         if self.folder is not None and self.tokenizer is not None:
             raise UsageError(
                 f"`--tokenizer` goes with an architecture's name; the folder `{self.folder}` has its own",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView, Mapping
+from collections.abc import Callable, Collection, KeysView, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 COMPILED = "_orig_mod."
 WHOLE = ("module.", "model.", "net.")
-PREFIXES = (*WHOLE, "backbone.", "encoder.")
-"""What DataParallel, Lightning and training scripts put before a name."""
+USUAL = {"module", "model", "net", "backbone", "encoder"}
+"""What DataParallel, Lightning and training scripts put before a name; one of these goes before any other prefix."""
+HEADS = {"fc", "classifier", "head", "heads", "linear"}
+"""What training scripts call a classifier, whatever its number of classes."""
 DEEPEST = 4
 SHOWN = 3
 FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -32,6 +34,10 @@ class OtherClassesError(CheckpointError):
     def __init__(self, where: str, number: int, reason: str) -> None:
         super().__init__(f"{where}: has {number} classes, {reason}", hint=f"add `--num-classes {number}`")
         self.number = number
+
+
+class TrainedHeadError(CheckpointError):
+    """Weights with a trained classifier under a name that the architecture does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +75,7 @@ def fit(
         CheckpointError: If they do not fit; with counts, the first few names, and the likely cause.
     """
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
-    found = _without_prefix(plain, lambda names: names == expected.keys())
+    found = _without_prefix(where, plain, expected, lambda names: names == expected.keys())
     if found is None:
         bare = _without_common(plain, expected)
         made = convert(family, architecture, bare)
@@ -103,12 +109,13 @@ def fit_encoder(
 
     Raises:
         CheckpointError: If they do not fit.
+        TrainedHeadError: If a classifier under another name would be left out, and `new` is off.
     """
     architecture = header.architecture
     family = FAMILIES[architecture.family]
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
     wanted = {n: s for n, s in expected.items() if not is_replaceable(family, n)}
-    found = _without_prefix(plain, lambda names: wanted.keys() <= names)
+    found = _without_prefix(where, plain, wanted, lambda names: wanted.keys() <= names)
     if found is None:
         bare = _without_common(plain, expected)
         made = encoder_of(family, architecture, bare)
@@ -123,29 +130,91 @@ def fit_encoder(
     left = (
         () if found.converted else tuple(sorted(found.prefix + n for n in found.tensors.keys() - kept.keys()))
     )
-    return replace(found, tensors=kept, left_out=(*found.left_out, *left))
+    fitted = replace(found, tensors=kept, left_out=(*found.left_out, *left))
+    if not new:
+        _check_head(where, plain, fitted, expected, header)
+    return fitted
 
 
 def _without_prefix(
-    tensors: Mapping[str, torch.Tensor], fits: Callable[[KeysView[str]], bool]
+    where: str,
+    tensors: Mapping[str, torch.Tensor],
+    wanted: Collection[str],
+    fits: Callable[[KeysView[str]], bool],
 ) -> Fitted | None:
-    """Return the tensors beneath the shortest prefix that leaves names that fit."""
-    level = [Fitted(tensors=dict(tensors))]
-    for _ in range(DEEPEST + 1):
-        for found in level:
-            if fits(found.tensors.keys()):
-                return found
-        level = [
-            Fitted(
-                tensors={k.removeprefix(p): v for k, v in found.tensors.items() if k.startswith(p)},
-                prefix=found.prefix + p,
-                left_out=(*found.left_out, *(found.prefix + k for k in found.tensors if not k.startswith(p))),
-            )
-            for found in level
-            for p in PREFIXES
-            if any(k.startswith(p) for k in found.tensors)
-        ]
-    return None
+    """Return the tensors beneath the prefix that leaves names that fit, None where no prefix does.
+
+    Raises:
+        CheckpointError: If several do, and none of them is a usual one.
+    """
+    probe = max(wanted, key=len)
+    prefixes = {name.removesuffix(probe) for name in tensors if name == probe or name.endswith(f".{probe}")}
+    beneath = {p: {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in prefixes}
+    fitting = sorted((p for p in prefixes if fits(beneath[p].keys())), key=_rank)
+    if not fitting:
+        return None
+    prefix = fitting[0]
+    if len(fitting) > 1 and not _is_usual(prefix):
+        raise CheckpointError(
+            f"{where}: has weights that fit more than once, behind {quoted(fitting)}",
+            hint=f"`--weights-key {fitting[-1].rstrip('.')}` takes those",
+        )
+    left = tuple(k for k in tensors if not k.startswith(prefix))
+    return Fitted(tensors=beneath[prefix], prefix=prefix, left_out=left)
+
+
+def _rank(prefix: str) -> tuple[bool, int, str]:
+    """Return what prefixes are sorted by: usual ones first, the shortest of them first."""
+    return not _is_usual(prefix), prefix.count("."), prefix
+
+
+def _is_usual(prefix: str) -> bool:
+    return set(filter(None, prefix.split("."))) <= USUAL
+
+
+def _check_head(
+    where: str,
+    tensors: Mapping[str, torch.Tensor],
+    fitted: Fitted,
+    expected: Collection[str],
+    header: Header,
+) -> None:
+    """Refuse a trained classifier under another name, which a random one would replace.
+
+    Args:
+        where: What messages call the file.
+        tensors: All of the file.
+        fitted: Those that are taken.
+        expected: Names of the architecture's.
+        header: Of the base to be.
+
+    Raises:
+        TrainedHeadError: With how to name it.
+    """
+    family = FAMILIES[header.architecture.family]
+    number = header.architecture.num_classes
+    taken = list(fitted.tensors.values())
+    for name, tensor in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if last != "weight" or tensor.ndim != 2 or not tensor.is_floating_point():
+            continue
+        if tensor.shape[0] != number and stem.rpartition(".")[2] not in HEADS:
+            continue
+        if place_of(family, name.removeprefix(fitted.prefix)).layer is not None or any(
+            t.shape == tensor.shape and bool((t == tensor).all()) for t in taken
+        ):
+            continue
+        heads = {n.rpartition(".")[0] for n in expected if place_of(family, n).part == "head"}
+        way = (
+            f"`--rename {stem}={fitted.prefix}{next(iter(heads))}` takes it, "
+            if len(heads) == 1 and not fitted.converted
+            else ""
+        )
+        raise TrainedHeadError(
+            f"{where}: `{name}` {tuple(tensor.shape)} looks like a trained classifier, under another name than "
+            f"{header.architecture.name}'s",
+            hint=f"{way}`--head-seed 0` leaves it out and draws a new classifier",
+        )
 
 
 def _without_common(

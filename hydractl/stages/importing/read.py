@@ -76,18 +76,19 @@ def files_of(source: str) -> tuple[Path, ...]:
     return locate(source).weights if path.name.endswith(".index.json") else (path,)
 
 
-def read_weights(files: tuple[Path, ...], *, ema: bool) -> Weights:
+def read_weights(files: tuple[Path, ...], *, ema: bool, key: str | None = None) -> Weights:
     """Read the tensors of a file, or of the shards of one model.
 
     Args:
         files: Pickles of torch, or safetensors; the content tells.
         ema: Take the exponential moving average.
+        key: Keys, joined by dots, beneath which the weights lie, or what their names begin with.
 
     Raises:
         CheckpointError: If a file is not one of weights, or reading it needs code.
-        UsageError: If there is no moving average to take, or the file is one of ours.
+        UsageError: If there is no moving average to take, or no such key, or the file is one of ours.
     """
-    found = [_read_one(path, ema=ema) for path in files]
+    found = [_read_one(path, ema=ema, key=key) for path in files]
     tensors: dict[str, torch.Tensor] = {}
     for path, weights in zip(files, found, strict=True):
         if twice := tensors.keys() & weights.tensors.keys():
@@ -97,7 +98,7 @@ def read_weights(files: tuple[Path, ...], *, ema: bool) -> Weights:
     return Weights(tensors=tensors, wrapper=found[0].wrapper, ema=found[0].ema)
 
 
-def _read_one(path: Path, *, ema: bool) -> Weights:
+def _read_one(path: Path, *, ema: bool, key: str | None) -> Weights:
     try:
         with path.open("rb") as file:
             begin = file.read(9)
@@ -106,7 +107,7 @@ def _read_one(path: Path, *, ema: bool) -> Weights:
     if not begin:
         raise CheckpointError(f"{path}: is empty", hint="copy or download it again")
     if begin[8:] != b"{":
-        return _unwrapped(path, _unpickled(path, begin), ema=ema)
+        return _unwrapped(path, _unpickled(path, begin), ema=ema, key=key)
     checkpoint = Checkpoint.open(path)
     if checkpoint.header is not None:
         raise UsageError(
@@ -114,7 +115,8 @@ def _read_one(path: Path, *, ema: bool) -> Weights:
         )
     if ema:
         raise UsageError(f"{path}: has no moving average of weights", hint="drop `--ema`")
-    return Weights(tensors=checkpoint.tensors())
+    tensors = checkpoint.tensors()
+    return Weights(tensors=tensors if key is None else _named(path, tensors, key))
 
 
 def _unpickled(path: Path, begin: bytes) -> object:
@@ -194,36 +196,78 @@ def _first_pickles(path: Path) -> tuple[bytes, int, int]:
         return file.read(MOST_BYTES), path.stat().st_size, PICKLES
 
 
-def _unwrapped(path: Path, saved: object, *, ema: bool) -> Weights:
+def _unwrapped(path: Path, saved: object, *, ema: bool, key: str | None) -> Weights:
     """Find the state dict in what was saved."""
     if not isinstance(saved, Mapping):
         raise CheckpointError(
             f"{path}: holds a {type(saved).__name__}, not named tensors",
             hint="`import` reads what `torch.save(model.state_dict(), path)` writes",
         )
-    averages = [key for key in EMA_WRAPPERS if isinstance(saved.get(key), Mapping)]
+    averages = [name for name in EMA_WRAPPERS if isinstance(saved.get(name), Mapping)]
     if ema and not averages:
         raise UsageError(
             f"{path}: has no moving average of weights; its keys are {quoted(saved, most=SHOWN)}",
             hint="drop `--ema`",
         )
-    if ema:
-        wrapper, inner = _descend(saved[averages[0]], averages[0])
-    else:
-        wrapper, inner = _descend(saved, "")
-    tensors = {str(k): v for k, v in inner.items() if isinstance(v, torch.Tensor)}
+    at = averages[0] if ema else key
+    beneath = None if at is None else _beneath(saved, at)
+    wrapper, inner = _descend(saved, "") if beneath is None else _descend(beneath, at or "")
+    tensors = _tensors_of(inner)
+    if key is not None and beneath is None:
+        tensors = _named(path, tensors, key, saved)
     if not tensors:
-        found = (
-            f"`{wrapper}` holds {quoted(inner, most=SHOWN) or 'none'}"
-            if wrapper
-            else f"its keys are {quoted(inner, most=SHOWN) or 'none'}"
-        )
-        other = "; there is a moving average: `--ema` takes it" if averages and not ema else ""
         raise CheckpointError(
-            f"{path}: holds no named tensors; {found}",
-            hint=f"expected a state dict, plain or beneath one of {quoted(WRAPPERS)}{other}",
+            f"{path}: holds no named tensors; {f'`{wrapper}` holds' if wrapper else 'its keys are'} "
+            f"{quoted(inner, most=SHOWN) or 'none'}",
+            hint=_where_weights_are(inner, wrapper, averages=bool(averages) and not ema),
         )
-    return Weights(tensors=tensors, wrapper=wrapper, ema=averages[0] if averages and not ema else None)
+    return Weights(
+        tensors=tensors, wrapper=wrapper, ema=averages[0] if averages and not ema and key is None else None
+    )
+
+
+def _tensors_of(saved: Mapping[object, object]) -> dict[str, torch.Tensor]:
+    return {str(k): v for k, v in saved.items() if isinstance(v, torch.Tensor)}
+
+
+def _beneath(saved: Mapping[object, object], key: str) -> Mapping[object, object] | None:
+    """Return what lies beneath keys that are joined by dots, None where that is no dictionary."""
+    found: object = saved
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _named(
+    path: Path, tensors: Mapping[str, torch.Tensor], key: str, saved: Mapping[object, object] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that have `key` among what stands before their names.
+
+    Raises:
+        UsageError: If none has.
+    """
+    found = {name: tensor for name, tensor in tensors.items() if f".{key}." in f".{name}"}
+    if not found:
+        raise UsageError(
+            f"`--weights-key {key}`: {path} has no weights there; its keys are "
+            f"{quoted(tensors if saved is None else saved, most=SHOWN)}",
+            hint=_where_weights_are(saved or {}, "", averages=False),
+        )
+    return found
+
+
+def _where_weights_are(saved: Mapping[object, object], wrapper: str, *, averages: bool) -> str:
+    """Return a hint that names the keys beneath which there are tensors, or those that are expected."""
+    if averages:
+        return "there is a moving average: `--ema` takes it"
+    keys = [
+        f"{wrapper}.{key}".lstrip(".")
+        for key, item in saved.items()
+        if isinstance(item, Mapping) and _tensors_of(_descend(item, "")[1])
+    ]
+    if keys:
+        return f"there are tensors beneath {quoted(keys, most=SHOWN)}: `--weights-key {keys[-1]}` takes those"
+    return f"expected a state dict, plain or beneath one of {quoted(WRAPPERS)}"
 
 
 def _descend(saved: Mapping[object, object], wrapper: str) -> tuple[str, Mapping[object, object]]:

@@ -20,7 +20,7 @@ from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_files
 from hydractl.source import folder_config, folder_files, parse_arch
 from hydractl.stages.importing.config import ImportConfig
-from hydractl.stages.importing.fit import Fitted, OtherClassesError, fit, fit_encoder
+from hydractl.stages.importing.fit import Fitted, OtherClassesError, TrainedHeadError, fit, fit_encoder
 from hydractl.stages.importing.read import Weights, files_of, read_weights
 from hydractl.stages.shared.classes import POOLED, read_names
 from hydractl.stages.shared.finite import check_finite
@@ -80,7 +80,7 @@ def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
     if labels:
         header = _labelled(header, labels)
     progress.step(f"Reading {config.source}")
-    weights = read_weights(files, ema=config.ema)
+    weights = _renamed(config, read_weights(files, ema=config.ema, key=config.weights_key))
     fitted = _fitted(config, weights, header, drawn=bool(described.lacks) or config.head_seed is not None)
     check_finite(fitted.tensors, where=config.source)
     _tell(progress, config, weights, fitted, header)
@@ -90,6 +90,26 @@ def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
     with publish_models(own) as begin:
         write_tensors(begin(config.out, header), fitted.tensors, header=header)
     return _report(config, header, weights, fitted)
+
+
+def _renamed(config: ImportConfig, weights: Weights) -> Weights:
+    """Return weights under the names that `--rename` gives them.
+
+    Raises:
+        UsageError: If a name is not there, or two tensors would have one name.
+    """
+    tensors = weights.tensors
+    for old, new in config.rename:
+        names = {name: new + name.removeprefix(old) for name in tensors if f"{name}.".startswith(f"{old}.")}
+        if not names:
+            raise UsageError(
+                f"`--rename {old}={new}`: {config.source} has no tensor whose name begins with `{old}.`",
+                hint=f"its tensors begin with {quoted(sorted({n.partition('.')[0] for n in tensors}), most=5)}",
+            )
+        if twice := tensors.keys() & names.values() - names.keys():
+            raise UsageError(f"`--rename {old}={new}`: {config.source} has `{min(twice)}` too")
+        tensors = {names.get(name, name): tensor for name, tensor in tensors.items()}
+    return replace(weights, tensors=tensors)
 
 
 def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bool) -> Fitted:
@@ -107,12 +127,16 @@ def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bo
         except OtherClassesError as error:
             raise CheckpointError(error.message, hint=_classes_hint(config, error)) from error
         except CheckpointError as error:
-            if (config.num_classes is None and config.labels is None) or header.prompting is not None:
+            if header.prompting is not None:
                 raise
             try:
                 fitted = fit_encoder(weights.tensors, expected, header=header, where=where, new=False)
+            except TrainedHeadError:
+                raise
             except CheckpointError:  # what kept the whole from fitting says more
                 raise error from None
+            if config.num_classes is None and config.labels is None:
+                raise
     kept = {name: spec_of(tensor) for name, tensor in fitted.tensors.items()}
     fresh = drawn_for(family, architecture, expected, kept, seed=config.head_seed or 0)
     return replace(fitted, tensors=fitted.tensors | fresh, drawn=tuple(fresh))
@@ -269,6 +293,8 @@ def _step(
             "head_seed": config.head_seed,
             "pooling": config.pooling,
             "ema": config.ema,
+            "weights_key": config.weights_key,
+            "rename": tuple("=".join(pair) for pair in config.rename) or None,
             **config.images.options(),
         },
         inputs=[InputFile(name=Path(config.source).name, sha256=digest_files(files))],
