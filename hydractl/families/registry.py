@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from hydractl.errors import EDITED, UnsupportedModelError, UsageError
 from hydractl.families.base import Described, Family
+from hydractl.families.openclip.config import PREFIX, library
 from hydractl.families.openclip.family import OPENCLIP
 from hydractl.families.options import OptionsError
 from hydractl.families.timm.families import TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT
@@ -98,6 +99,18 @@ def as_typed(options: Mapping[str, object]) -> Iterator[None]:
         if error.__cause__ is not None and options:
             hint = f"look at {quoted(f'{key}={value}' for key, value in options.items())}"
         raise UsageError(error.message, hint=hint) from error
+
+
+def architecture_called(text: str) -> str | None:
+    """Return the name under which an architecture is read that another tool calls `text`, None where there is none."""
+    import timm
+
+    if timm.is_model(text) or is_architecture(text):
+        return text
+    with suppress(UnsupportedModelError):  # open_clip is not installed
+        if text in library().list_models():
+            return PREFIX + text
+    return None
 
 
 def is_architecture(name: str) -> bool:

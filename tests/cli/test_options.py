@@ -58,6 +58,7 @@ TEXTS = {
     "max_memory": "2KiB",
     "num_workers": "3",
     "max_shard_size": "2KiB",
+    "rename": "fc=head",
     "repository": "org/name",
     "base_model": "org/base",
     "towers": "text,vision",

@@ -20,10 +20,13 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
     """Make a base of weights that a training script saved.
 
     Finds the state dict beneath the usual keys (`state_dict`, `model`, ...), takes off what DataParallel, torch.compile
-    and Lightning put before its names, and lets timm or transformers translate those of original repositories. Pickles
-    are read as data: one that needs code is refused, and nothing in it is run.
+    and Lightning put before its names, and lets timm or transformers translate those of original repositories. Takes
+    the architecture, its options, the number of classes, mean and std that the script saved about itself (timm,
+    Lightning, transformers, open_clip), prints them, and refuses options that contradict them. Pickles are read as
+    data: one that needs code is refused, and nothing in it is run.
 
     Examples:
+      hydractl import model_best.pth.tar -o base.st
       hydractl import weights.pth --arch vit_small_patch16_224 --num-classes 7 -o base.st
       hydractl import last.ckpt --arch vit_base_patch16_224 --labels cat,dog -o base.st
       hydractl import model_best.pth.tar --arch deit_small_patch16_224 --ema -o base.st

@@ -39,16 +39,14 @@ class ImportConfig:
             role=Role.FILE,
         )
     )
-    arch: str = required(
-        Setting(
-            "Architecture: a name of timm, a model type of transformers (`bert`, `vit`), "
-            "or a folder whose config.json says it.",
-            metavar="NAME[::K=V,...]",
-            shows=False,
-            role=Role.CONTENT,
-        )
-    )
     out: Path = required(shared.OUT_MODEL)
+    arch: str | None = setting(
+        None,
+        "Architecture: a name of timm, a model type of transformers (`bert`, `vit`), or a folder whose config.json says it. "
+        "Default: what the training script saved about itself.",
+        metavar="NAME[::K=V,...]",
+        role=Role.CONTENT,
+    )
     num_classes: int | None = setting(
         None,
         "How many classes it tells apart; weights without a classifier get one that is drawn.",
@@ -109,13 +107,15 @@ class ImportConfig:
         """What to type where `--arch` may mean a folder or an architecture of that name."""
         from hydractl.families.registry import is_architecture  # noqa: PLC0415 - `--help` loads no pydantic
 
-        if self.folder is None or not is_architecture(self.arch):
+        if self.arch is None or self.folder is None or not is_architecture(self.arch):
             return None
         return f"`{self.arch}` is a folder here: write `./{self.arch}` for it, `{self.arch}::` for the architecture"
 
     @property
     def folder(self) -> Path | None:
         """The folder that says the architecture, or None where a name does."""
+        if self.arch is None:
+            return None
         path = Path(self.arch)
         try:
             return path if path.is_dir() else None

@@ -7,7 +7,7 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from hydractl.errors import CheckpointError, UsageError
 from hydractl.publish import is_stream
 from hydractl.source import PICKLES as SUFFIXES
 from hydractl.source import locate
+from hydractl.stages.importing.metadata import Metadata, metadata_of
 from hydractl.stages.importing.records import record_class
 from hydractl.stages.importing.rehearsal import (
     MOST_BYTES,
@@ -45,11 +46,13 @@ class Weights:
         tensors: By the names that the file has; those of an uncompressed archive stay on disk until they are used.
         wrapper: The keys beneath which they lie, joined by dots; empty for a plain state dict.
         ema: The key of an exponential moving average that was left aside, or None.
+        metadata: What the file says of its model besides.
     """
 
     tensors: dict[str, torch.Tensor]
     wrapper: str = ""
     ema: str | None = None
+    metadata: Metadata = field(default_factory=Metadata)
 
 
 def files_of(source: str) -> tuple[Path, ...]:
@@ -95,7 +98,7 @@ def read_weights(files: tuple[Path, ...], *, ema: bool, key: str | None = None) 
             raise CheckpointError(f"{path}: tensor `{min(twice)}` is in another shard too")
         _check_plain(path, weights.tensors)
         tensors |= weights.tensors
-    return Weights(tensors=tensors, wrapper=found[0].wrapper, ema=found[0].ema)
+    return replace(found[0], tensors=tensors)
 
 
 def _read_one(path: Path, *, ema: bool, key: str | None) -> Weights:
@@ -222,7 +225,10 @@ def _unwrapped(path: Path, saved: object, *, ema: bool, key: str | None) -> Weig
             hint=_where_weights_are(inner, wrapper, averages=bool(averages) and not ema),
         )
     return Weights(
-        tensors=tensors, wrapper=wrapper, ema=averages[0] if averages and not ema and key is None else None
+        tensors=tensors,
+        wrapper=wrapper,
+        ema=averages[0] if averages and not ema and key is None else None,
+        metadata=metadata_of(saved),
     )
 
 

@@ -18,10 +18,11 @@ from hydractl.manifest.header import Header, InputFile, Step, Tokenization
 from hydractl.parallel import require_one_process
 from hydractl.progress import SILENT, Progress
 from hydractl.runtime import digest_files
-from hydractl.source import folder_config, folder_files, parse_arch
+from hydractl.source import folder_config, folder_files
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.fit import Fitted, OtherClassesError, TrainedHeadError, fit, fit_encoder
 from hydractl.stages.importing.read import Weights, files_of, read_weights
+from hydractl.stages.importing.resolve import Resolved, resolve, with_images
 from hydractl.stages.shared.classes import POOLED, read_names
 from hydractl.stages.shared.finite import check_finite
 from hydractl.stages.shared.images import check_takes, told
@@ -73,14 +74,19 @@ def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
     files = files_of(config.source)
     labels, listed = ((), None) if config.labels is None else read_names(config.labels, option="--labels")
     check_models([config.out], own, files=[*files, *_beside(config), listed])
-    described = _described(config, len(labels) or None)
-    family = FAMILIES[described.architecture.family]
-    header = told(base_header(described), config.images, where=config.arch)
-    check_takes(header, where=config.arch)
-    if labels:
-        header = _labelled(header, labels)
     progress.step(f"Reading {config.source}")
     weights = _renamed(config, read_weights(files, ema=config.ema, key=config.weights_key))
+    resolved = resolve(config, weights.metadata)
+    if resolved.taken:
+        progress.step(f"{config.source} says: {', '.join(resolved.taken)}")
+    described = _described(config, resolved, len(labels) or None)
+    family = FAMILIES[described.architecture.family]
+    header = with_images(base_header(described), resolved.images, where=config.source)
+    where = config.arch or resolved.name
+    header = told(header, config.images, where=where)
+    check_takes(header, where=where)
+    if labels:
+        header = _labelled(header, labels)
     fitted = _fitted(config, weights, header, drawn=bool(described.lacks) or config.head_seed is not None)
     check_finite(fitted.tensors, where=config.source)
     _tell(progress, config, weights, fitted, header)
@@ -118,7 +124,7 @@ def _fitted(config: ImportConfig, weights: Weights, header: Header, *, drawn: bo
     family = FAMILIES[architecture.family]
     expected = expected_specs(family, header)
     if config.head_seed is not None and header.prompting is not None:
-        raise UsageError(f"`--head-seed`: `{config.arch}` has no classifier", hint="leave it out")
+        raise UsageError(f"`--head-seed`: `{architecture.name}` has no classifier", hint="leave it out")
     if drawn:
         fitted = fit_encoder(weights.tensors, expected, header=header, where=where, new=True)
     else:
@@ -168,7 +174,7 @@ def _beside(config: ImportConfig) -> list[Path]:
     ]
 
 
-def _described(config: ImportConfig, labels: int | None) -> Described:
+def _described(config: ImportConfig, resolved: Resolved, labels: int | None) -> Described:
     """Describe the architecture; as many classes as `labels` where nothing else says how many."""
     wanted = config.num_classes or labels
     if config.folder is not None:
@@ -182,7 +188,7 @@ def _described(config: ImportConfig, labels: int | None) -> Described:
             raise type(error)(
                 error.message, hint="; ".join(filter(None, (error.hint, config.way_out)))
             ) from error
-    name, options = parse_arch(config.arch)
+    name, options = resolved.name, dict(resolved.options)
     family = family_for_name(name)
     key = CLASSES[family.library]
     if config.num_classes is not None and options.get(key, config.num_classes) != config.num_classes:
@@ -228,7 +234,8 @@ def _pooled(config: ImportConfig, described: Described) -> Described:
         described.prompting is not None or not isinstance(described.preprocess, Tokenization)
     ):
         raise UsageError(
-            f"`--pooling {pooling}` is for texts, which `{config.arch}` does not read", hint="leave it out"
+            f"`--pooling {pooling}` is for texts, which `{architecture.name}` does not read",
+            hint="leave it out",
         )
     return replace(described, architecture=with_pooling(architecture, pooling))
 

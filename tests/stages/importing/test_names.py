@@ -89,7 +89,9 @@ def test_a_student_and_a_teacher(tmp_path, state, wrap):
 
 
 def test_a_key_that_is_not_there(tmp_path, state):
-    with pytest.raises(UsageError, match=r"`--weights-key teachr`: .* has no weights there; its keys are `s`"):
+    with pytest.raises(
+        UsageError, match=r"`--weights-key teachr`: .* has no weights there; its keys are `s`"
+    ):
         bring(tmp_path, {"s": state}, weights_key="teachr")
     with pytest.raises(UsageError, match="`--ema` and `--weights-key` exclude each other"):
         bring(tmp_path, {"s": state}, weights_key="s", ema=True)

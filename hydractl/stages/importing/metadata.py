@@ -1,0 +1,125 @@
+"""What a training script saved about its model: the architecture, its options, and how images are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hydractl.stages.importing.records import attributes, to_plain
+
+HOLDERS = (
+    "args", "hyper_parameters", "training_args", "hparams", "config", "cfg", "opt", "model_cfg", "model_config",
+)  # fmt: skip
+"""Keys beneath which training scripts save their options: timm's and DeiT's, Lightning's, transformers', others."""
+ARCH = ("arch", "model", "model_name", "architecture", "model_type", "backbone", "model_name_or_path")
+KWARGS = ("model_kwargs", "model_args")
+"""Keys beneath which the options of the architecture stand; timm's and those of other scripts."""
+NUM_CLASSES = ("num_classes", "nb_classes", "n_classes", "num_labels")
+SIZES: Mapping[str, tuple[str, ...]] = {
+    "timm": ("img_size", "in_chans", "patch_size", "embed_dim", "depth"),
+    "transformers": (
+        "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "max_position_embeddings",
+    ),
+}  # fmt: skip
+"""Options of architectures that scripts save among their own, and that the shapes of tensors bear out."""
+UNSHAPED = {"timm": ("num_heads", "global_pool"), "transformers": ("num_attention_heads",)}
+"""Those that no shape tells."""
+IMAGES = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+OPEN_CLIP_RUN = re.compile(r"(?:^|-)model_(.+?)-lr_")
+"""The name that open_clip gives to a run, and saves in its checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """What a training script saved about its model; all of it may be missing.
+
+    Attributes:
+        arch: What it calls the architecture, in the order of how likely each is the name of one.
+        sizes: Options that the shapes of tensors bear out, found among those of the script, by library.
+        options: Other options of the architecture, without the number of classes, by library.
+        num_classes: How many classes it tells apart.
+        images: Fields of a `Preprocess`.
+        complete: Whether all options of the architecture are among these: what is not is as the architecture has it.
+    """
+
+    arch: tuple[str, ...] = ()
+    sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    num_classes: int | None = None
+    images: Mapping[str, object] = field(default_factory=dict)
+    complete: bool = False
+
+
+def metadata_of(saved: Mapping[object, object]) -> Metadata:
+    """Return what a file says besides its tensors."""
+    holders = list(_holders(saved))
+    kwargs = next((found for h in holders for key in KWARGS if (found := _plain_options(h.get(key)))), {})
+    number = _first([kwargs, *holders], NUM_CLASSES)
+    given = {key: value for key, value in kwargs.items() if key not in NUM_CLASSES and value is not None}
+    other = _in_other_words(holders)
+    return Metadata(
+        arch=tuple(dict.fromkeys(_names(holders))),
+        sizes={library: _values(holders, keys, other) for library, keys in SIZES.items()},
+        options={library: _values(holders, keys, other) | given for library, keys in UNSHAPED.items()},
+        num_classes=number if isinstance(number, int) and number > 0 else None,
+        images=_values(holders, IMAGES, {}),
+        complete=any(key in h for h in holders for key in KWARGS),
+    )
+
+
+def _holders(saved: Mapping[object, object]) -> Iterator[Mapping[str, object]]:
+    """Yield the file's own keys, the dictionaries and namespaces of options among them, and those within these."""
+    outer = attributes(saved)
+    yield outer
+    for key in HOLDERS:
+        if found := attributes(outer.get(key)):
+            yield found
+            yield from filter(None, (attributes(found.get(inner)) for inner in (*HOLDERS, "model")))
+
+
+def _names(holders: list[Mapping[str, object]]) -> Iterator[str]:
+    for h in holders:
+        yield from (name for key in ARCH if isinstance(name := to_plain(h.get(key)), str) and name)
+    for h in holders:
+        if isinstance(run := h.get("name"), str):
+            yield from OPEN_CLIP_RUN.findall(run)
+            yield run
+
+
+def _first(holders: list[Mapping[str, object]], keys: tuple[str, ...]) -> object:
+    """Return the first value that is a number, a text, or a list of numbers; None where there is none."""
+    for h in holders:
+        for key in keys:
+            value = to_plain(h.get(key))
+            if isinstance(value, int | float | str) or _is_numbers(value):
+                return value
+    return None
+
+
+def _is_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+
+
+def _plain_options(value: object) -> dict[str, object]:
+    return {key: to_plain(item) for key, item in attributes(value).items()}
+
+
+def _values(
+    holders: list[Mapping[str, object]], keys: tuple[str, ...], other: Mapping[str, object]
+) -> dict[str, object]:
+    """Return what the keys hold, or what is said in other words."""
+    found = {key: _first(holders, (key,)) for key in keys}
+    found = {key: other.get(key) if value in (None, "", []) else value for key, value in found.items()}
+    return {key: value for key, value in found.items() if value not in (None, "", [])}
+
+
+def _in_other_words(holders: list[Mapping[str, object]]) -> dict[str, object]:
+    """Return what scripts call a pooling (`gp`), and a size of inputs: a side, or channels, height and width."""
+    found: dict[str, object] = {"global_pool": _first(holders, ("gp",))}
+    match _first(holders, ("input_size",)):
+        case int(side):
+            found["img_size"] = side
+        case [int(channels), int(height), int(width)]:
+            found |= {"in_chans": channels, "img_size": height if height == width else [height, width]}
+    return found

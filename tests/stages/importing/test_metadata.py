@@ -1,0 +1,214 @@
+"""import takes what a training script saved about its model, and refuses what contradicts it."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.utils import CheckpointSaver, ModelEmaV3
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.errors import CheckpointError, HydraError, UsageError
+from hydractl.families.opening import load_model, open_model
+from hydractl.stages.importing.config import ImportConfig
+from hydractl.stages.importing.run import run_import
+from hydractl.stages.shared.settings import Images
+from support.heard import Heard
+
+NAME = "vit_tiny_patch16_224"
+KWARGS = {"img_size": 8, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4}
+BERT = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 61,
+    "num_labels": 7,
+}  # fmt: skip
+
+
+def namespace(**changes):
+    """The options of timm's `train.py` that concern the model, as its parser leaves them, and some that do not."""
+    return argparse.Namespace(
+        **{
+            "data_dir": "data", "model": NAME, "pretrained": False, "num_classes": 7, "gp": None, "img_size": 8, "input_size": None,
+            "in_chans": None, "crop_pct": None, "mean": [0.25], "std": [0.5], "interpolation": "", "model_kwargs": dict(KWARGS),
+            "opt": "adamw", "opt_betas": None, "lr": 0.05, "drop": 0.0, "drop_path": None, "train_interpolation": "random",
+            "scale": [0.08, 1.0], "experiment": "", "distributed": False, "device": "cpu", "prefetcher": True,
+        }
+        | changes
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library():
+    torch.manual_seed(0)
+    return timm.create_model(NAME, num_classes=7, **KWARGS).eval()
+
+
+def saved_by_timm(folder, library, args):
+    """What a run of timm's leaves: its files, the last one with a moving average."""
+    optimizer = torch.optim.SGD(library.parameters(), lr=0.1)
+    ema = ModelEmaV3(library)
+    saver = CheckpointSaver(
+        library, optimizer, args=args, model_ema=ema, checkpoint_dir=str(folder), recovery_dir=str(folder)
+    )
+    saver.save_checkpoint(0, metric=np.float64(0.5))
+    return folder / "model_best.pth.tar"
+
+
+def bring(source, out, *, heard=None, **changes):
+    run_import(ImportConfig(source=str(source), out=out, **changes), heard or Heard())
+    return Checkpoint.open(out).header
+
+
+def saved(folder, value):
+    torch.save(value, folder / "w.pth")
+    return folder / "w.pth"
+
+
+@torch.inference_mode()
+def test_a_run_of_timm_needs_no_architecture(tmp_path, library):
+    heard = Heard()
+    header = bring(saved_by_timm(tmp_path, library, namespace()), tmp_path / "b.st", heard=heard)
+
+    images = torch.randn(3, 3, 8, 8)
+    model = load_model(open_model(str(tmp_path / "b.st")))
+    assert torch.allclose(model.member_logits(images)[0], library(images), atol=1e-6)
+    data = timm.data.resolve_data_config(vars(namespace()), model=library)
+    how = header.preprocess
+    assert (how.input_size, how.mean, how.std) == (data["input_size"], data["mean"], data["std"])
+    assert (how.interpolation, how.crop_pct) == (data["interpolation"], data["crop_pct"])
+    assert header.architecture.config == KWARGS | {"num_classes": 7}
+    line = next(step for step in heard.steps if " says: " in step)
+    for part in (NAME, "num_heads=4", "num_classes=7", "mean=[0.25]", "std=[0.5]", "crop_pct=0.9"):
+        assert part in line
+
+
+CONTRADICTIONS = {
+    "heads": ({"arch": f"{NAME}::num_heads=2"}, "says `num_heads=4`"),
+    "another architecture": ({"arch": "vit_small_patch16_224"}, f"says `{NAME}`"),
+    "mean": ({"images": Images(mean=(0.5,))}, r"says `mean=\[0.25\]`"),
+    "std": ({"images": Images(std=(0.1, 0.2, 0.3))}, r"says `std=\[0.5\]`"),
+}
+
+
+@pytest.mark.parametrize(("typed", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_what_contradicts_the_file_is_refused(tmp_path, library, typed, message):
+    path = saved_by_timm(tmp_path, library, namespace())
+    with pytest.raises(UsageError, match=message):
+        bring(path, tmp_path / "b.st", **typed)
+    assert not (tmp_path / "b.st").exists()
+
+
+def test_what_agrees_with_the_file_is_taken(tmp_path, library):
+    path = saved_by_timm(tmp_path, library, namespace(model=f"{NAME}.augreg_in21k"))
+    typed = f"{NAME}::num_heads=4,img_size=[8,8],dynamic_img_size=true"
+    images = Images(mean=(0.25, 0.25, 0.25))
+    header = bring(path, tmp_path / "b.st", arch=typed, images=images, labels="a,b,c,d,e,f,g")
+    assert header.labels == tuple("abcdefg")
+    assert header.architecture.config["dynamic_img_size"] is True
+
+
+def test_heads_that_are_the_default_are_contradicted_too(tmp_path):
+    """`num_heads` is not among the options of a run that left it as it was: 3 of 64."""
+    model = timm.create_model(NAME, num_classes=7, img_size=16, depth=1)
+    args = namespace(model_kwargs={"img_size": 16, "depth": 1}, img_size=16)
+    path = saved_by_timm(tmp_path, model, args)
+    with pytest.raises(UsageError, match="says `3 heads of 64`"):
+        bring(path, tmp_path / "b.st", arch=f"{NAME}::num_heads=6")
+    assert bring(path, tmp_path / "b.st").architecture.towers["vision"].num_heads == 3
+
+
+class Pool(enum.Enum):
+    AVG = "avg"
+
+
+HOLDERS = {
+    "a namespace": lambda s: {"model": s, "args": argparse.Namespace(model=NAME, nb_classes=7, **KWARGS)},
+    "a dictionary": lambda s: {"state_dict": s, "config": {"arch": NAME, "num_classes": 7, "model_args": KWARGS}},
+    "Lightning": lambda s: {
+        "state_dict": {f"model.{k}": v for k, v in s.items()},
+        "pytorch-lightning_version": "2.5.0",
+        "hyper_parameters": {"model_name": NAME, "num_classes": np.int64(7), "lr": np.float64(0.1), "root": Path("/d"), **KWARGS},
+    },
+    "Lightning, nested": lambda s: {"state_dict": s, "hyper_parameters": {"args": argparse.Namespace(model=NAME, num_classes=7, **KWARGS)}},
+    "Lightning, a model": lambda s: {"state_dict": s, "hyper_parameters": {"model": {"name": "x", "arch": NAME, "num_classes": 7, **KWARGS}}},
+    "at the top": lambda s: {"state_dict": s, "arch": NAME, "num_classes": 7, "model_kwargs": KWARGS},
+    "an enumeration": lambda s: {"state_dict": s, "args": argparse.Namespace(model=NAME, num_classes=7, seed=Pool.AVG, **KWARGS)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrap", HOLDERS.values(), ids=HOLDERS)
+def test_every_place_for_options(tmp_path, library, wrap):
+    path = saved(tmp_path, wrap(dict(library.state_dict())))
+    header = bring(path, tmp_path / "b.st")
+    assert header.architecture.name == NAME
+    assert header.architecture.config == KWARGS | {"num_classes": 7}
+    with pytest.raises(UsageError, match="says `num_heads=4`"):
+        bring(path, tmp_path / "c.st", arch=f"{NAME}::num_heads=2")
+
+
+def test_sizes_that_are_typed_go_before_those_among_other_options(tmp_path, library):
+    """A script's `embed_dim` may be that of something else: shapes tell."""
+    path = saved(tmp_path, {"state_dict": library.state_dict(), "args": {"arch": NAME, "embed_dim": 128}})
+    typed = ",".join(f"{k}={v}" for k, v in KWARGS.items())
+    assert bring(path, tmp_path / "b.st", arch=f"{NAME}::{typed}", num_classes=7).num_classes == 7
+
+
+def test_texts(tmp_path):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(BertConfig(**BERT))
+    value = {"state_dict": model.state_dict(), "training_args": {"model_type": "bert", **BERT}}
+    header = bring(saved(tmp_path, value), tmp_path / "b.st")
+    assert BERT.items() - {("num_labels", 7)} <= header.architecture.config.items()
+    assert header.num_classes == 7
+    with pytest.raises(UsageError, match="says `num_attention_heads=4`"):
+        bring(saved(tmp_path, value), tmp_path / "c.st", arch="bert::num_attention_heads=8")
+
+
+def test_the_name_of_a_run_of_open_clip(tmp_path, library):
+    name = "2026_01_01-00_00_00-model_ViT-B-32-lr_0.0005-b_64-j_4-p_amp"
+    path = saved(tmp_path, {"epoch": 1, "name": name, "state_dict": library.state_dict()})
+    with pytest.raises(CheckpointError, match="does not fit openclip:ViT-B-32"):
+        bring(path, tmp_path / "b.st")
+
+
+NOTHING = {
+    "nothing": {},
+    "a class": {"arch": "visiontransformer"},
+    "a repository": {"args": argparse.Namespace(model="google/vit-base-patch16-224")},
+    "odd things": {"args": ["a"], "arch": 3, "config": "x", "name": None, "hyper_parameters": {}},
+}
+
+
+@pytest.mark.parametrize("more", NOTHING.values(), ids=NOTHING)
+def test_files_that_do_not_say_it(tmp_path, library, more):
+    path = saved(tmp_path, {"state_dict": library.state_dict(), **more})
+    with pytest.raises(CheckpointError, match="does not say which architecture it is") as caught:
+        bring(path, tmp_path / "b.st")
+    assert caught.value.hint.startswith("add `--arch NAME`")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError) as caught:
+        bring(path, tmp_path / "b.st")
+    assert f"add `--arch {tmp_path}`" in caught.value.hint
+
+
+HOSTILE = {
+    "a path": {"model_kwargs": {"checkpoint_path": "/etc/passwd"}},
+    "an address": {"model_kwargs": {"pretrained_cfg": {"url": "http://x"}}},
+    "an option": {"model_kwargs": {"img_size": "8,checkpoint_path=/x"}},
+    "large": {"model_kwargs": {"depth": 10**9}},
+    "an interpolation": {"interpolation": "random"},
+    "means": {"mean": [1.0, 2.0]},
+    "not finite": {"std": [0.0]},
+}
+
+
+@pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
+def test_what_a_file_says_passes_the_gate_of_all_options(tmp_path, library, changes):
+    with pytest.raises(HydraError):
+        bring(saved_by_timm(tmp_path, library, namespace(**changes)), tmp_path / "b.st")
+    assert not (tmp_path / "b.st").exists()
