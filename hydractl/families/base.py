@@ -6,7 +6,7 @@ Axes: B batch, T tokens, D width, H heads, K head width, L layers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hydractl.manifest.heads import TowerKeep
 
 
+COMPILED = "_orig_mod."
+"""What torch.compile puts before the names of a module's tensors."""
 OWN = "own"
 POOLINGS = (OWN, "mean")
 """What a classifier of texts may read: what its family's does, or the mean over all tokens but padding."""
@@ -217,6 +219,29 @@ def name_in_memory(family: Family, name: str) -> str:
     for pattern, replacement in family.on_disk:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def without_wrapper(family: Family, names: Iterable[str], expected: Collection[str]) -> dict[str, str] | None:
+    """Return the names of a library's folder without what a wrapper put before or into all of them (`module.`, `_orig_mod.`).
+
+    Args:
+        family: The family that reads the folder.
+        names: Of its tensors.
+        expected: Those of the architecture in memory.
+
+    Returns:
+        Each name and what is left of it; None where what is left is not the architecture.
+    """
+    plain = {name: name.replace(COMPILED, "") for name in names}
+    first = next(iter(plain.values()), "")
+    for end in (0, *(dot.end() for dot in re.finditer(r"\.", first))):
+        if not all(name.startswith(first[:end]) for name in plain.values()):
+            return None
+        left = {name: short[end:] for name, short in plain.items()}
+        in_memory = [name_in_memory(family, short) for short in left.values()]
+        if len(in_memory) == len(expected) and {*in_memory} == {*expected}:
+            return left if any(name != short for name, short in left.items()) else None
+    return None
 
 
 def place_of(family: Family, name: str) -> Place:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.errors import EDITED, CheckpointError, UnsupportedModelError, UsageError
-from hydractl.families.base import Described, Family, is_replaceable, name_in_memory, place_of
+from hydractl.families.base import (
+    Described,
+    Family,
+    is_replaceable,
+    name_in_memory,
+    place_of,
+    without_wrapper,
+)
 from hydractl.families.gate import ModelFolder, answer_problem, check_folder, check_weights
 from hydractl.families.options import check_filled
 from hydractl.families.registry import FAMILIES, as_typed, described_as, family_for_config, family_of
@@ -133,6 +140,11 @@ def open_model(
     family = FAMILIES[described.architecture.family]
     header = base_header(described)
     expected = expected_specs(family, header)
+    if checkpoint.specs.keys() != expected.keys() and (
+        names := without_wrapper(family, checkpoint.specs, expected)
+    ):
+        state = {names[name]: tensor for name, tensor in checkpoint.tensors().items()}
+        checkpoint = _adopted(state, checkpoint, header)
     if family.adopt is not None and located.config is not None and checkpoint.specs.keys() != expected.keys():
         state = family.adopt(str(located.path), described.architecture, checkpoint.tensors())
         checkpoint = _adopted(state, checkpoint, header)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError
-from hydractl.families.base import Family, is_replaceable, place_of
+from hydractl.families.base import COMPILED, Family, is_replaceable, place_of
 from hydractl.families.conversion import convert, encoder_of
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.header import Architecture, Header
@@ -17,7 +17,6 @@ from hydractl.wording import quoted
 if TYPE_CHECKING:
     import torch
 
-COMPILED = "_orig_mod."
 WHOLE = ("module.", "model.", "net.")
 USUAL = {"module", "model", "net", "backbone", "encoder"}
 """What DataParallel, Lightning and training scripts put before a name; one of these goes before any other prefix."""

@@ -1,0 +1,63 @@
+"""Folders whose tensors a wrapper renamed are read as what they are, and those that have more are not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+from hydractl.errors import CheckpointError
+from hydractl.families.opening import load_model, open_model
+from support.builders import base
+from support.text_folders import save_text_model
+from support.variants import variant
+
+NAME, OPTIONS = (
+    "vit_tiny_patch16_224",
+    {"img_size": 8, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4},
+)
+
+
+def of_timm(folder):
+    config = {"architecture": NAME, "num_classes": 7, "model_args": OPTIONS}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(timm.create_model(NAME, num_classes=7, **OPTIONS).state_dict(), folder / "model.safetensors")
+
+
+def of_transformers(name):
+    return lambda folder: base(variant(name)).library().save_pretrained(folder)
+
+
+FOLDERS = {
+    "timm": of_timm,
+    "bert": lambda folder: save_text_model(variant("transformers-bert-plain"), folder),
+    "vit": of_transformers("transformers-vit-plain"),
+}
+
+
+@pytest.mark.parametrize("make", FOLDERS.values(), ids=FOLDERS)
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "student.", "vit.", "module._orig_mod.model."])
+def test_what_a_wrapper_puts_before_names_goes(tmp_path, make, prefix):
+    folder = tmp_path / "m"
+    make(folder)
+    plain = load_model(open_model(str(folder))).library_state()
+    state = load_file(folder / "model.safetensors")
+    save_file({prefix + name: t for name, t in state.items()}, folder / "model.safetensors")
+
+    found = load_model(open_model(str(folder))).library_state()
+
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
+
+
+def test_what_has_more_is_no_wrapper(tmp_path):
+    of_timm(tmp_path / "m")
+    state = load_file(tmp_path / "m" / "model.safetensors")
+    more = {f"module.{name}": t for name, t in state.items()} | {"module.extra.weight": torch.ones(1)}
+    save_file(more, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(CheckpointError, match="lacks"):
+        open_model(str(tmp_path / "m"))
