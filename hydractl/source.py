@@ -27,7 +27,7 @@ NEEDED = ["*.safetensors", "*.st", "*.json", "*.txt", "*.model", "bpe.codes"]
 IMPORT = "`hydractl import {weights} --arch {arch} -o base.st` makes a base of it, and runs nothing in it"
 BESIDE = (
     "*config.json",
-    "*.index.json",
+    "*.index*.json",
     "tokenizer*.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -41,7 +41,9 @@ INNER = ("0_Transformer", "checkpoint-*")
 """Folders within one that hold a model: sentence-transformers' older layout, and what transformers' Trainer writes."""
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The files of peft."""
-PICKLES = ("*.bin", "*.pth", "*.pt", "*.ckpt")
+PICKLES = ("*.bin", "*.pth", "*.pth.tar", "*.pt", "*.ckpt")
+INDEXES = re.compile(r"\.index(\.[\w-]+)?\.json$")
+"""How the names of tables of shards end, with the variant that transformers puts into them (`fp16`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ def locate(reference: str) -> Located:
     if path.is_dir():
         return _in_folder(reference, path)
     if path.is_file():
-        return _in_index(reference, path) if path.name.endswith(".index.json") else _one_file(reference, path)
+        return _in_index(reference, path) if is_index(path) else _one_file(reference, path)
     if _is_hub_id(reference):
         return _in_folder(reference, download(reference))
     bare = not path.suffix and path.name == reference
@@ -101,6 +103,11 @@ def locate(reference: str) -> Located:
         hint=did_you_mean_path(str(path))
         or f"a MODEL is a .st file, a folder, or a Hub id `org/name[@revision]`{architecture}",
     )
+
+
+def is_index(path: Path) -> bool:
+    """Return whether a file is a table of shards, by its name."""
+    return INDEXES.search(path.name) is not None
 
 
 def named(path: Path) -> Path:
@@ -217,7 +224,7 @@ def download(identifier: str, **place: Any) -> Path:  # noqa: ANN401 - as the Hu
 def _one_file(reference: str, path: Path) -> Located:
     if path.name == ADAPTER_WEIGHTS:
         check_no_adapter(path.parent)
-    if path.suffix in {".pth", ".pt", ".bin", ".ckpt", ".pkl"}:
+    if any(path.match(pattern) for pattern in (*PICKLES, "*.pkl")):
         raise CheckpointError(
             f"{path}: is a pickle, which can run code when it is read; hydractl reads safetensors only",
             hint=IMPORT.format(weights=shlex.quote(str(path)), arch="NAME"),
@@ -242,17 +249,29 @@ def _in_folder(reference: str, folder: Path) -> Located:
         )
     if (folder / INDEX).is_file():
         return _in_index(reference, folder / INDEX, config=config)
-    found = sorted([*folder.glob("*.safetensors"), *folder.glob("*.st")])
+    variants = [path for path in sorted(folder.glob("model.safetensors.index.*.json")) if is_index(path)]
+    if len(variants) == 1:
+        return _in_index(reference, variants[0], config=config)
+    found = variants or sorted([*folder.glob("*.safetensors"), *folder.glob("*.st")])
     if len(found) == 1:
         return Located(reference=reference, path=folder, weights=tuple(found), config=config)
     if found:
         names = ", ".join(f.name for f in found[:4])
         raise CheckpointError(
-            f"{folder}: holds {len(found)} safetensors files and no index: {names}", hint="name one of them"
+            f"{folder}: holds {len(found)} {'indexes of shards' if variants else 'safetensors files and no index'}: {names}",
+            hint="name one of them",
         )
-    pickles = [f.name for pattern in PICKLES for f in folder.glob(pattern)]
+    raise _no_weights(folder, config)
+
+
+def _no_weights(folder: Path, config: dict[str, object] | None) -> CheckpointError:
+    """Return why a folder without safetensors is refused, with what to type instead."""
+    pickles = sorted(
+        {f.name for pattern in ("*.bin.index*.json", *PICKLES) for f in folder.glob(pattern)},
+        key=lambda name: (not name.endswith(".json"), "model" not in name, name),
+    )
     if pickles:
-        raise CheckpointError(
+        return CheckpointError(
             f"{folder}: has only pickled weights (`{pickles[0]}`), which hydractl does not read",
             hint=IMPORT.format(
                 weights=shlex.quote(str(folder / pickles[0])),
@@ -261,11 +280,11 @@ def _in_folder(reference: str, folder: Path) -> Located:
         )
     if inner := [path.parent for pattern in INNER for path in folder.glob(f"{pattern}/config.json")]:
         last = max(inner, key=lambda path: int(re.sub(r"\D", "", path.name) or 0))
-        raise CheckpointError(
+        return CheckpointError(
             f"{folder}: holds no model itself, but the folder `{last.name}` in it does",
             hint=f"name that folder: `{shlex.quote(str(last))}`",
         )
-    raise CheckpointError(
+    return CheckpointError(
         f"{folder}: no safetensors weights in this folder",
         hint=f"expected `{WEIGHTS}` or `{INDEX}`"
         + (

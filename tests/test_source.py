@@ -206,7 +206,7 @@ def test_the_weights_of_an_architecture_go_with_it():
     assert not path.exists()
 
 
-@pytest.mark.parametrize("name", ["m.pth", "m.pt", "m.bin", "m.ckpt", "m.pkl"])
+@pytest.mark.parametrize("name", ["m.pth", "m.pth.tar", "m.pt", "m.bin", "m.ckpt", "m.pkl"])
 def test_pickles_are_refused_by_name(tmp_path, name):
     torch.save({"a": torch.zeros(1)}, tmp_path / name)
     with pytest.raises(CheckpointError, match="is a pickle, which can run code when it is read") as caught:
@@ -272,6 +272,15 @@ FOLDERS = {
     [
         (("pytorch_model.bin",), "hydractl import {}/pytorch_model.bin --arch NAME -o base.st"),
         (("config.json",), "hydractl import FILE --arch {} -o base.st"),
+        (("last.pth.tar",), "hydractl import {}/last.pth.tar --arch NAME -o base.st"),
+        (
+            ("optimizer.bin", "pytorch_model.bin", "training_args.bin"),
+            "hydractl import {}/pytorch_model.bin --arch NAME",
+        ),
+        (
+            ("pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"),
+            "hydractl import {}/pytorch_model.bin.index.json --arch NAME",
+        ),
         (("config.json", "pytorch_model.bin"), "hydractl import {0}/pytorch_model.bin --arch {0} -o base.st"),
     ],
 )
@@ -576,3 +585,22 @@ def test_locating_does_not_load_torch(tmp_path):
     path = base(PLAIN).save(tmp_path / "a.st")
     code = "import sys; from hydractl.source import locate; locate(sys.argv[1]); assert not {'torch', 'huggingface_hub'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, env=dict(os.environ))
+
+
+def test_shards_of_a_variant(tmp_path):
+    """As transformers writes them: `save_pretrained(variant="fp16")`."""
+    sample = base(variant("transformers-vit-plain"))
+    for name, kind in (("m", None), ("v", "fp16")):
+        sample.library().save_pretrained(tmp_path / name, max_shard_size="10KB", variant=kind)
+    folder = tmp_path / "v"
+    index = folder / "model.safetensors.index.fp16.json"
+    assert index.is_file()
+
+    plain, found = (open_model(str(tmp_path / name)).checkpoint.tensors() for name in "mv")
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
+    assert locate(str(index)).weights == locate(str(folder)).weights
+
+    (folder / "model.safetensors.index.bf16.json").write_bytes(index.read_bytes())
+    with pytest.raises(CheckpointError, match="holds 2 indexes of shards"):
+        locate(str(folder))

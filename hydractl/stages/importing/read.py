@@ -16,7 +16,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.publish import is_stream
 from hydractl.source import PICKLES as SUFFIXES
-from hydractl.source import locate
+from hydractl.source import is_index, locate
 from hydractl.stages.importing.metadata import Metadata, metadata_of
 from hydractl.stages.importing.records import record_class
 from hydractl.stages.importing.rehearsal import (
@@ -56,7 +56,7 @@ class Weights:
 
 
 def files_of(source: str) -> tuple[Path, ...]:
-    """Return the files of `source`: itself, or the shards that an `.index.json` names.
+    """Return the files of `source`: itself, or the shards that an index names.
 
     Raises:
         CheckpointError: If it is missing or a folder.
@@ -69,14 +69,14 @@ def files_of(source: str) -> tuple[Path, ...]:
             hint="write it to a file first",
         )
     if path.is_dir():
-        names = sorted(f for pattern in (*SUFFIXES, "*.index.json") for f in path.glob(pattern))
+        names = sorted(f for pattern in (*SUFFIXES, "*.index*.json") for f in path.glob(pattern))
         example = names[0] if names else path / "weights.pth"
         raise CheckpointError(
             f"{path}: is a folder", hint=f"name a file in it, for example `hydractl import {example}`"
         )
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file", hint=did_you_mean_path(str(path)) or "check the path")
-    return locate(source).weights if path.name.endswith(".index.json") else (path,)
+    return locate(source).weights if is_index(path) else (path,)
 
 
 def read_weights(files: tuple[Path, ...], *, ema: bool, key: str | None = None) -> Weights:

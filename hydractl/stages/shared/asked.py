@@ -17,7 +17,7 @@ from hydractl.jsonfile import compact
 from hydractl.publish import is_stream
 from hydractl.runtime import digest_file, digest_files, digest_text
 from hydractl.settings import KEY, Declared, Role, Setting, declared, made_of
-from hydractl.source import folder_files, locate, of_hub, split_options
+from hydractl.source import folder_files, is_index, locate, of_hub, split_options
 
 if TYPE_CHECKING:
     from hydractl.data.items import Items
@@ -105,7 +105,7 @@ class Reference:
         if isinstance(self.ref, DataRef):
             return _fingerprints(self.ref) if self.labelled else frozenset({_unlabelled(self.ref)})
         text = str(self.ref)
-        many = self.role is Role.MODEL or text.endswith(".index.json")
+        many = self.role is Role.MODEL or is_index(Path(text))
         return frozenset({digest_files(locate(text).weights if many else (Path(text),))})
 
     def digest(self) -> str:
