@@ -25,6 +25,8 @@ _MADE_OF: ContextVar[tuple[object, tuple[tuple[Declared, object], ...]] | None] 
     "made_of", default=None
 )
 LARGEST_SEED = 2**63 - 1  # what torch and numpy can begin with
+PLACEHOLDERS = ("{i}", "{name}")
+"""What some commands replace in the name of an output: by a number, and by the name of an input."""
 KEY = "setting"
 """Where a field's metadata hold its declaration."""
 
@@ -71,6 +73,7 @@ class Setting:
         after: The option that it follows in the help; None where it follows the field before it.
         holds: Of an output: refuses a name that does not fit what is written there, told the option and the path.
         role: What its value is to the output.
+        placeholders: Of an output: what may stand in its name for a part that differs from file to file.
     """
 
     help: str
@@ -91,6 +94,7 @@ class Setting:
     after: str | None = None
     holds: Callable[[str, Path], None] | None = None
     role: Role = Role.SHAPES
+    placeholders: tuple[str, ...] = ()
 
     def read(self, typed: object) -> object:
         """Return the field's value of what a command line holds.
@@ -121,8 +125,10 @@ class Setting:
                 self._check_choice(name, item)
             elif isinstance(item, int | float):
                 self._check_range(name, item)
-            elif isinstance(item, Path) and self.holds is not None:
-                self.holds(self.option(name), item)
+            elif isinstance(item, Path):
+                self._check_placeholders(name, item)
+                if self.holds is not None:
+                    self.holds(self.option(name), item)
 
     def option(self, name: str) -> str:
         """Return the option of a field of that name as it is typed, without that of a flag's opposite."""
@@ -139,6 +145,14 @@ class Setting:
         if self.choices and value not in self.choices:
             hint = did_you_mean(value, self.choices) or f"choose from {', '.join(self.choices)}"
             raise UsageError(f"`{self.option(name)} {value}`: unknown", hint=hint)
+
+    def _check_placeholders(self, name: str, path: Path) -> None:
+        other = next((p for p in PLACEHOLDERS if p in path.name and p not in self.placeholders), None)
+        if self.role is Role.OUTPUT and other is not None:
+            raise UsageError(
+                f"`{self.option(name)} {path}`: `{other}` stands for nothing here: this command writes one file",
+                hint=f"name it without, for example `{path.with_name(path.name.replace(other, '0'))}`",
+            )
 
     def _check_range(self, name: str, value: float) -> None:
         refused = f"`{self.option(name)} {exactly(value)}`: must be "

@@ -97,3 +97,62 @@ def test_the_hint_for_a_pickle_is_a_command_that_works(call, work, weights):
     assert seen.code == 3
     seen = call("prune", "w.pth", "--mask", "m-0.mask.json", "-o", "n.st")
     assert "hint: `hydractl import w.pth --arch NAME -o base.st`" in seen.err
+
+
+def test_several_files_become_a_base_each(call, work, weights):
+    state = Checkpoint.open(work / "base.st").tensors()
+    for folder in ("r0", "r1"):
+        (work / folder).mkdir()
+        torch.save(state, work / folder / "model_best.pth.tar")
+    torch.save(state, work / "last.vit16.ckpt")
+    files = ["last.vit16.ckpt", "r0/model_best.pth.tar"]
+    options = ["--arch", ARCH, "--num-classes", "7"]
+
+    seen = call("import", *files, *options, "-o", "{name}.st", "-q")
+    assert (seen.code, seen.out) == (0, "last.vit16.st\nmodel_best.st\n")
+    alone = call("import", files[1], *options, "-o", "one.st", "-q")
+    assert alone.out == "one.st\n"
+    assert (work / "one.st").read_bytes() == (work / "model_best.st").read_bytes()
+
+    found = json.loads(call("import", *files, *options, "-o", "b-{i}.st", "--json").out)
+    assert [one["path"] for one in found["imports"]] == ["b-0.st", "b-1.st"]
+    seen = call("import", *files, *options, "-o", "b-{i}.st", "--if-changed", "-q")
+    assert (seen.code, seen.out) == (0, "b-0.st\nb-1.st\n")
+    assert call("import", *files, *options, "-o", "b-{i}.st").code == 6
+
+    seen = call("import", "r0/model_best.pth.tar", "r1/model_best.pth.tar", *options, "-o", "{name}.st")
+    assert seen.code == 2
+    assert "hint: put `{name}` or `{i}` into the name" in seen.err
+    seen = call("import", *files, *options, "-o", "one.st", "--force")
+    assert (seen.code, "2 files need 2 names" in seen.err) == (2, True)
+
+
+def test_of_several_files_none_is_written_where_an_output_is_there(call, work, weights):
+    (work / "c-1.st").write_bytes(b"mine")
+    options = ["--arch", ARCH, "--num-classes", "7", "-o", "c-{i}.st"]
+    assert call("import", "w.pth", "w.pth", *options).code == 6
+    assert not (work / "c-0.st").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("score m.st --method taylor --data digits -o s-{i}.json", "{i}"),
+        ("fuse a.st b.st -o h-{i}.st", "{i}"),
+        ("eval a.st --data digits -o {name}.json", "{name}"),
+        ("prune m.st --strategy random --keep 2 -o {name}.st", "{name}"),
+        ("finetune m.st --data digits --val digits -o {name}.st", "{name}"),
+        ("predict m.st a.png -o p-{i}.csv", "{i}"),
+        ("export m.st -o m-{i}.onnx", "{i}"),
+    ],
+)
+def test_a_placeholder_that_stands_for_nothing_is_wrong_usage(call, work, line, part):
+    before = set(work.iterdir())
+    seen = call(*line.split())
+    assert (seen.code, f"`{part}` stands for nothing here" in seen.err) == (2, True)
+    assert set(work.iterdir()) == before
+
+
+def test_a_number_of_one_model_is_wrong_usage(call, work):
+    seen = call(*["finetune", "base.st", "--data", "digits", "--val", "digits", "-o", "m-{i}.st"])
+    assert (seen.code, "`{i}` numbers several models" in seen.err) == (2, True)

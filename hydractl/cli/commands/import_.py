@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydractl.cli.command import command
 from hydractl.cli.output import Terminal, line, size, table
+from hydractl.places import is_folder
 from hydractl.stages.importing.config import ImportConfig
+from hydractl.stages.shared.outputs import check_outputs
 from hydractl.wording import count
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-    from hydractl.stages.importing.run import ImportReport
+    from hydractl.stages.importing.run import ImportReport, ImportReports
 
 
-@command(ImportConfig, provenance=True)
+@command(ImportConfig, provenance=True, compares=True)
 def import_weights(config: ImportConfig, terminal: Terminal) -> None:
-    """Make a base of weights that a training script saved.
+    """Make a base of weights that a training script saved; of several files, a base each.
 
     Finds the state dict beneath the usual keys (`state_dict`, `model`, ...), takes off what DataParallel, torch.compile
     and Lightning put before its names, and lets timm or transformers translate those of original repositories. Takes
@@ -27,28 +32,59 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
 
     Examples:
       hydractl import model_best.pth.tar -o base.st
+      hydractl import a.pth b.pth c.pth -o '{name}.st'
       hydractl import weights.pth --arch vit_small_patch16_224 --num-classes 7 -o base.st
       hydractl import last.ckpt --arch vit_base_patch16_224 --labels cat,dog -o base.st
       hydractl import model_best.pth.tar --arch deit_small_patch16_224 --ema -o base.st
       hydractl import pytorch_model.bin --arch bert::num_labels=4 --tokenizer tokenizer.json -o base.st
     """
-    from hydractl.stages.importing.run import run_import
+    from hydractl.stages.importing.run import ImportReports, run_import
+    from hydractl.stages.shared.unchanged import looked
 
-    report = run_import(config, terminal.progress())
-    terminal.result(report, render)
+    progress = terminal.progress()
+    if len(config.sources) > 1:  # before the first is written
+        files = [path for path in config.written() if not is_folder(path)]
+        check_outputs(files, force=config.force or config.if_changed, files=map(Path, config.sources))
+    reports, same = [], []
+    for one in config.one_by_one():
+        found = looked(one) if one.if_changed else None
+        if found is not None and found.why is None:
+            same += found.paths
+            continue
+        if found is not None:
+            progress.step(f"Not up to date: {found.why}")
+        reports.append(run_import(one, progress))
+    if not reports:
+        terminal.up_to_date(same)
+    elif len(config.sources) == 1:
+        terminal.result(reports[0], render)
+    else:
+        terminal.result(ImportReports(imports=tuple(reports)), render_several)
 
 
 def render(report: ImportReport, out: Console) -> None:
-    """Show what was found."""
-    row = (
-        report.architecture,
-        str(report.num_classes),
-        str(report.heads),
-        count(report.parameters),
-        size(report.size_bytes),
-    )
-    out.print(table(["architecture", "classes", "heads", "parameters", "bytes"], [row]))
+    """Show what one file held."""
+    out.print(_table([report]))
     place = [f"beneath `{report.wrapper}`"] if report.wrapper else []
     place += [f"behind `{report.prefix}`"] if report.prefix else []
     if place:
         line(out, f"Found {' and '.join(place)}")
+
+
+def render_several(reports: ImportReports, out: Console) -> None:
+    """Show what several files held, a row each."""
+    out.print(_table(reports.imports))
+
+
+def _table(reports: Sequence[ImportReport]) -> Table:
+    rows = [
+        (
+            report.architecture,
+            str(report.num_classes),
+            str(report.heads),
+            count(report.parameters),
+            size(report.size_bytes),
+        )
+        for report in reports
+    ]
+    return table(["architecture", "classes", "heads", "parameters", "bytes"], rows)

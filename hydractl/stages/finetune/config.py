@@ -62,7 +62,7 @@ class FinetuneConfig:
     val: DataRef = required(
         Setting("Labelled validation data.", metavar=shared.DATA_METAVAR, parse=DataRef.parse, role=Role.DATA)
     )
-    out: Path = required(shared.OUT_MODEL)
+    out: Path = required(shared.OUT_MEMBERS)
     max_length: int | None = by_default(None, shared.MAX_LENGTH)
     recipe: Recipe = by_default(
         Recipe(),
@@ -225,6 +225,11 @@ class FinetuneConfig:
     def outputs(self) -> tuple[Path, ...]:
         """Return the path of each model that comes out."""
         count = members_of(self.trains_by)
+        if count == 1 and "{i}" in self.out.name:
+            raise UsageError(
+                f"`-o {self.out}`: `{{i}}` numbers several models, and this makes one",
+                hint="leave `{i}` out of the name",
+            )
         return (self.out,) if count == 1 else shared.numbered(self.out, count)
 
     def written(self) -> tuple[Path, ...]:

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from hydractl.errors import UsageError
-from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
+from hydractl.settings import (
+    PLACEHOLDERS,
+    Role,
+    Setting,
+    by_default,
+    check,
+    configured,
+    flag,
+    made_of,
+    options_of,
+    required,
+    setting,
+)
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.classes import FORMS
+
+ENDINGS = re.compile(r"(\.pth\.tar|(\.[a-z]+)?\.index(\.[\w-]+)?\.json|\.[^.]*)$")
+"""What the name of a file of weights ends with."""
+
+
+def name_of(source: str) -> str:
+    """Return the name of a file without folder and ending."""
+    name = Path(source).name
+    return ENDINGS.sub("", name) or name
 
 
 def parse_rename(text: str) -> tuple[tuple[str, str], ...]:
@@ -30,16 +53,18 @@ class ImportConfig:
 
     COMMAND: ClassVar[str] = "import"
 
-    source: str = required(
+    sources: tuple[str, ...] = required(
         Setting(
-            "What a training script saved: .pth, .pt, .ckpt, .bin or .safetensors, or the .index.json of shards.",
+            "What a training script saved: .pth, .pth.tar, .pt, .ckpt, .bin or .safetensors, or the .index.json of shards; "
+            "several become a base each.",
             positional=True,
             metavar="WEIGHTS",
             shows=False,
             role=Role.FILE,
         )
     )
-    out: Path = required(shared.OUT_MODEL)
+    out: Path = required(replace(shared.OUT_MODEL, placeholders=PLACEHOLDERS))
+    """Of several files its name holds `{name}` or `{i}`."""
     arch: str | None = setting(
         None,
         "Architecture: a name of timm, a model type of transformers (`bert`, `vit`), or a folder whose config.json says it. "
@@ -94,6 +119,7 @@ class ImportConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        self.written()
         if self.ema and self.weights_key is not None:
             raise UsageError("`--ema` and `--weights-key` exclude each other", hint="leave one of them out")
         if self.folder is not None and self.tokenizer is not None:
@@ -101,6 +127,43 @@ class ImportConfig:
                 f"`--tokenizer` goes with an architecture's name; the folder `{self.folder}` has its own",
                 hint=self.way_out or "leave `--tokenizer` out",
             )
+
+    @property
+    def source(self) -> str:
+        """The first file, which is the only one of a configuration that `one_by_one` returns."""
+        return self.sources[0]
+
+    def written(self) -> tuple[Path, ...]:
+        """Return the path of each base: `{name}` stands for the name of its file, `{i}` for its number.
+
+        Raises:
+            UsageError: If two bases would have one name.
+        """
+        if not any(part in self.out.name for part in PLACEHOLDERS):
+            outputs = (self.out,) * len(self.sources)
+        else:
+            names = (self.out.name.replace("{i}", str(i)) for i in range(len(self.sources)))
+            outputs = tuple(
+                self.out.with_name(name.replace("{name}", name_of(source)))
+                for name, source in zip(names, self.sources, strict=True)
+            )
+        if len({*outputs}) < len(outputs):
+            raise UsageError(
+                f"{len(outputs)} files need {len(outputs)} names, and `-o {self.out}` gives one to several",
+                hint="put `{name}` or `{i}` into the name, before its ending: `-o '{name}.st'`, `-o 'base-{i}.st'`",
+            )
+        return outputs
+
+    def one_by_one(self) -> Iterator[ImportConfig]:
+        """Yield a configuration for each file, as if it alone had been typed."""
+        given, outputs = made_of(self), self.written()
+        for source, out in zip(self.sources, outputs, strict=True):
+            if given is None:
+                yield replace(self, sources=(source,), out=out)
+            else:
+                typed = dict.fromkeys(option.name for option in options_of(ImportConfig))
+                typed |= {option.name: value for option, value in given}
+                yield configured(ImportConfig, typed | {"sources": [source], "out": out})
 
     @property
     def way_out(self) -> str | None:

@@ -55,8 +55,20 @@ class ImportReport:
         return (self.path,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReports:
+    """What `import` made of several files."""
+
+    imports: tuple[ImportReport, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files written."""
+        return tuple(report.path for report in self.imports)
+
+
 def run_import(config: ImportConfig, progress: Progress = SILENT) -> ImportReport:
-    """Import weights.
+    """Import the weights of one file.
 
     Memory holds them once at most: those of an uncompressed archive stay on disk until they are written.
 

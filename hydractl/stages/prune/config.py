@@ -163,7 +163,7 @@ class PruneConfig:
 
     model: str = required(shared.MODEL)
     """The base."""
-    out: Path = required(shared.OUT_MODEL)
+    out: Path = required(shared.OUT_MEMBERS)
     """With several members its name holds `{i}`."""
     scores: tuple[Path, ...] = setting(
         (), "Scores; several make one member each. `-` is standard input.", metavar="JSON", role=Role.FILE

@@ -54,6 +54,7 @@ OUT_MODEL = replace(
     help="Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.",
     parse=output,
 )
+OUT_MEMBERS = replace(OUT_MODEL, placeholders=("{i}",))
 
 
 def numbered(out: Path, count: int) -> tuple[Path, ...]:

@@ -58,7 +58,7 @@ def test_import_refuses_it_too_and_leaves_nothing(tmp_path):
 
     with pytest.raises(CheckpointError, match="has no tokenizer"):
         run_import(
-            ImportConfig(source=str(tmp_path / "w.pth"), arch=str(tmp_path / "m"), out=tmp_path / "o.st")
+            ImportConfig(sources=(str(tmp_path / "w.pth"),), arch=str(tmp_path / "m"), out=tmp_path / "o.st")
         )
     assert not (tmp_path / "o.st").exists()
 

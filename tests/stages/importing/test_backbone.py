@@ -56,7 +56,7 @@ def weights(tmp_path_factory):
 
 def bring(source, out, *, arch=ARCH, **changes):
     heard = Heard()
-    run_import(ImportConfig(source=str(source), arch=str(arch), out=out, **changes), heard)
+    run_import(ImportConfig(sources=(str(source),), arch=str(arch), out=out, **changes), heard)
     found = Checkpoint.open(out)
     return found.header, found.tensors(), heard.lines
 

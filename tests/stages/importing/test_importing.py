@@ -42,7 +42,7 @@ def state(library):
 
 
 def bring(source, out, *, heard=None, arch=ARCH, num_classes=7, **changes):
-    config = ImportConfig(source=str(source), arch=arch, out=out, num_classes=num_classes, **changes)
+    config = ImportConfig(sources=(str(source),), arch=arch, out=out, num_classes=num_classes, **changes)
     return run_import(config, heard or Silent())
 
 

@@ -59,7 +59,7 @@ def saved_by_timm(folder, library, args):
 
 
 def bring(source, out, *, heard=None, **changes):
-    run_import(ImportConfig(source=str(source), out=out, **changes), heard or Heard())
+    run_import(ImportConfig(sources=(str(source),), out=out, **changes), heard or Heard())
     return Checkpoint.open(out).header
 
 

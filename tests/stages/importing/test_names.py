@@ -28,7 +28,7 @@ def state():
 def bring(folder, value, *, heard=None, num_classes=7, rename=(), **changes):
     torch.save(value, folder / "w.pth")
     config = ImportConfig(
-        source=str(folder / "w.pth"),
+        sources=(str(folder / "w.pth"),),
         arch=ARCH,
         out=folder / "b.st",
         num_classes=num_classes,
