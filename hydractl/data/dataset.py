@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from hydractl.data.items import Content, ImageSet, Items
-from hydractl.data.labels import select_classes
+from hydractl.data.labels import apply_class_options, normal_names
 from hydractl.data.reference import BUILT_IN_TEXTS, SHARD_SUFFIX, DataRef, SourceKind
 from hydractl.data.sources import columns, files, folder, saved, shards, tabular
 from hydractl.data.sources.stream import Stream
@@ -44,14 +44,14 @@ def open_data(
 ) -> Items:
     """Return the images or texts that a data reference selects.
 
-    The split comes first, then `classes`, then `limit`, which spreads its items evenly over what is left, so
-    that data sorted by class keep all their classes.
+    The split comes first, then `classes`, `map` and `classes-by`, then `limit`, which spreads its items evenly over what is
+    left, so that data sorted by class keep all their classes.
 
     Args:
         ref: A parsed reference, or the text of one.
         wants: What the items are to be.
-        labelled: Whether labels are read where there are some. If not, a folder's files may lie at any depth, unless `classes`
-            chooses among them.
+        labelled: Whether labels are read where there are some. If not, a folder's files may lie at any depth, unless the
+            reference says something of classes.
         progress: Hears what is skipped or assumed.
 
     Raises:
@@ -63,11 +63,9 @@ def open_data(
         ref = DataRef.parse(ref)
     ref.check_ends()
     _check_columns(ref, wants)
-    asked = labelled or ref.classes is not None
+    asked = labelled or ref.reads_classes
     items = _opened(ref, wants, progress) if asked else _unlabelled(ref, wants, progress)
-    if ref.classes is not None:
-        labelled = items.labels is not None  # else it is refused
-        items = items.of_classes(select_classes(items.class_names, ref.classes) if labelled else ())
+    items = apply_class_options(items, ref, progress)
     if ref.limit is not None and ref.limit < len(items):
         items = items.taken(builtin.spread(len(items), ref.limit))
     if len(items) == 0:
@@ -97,6 +95,7 @@ def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) ->
     first = rows.begun(1)
     made(first)
     column = columns.label_column(first, ref)
+    declared = None if column is None else first.classes(column)
     return Stream(
         content=wants,
         name=ref.name,
@@ -105,7 +104,7 @@ def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) ->
         made=made,
         column=column,
         place=first.place(column),
-        declared=None if column is None else first.classes(column),
+        declared=None if declared is None else normal_names(declared, where=first.place(column)),
         columns=tuple(first.columns),
     )
 

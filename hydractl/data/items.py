@@ -70,6 +70,7 @@ class Items(ABC):
         numbered: Whether classes have no names: a table's labels are whole numbers, which are a model's class indices. A
             folder's sub-folder `7` has a name, and so has a class that a data set calls so.
         columns: Those of the table that the items were read from; empty where there was none.
+        by_position: Whether a user insists that the classes are a model's in order, whatever their names.
     """
 
     content: ClassVar[Content]
@@ -79,6 +80,7 @@ class Items(ABC):
     labels: tuple[int, ...] | None = None
     numbered: bool = False
     columns: tuple[str, ...] = ()
+    by_position: bool = False
 
     @abstractmethod
     def __len__(self) -> int:

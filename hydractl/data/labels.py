@@ -1,20 +1,36 @@
-"""Which class of the model is which class of the data."""
+"""The classes of data: which there are, and which a data reference chooses, renames and orders."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
-from hydractl.data.items import LABELS_HINT, columns_there
+from hydractl.data.items import LABELS_HINT, Items, columns_there
+from hydractl.data.names import (
+    ALPHABET,
+    MAP,
+    NUMBER,
+    POSITION,
+    TWO_ORDERS,
+    by_number,
+    first_twice,
+    has_two_orders,
+    normal,
+)
+from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
-from hydractl.progress import SILENT, Progress
+from hydractl.progress import Progress
 from hydractl.wording import quoted
+
+T = TypeVar("T", bound=Items)
 
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
-_SHOWN = 5
+LEAST = 2
+"""As many classes as can be told apart."""
+_SHOWN = 10
 
 
 class Classed(Protocol):
@@ -40,6 +56,10 @@ class Classed(Protocol):
     def columns(self) -> tuple[str, ...]:
         """Those of the table that the set was read from."""
 
+    @property
+    def by_position(self) -> bool:
+        """Whether the classes are to be taken in order, whatever their names."""
+
 
 def are_numerals(names: Iterable[str]) -> bool:
     """Return whether every name is a whole number as Python writes it: `7`, not `07`."""
@@ -60,6 +80,7 @@ def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[i
         UsageError: If a range runs backwards.
         DataError: If the data have no such class.
     """
+    wanted = [normal(item) for item in wanted]
     by_name = {name: index for index, name in enumerate(class_names)}
     numbered = by_name if are_numerals(class_names) else {str(i): i for i in range(len(class_names))}
     chosen: set[int] = set()
@@ -97,162 +118,82 @@ def required_labels(items: Classed, option: str, *, hint: str = LABELS_HINT) -> 
     return items.labels
 
 
-def match_classes(
-    items: Classed,
-    model_labels: Sequence[str],
-    *,
-    num_classes: int,
-    by_text: bool = False,
-    called: str = "the data",
-    progress: Progress = SILENT,
-) -> tuple[int, ...]:
-    """Return for each class of the data the model's.
-
-    By name if the model knows every class of the data, or knows it but for capitals; else class names that are numbers are
-    taken for the model's class indices; else classes are taken in order, which needs equal counts, or a model whose
-    classes have no names. Anything but a match by name is said through `progress.warn`.
-
-    Labels that are numbers and not names (`Items.numbered`) are never taken in order, and neither are the classes of a model
-    that is asked about texts: a class is there what its name says.
-
-    Args:
-        items: The data.
-        model_labels: The model's class names, one each; empty if it has none.
-        num_classes: How many classes the model tells apart.
-        by_text: Whether the names are what the model is asked about (zero-shot), or count as if they were: never in order.
-        called: What warnings call the data.
-        progress: Hears the warnings.
-
-    Returns:
-        Each in 0..num_classes-1; none for data without labels.
+def training_labels(items: Classed, option: str) -> tuple[int, ...]:
+    """Return the labels that a classifier is trained on, as `required_labels` does.
 
     Raises:
-        DataError: If the classes do not fit.
+        DataError: As there, and if all are the same.
     """
-    class_names = items.class_names
-    found, exactly = _by_name(class_names, model_labels)
-    if found is not None:
-        if not exactly:
-            progress.warn(f"{called}'s class names are the model's but for capitals: taken for the same")
-        return found
-    if items.numbered:
-        _check_numbers(class_names, model_labels, num_classes)
-    if items.numbered or _are_indices(class_names, model_labels, num_classes):
-        if model_labels:
-            progress.warn(
-                f"{called}'s classes are named by numbers: taken for the model's class indices "
-                f"(`{class_names[0]}` is `{model_labels[int(class_names[0])]}`)"
-            )
-        return tuple(int(name) for name in class_names)
-    if by_text:
+    labels = required_labels(items, option)
+    if len({*labels}) < LEAST:
         raise DataError(
-            f"{items.name}: its classes are {some(class_names)}, but the model is asked about {some(model_labels)}",
-            hint="name the model's classes as the data's are, with `--classes`, in any order; or rename the data's",
+            f"{items.name}: every label is `{items.class_names[labels[0]]}`, and training needs two classes",
+            hint=f"name data of several classes with `{option}`",
         )
-    count = len(class_names)
-    if count == num_classes or (not model_labels and count < num_classes):
-        reason = (
-            f"{called}'s class names are not the model's"
-            if model_labels
-            else "the model's classes have no names"
-        )
-        progress.warn(
-            f"{reason}: {called}'s {count} classes are taken in order, "
-            f"from `{class_names[0]}` as class 0 to `{class_names[-1]}` as class {count - 1}"
-        )
-        return tuple(range(count))
-    once = Counter(model_labels)
-    unmatched = [name for name in class_names if once[name] != 1]
-    raise DataError(
-        f"the data have {count} classes and the model {num_classes}; the model does not know {some(unmatched)}",
-        hint="name the classes as the model does, or choose some of them with `::classes=`"
-        if model_labels
-        else f"set `num_classes={count}` in an `arch:` reference, or choose some of the data's classes with `::classes=`",
-    )
+    return labels
 
 
-def names_agree(items: Classed, model_labels: Sequence[str], num_classes: int) -> bool:
-    """Return whether the data's classes are the model's by name or number, or the model's have no names."""
+def normal_names(names: Iterable[str], *, where: str) -> tuple[str, ...]:
+    """Return class names as they are compared, see `normal`.
+
+    Raises:
+        DataError: If two become one.
+    """
+    known = tuple(map(normal, names))
+    if (twice := first_twice(known)) is not None:
+        raise DataError(
+            f"{where}: two classes are called `{twice}`",
+            hint="rename one; blanks around a name do not count, nor does how Unicode composes its letters",
+        )
+    return known
+
+
+def apply_class_options(items: T, ref: DataRef, progress: Progress) -> T:
+    """Return items whose classes a reference chooses, renames and orders, in this turn.
+
+    Raises:
+        UsageError: If a range of classes runs backwards.
+        DataError: If there are no labels, or no such classes, or two would have one name, or a name has no number to order by.
+    """
+    if items.labels is None:
+        if ref.classes is None and ref.reads_classes:
+            required_labels(items, f"::{MAP}=" if ref.map else "::classes-by=")
+        return items if ref.classes is None else items.of_classes(())  # which are refused
+    items = replace(items, class_names=normal_names(items.class_names, where=items.name))
+    chosen = None if ref.classes is None else select_classes(items.class_names, ref.classes)
+    if ref.map is not None:
+        items = _renamed(items, dict(ref.map))
+    if chosen is not None:
+        items = items.of_classes(chosen)
+    return items if ref.classes_by is None else _ordered(items, ref.classes_by, progress)
+
+
+def _renamed(items: T, names: dict[str, str]) -> T:
+    for old in names:
+        if old not in items.class_names:
+            _number_of(old, {}, items.class_names)
+    renamed = tuple(names.get(name, name) for name in items.class_names)
+    if (twice := first_twice(renamed)) is not None:
+        raise DataError(f"{items.name}: `{MAP}=` gives two classes the name `{twice}`")
+    return replace(items, class_names=renamed, numbered=items.numbered and are_numerals(renamed))
+
+
+def _ordered(items: T, by: str, progress: Progress) -> T:
+    """Return items whose classes are counted in an order, in which they are to be taken."""
     names = items.class_names
-    return (
-        not model_labels
-        or _by_name(names, model_labels)[0] is not None
-        or _are_indices(names, model_labels, num_classes)
-    )
-
-
-def new_names(class_names: Sequence[str], number: int) -> tuple[str, ...]:
-    """Return names for a new classifier of `number` classes, which are at least as many as the data's.
-
-    The data's classes come first, in their order. Where they are fewer and all are numbers below `number`, each has its own
-    index instead, as `match_classes` reads them.
-    """
-    spare = number > len(class_names) and _are_indices(class_names, (), number)
-    places = [int(name) if spare else place for place, name in enumerate(class_names)]
-    return filled_names((), class_names, places, number)
-
-
-def filled_names(
-    model_labels: Sequence[str], class_names: Sequence[str], table: Sequence[int], number: int
-) -> tuple[str, ...]:
-    """Return the model's class names, with the data's for classes that have none; what is left is `unnamed class 3`.
-
-    Args:
-        model_labels: One each, or none.
-        class_names: The data's.
-        table: Which class of the model each of those is.
-        number: How many classes the model tells apart.
-    """
-    theirs = dict(zip(table, class_names, strict=True))
-    own = model_labels or [_unnamed(i) for i in range(number)]
-    return tuple(theirs.get(i, name) if name == _unnamed(i) else name for i, name in enumerate(own))
-
-
-def names_all(items: Classed, model_labels: Sequence[str]) -> bool:
-    """Return whether the data know every class of the model that has a name, and the model every class of the data."""
-    if not model_labels or not names_agree(items, model_labels, len(model_labels)):
-        return False
-    known = {*match_classes(items, model_labels, num_classes=len(model_labels))}
-    return all(i in known or name == _unnamed(i) for i, name in enumerate(model_labels))
-
-
-def _unnamed(index: int) -> str:
-    return f"unnamed class {index}"
-
-
-def _by_name(class_names: Sequence[str], model_labels: Sequence[str]) -> tuple[tuple[int, ...] | None, bool]:
-    """Return for each class of the data the model's of that name, if it has all of them, and whether capitals agree."""
-    for known, asked in (
-        (model_labels, class_names),
-        ([name.casefold() for name in model_labels], [name.casefold() for name in class_names]),
-    ):
-        times = Counter(known)
-        if all(times[name] == 1 for name in asked) and len({*asked}) == len(asked):
-            position = {name: index for index, name in enumerate(known)}
-            return tuple(position[name] for name in asked), known is model_labels
-    return None, False
-
-
-def _are_indices(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> bool:
-    """Return whether names can be taken for the model's class indices: it has them, and calls none by another number."""
-    return are_numerals(class_names) and all(
-        int(name) < num_classes
-        and (
-            not model_labels or model_labels[int(name)] == name or not are_numerals([model_labels[int(name)]])
-        )
-        for name in class_names
-    )
-
-
-def _check_numbers(class_names: Sequence[str], model_labels: Sequence[str], num_classes: int) -> None:
-    """Refuse a number that is none of the model's classes."""
-    high = next((name for name in class_names if int(name) >= num_classes), None)
-    if high is not None:
-        names = f", or give names: the model's are {some(model_labels)}" if model_labels else ""
+    order: Sequence[int] | None = range(len(names))
+    if by == ALPHABET:
+        order = sorted(range(len(names)), key=names.__getitem__)
+    elif by == NUMBER or has_two_orders(names):
+        order = by_number(names)
+    if order is None:
         raise DataError(
-            f"label {high} is out of range: the model has {num_classes} classes, 0 to {num_classes - 1}",
-            hint=f"count the labels from 0{names}; of an `arch:` reference set the number of classes",
+            f"{items.name}: `classes-by={by}`: its classes are {some(names)}, which differ in more than a number",
+            hint=f"write `classes-by={POSITION}` or `classes-by={ALPHABET}`",
         )
+    if by == POSITION and order != range(len(names)):
+        progress.warn(f"{items.name}: {TWO_ORDERS}")
+    return replace(items.of_classes(order), numbered=False, by_position=True)
 
 
 def some(names: Sequence[str]) -> str:

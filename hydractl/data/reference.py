@@ -13,9 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+from hydractl.data.names import MAP, ORDERS, check_pairs, read_pairs, split_keys, split_source, write_pairs
 from hydractl.data.presets.table import OPENOOD, PREFIX, find
 from hydractl.errors import DataError, UsageError
-from hydractl.wording import did_you_mean, did_you_mean_path
+from hydractl.wording import did_you_mean, did_you_mean_path, quoted
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 LIST_SUFFIX = ".txt"
@@ -55,7 +56,7 @@ BUILT_IN_TEXTS = (SourceKind.REVIEWS, SourceKind.INTENTS, SourceKind.MANUAL, Sou
 BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS))
 """What the built-in sources are called."""
 _COLUMNS = frozenset({"image", "label", "text"})
-_SELECTION = frozenset({"classes", "limit"})
+_SELECTION = frozenset({"classes", "classes-by", "limit", MAP})
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
@@ -86,6 +87,9 @@ class DataRef:
         split: A part of the source: `train`, `val`, `test`, or a name that the source knows.
         config: Which configuration of a Hub data set.
         classes: Class names, numbers or inclusive ranges of numbers (`0-6`) to keep.
+        classes_by: Take the classes in order for the model's, whatever their names: by `position`, as the data count them;
+            by `number`, the last one in each name; or by the `alphabet`, as torchvision's ImageFolder does.
+        map: Old and new names of classes; `classes` chooses by the old ones.
         limit: At most so many items, spread evenly over what is left.
         image: Column with the images.
         label: Column with the labels.
@@ -107,6 +111,8 @@ class DataRef:
     split: str | None = None
     config: str | None = None
     classes: tuple[str, ...] | None = None
+    classes_by: str | None = None
+    map: tuple[tuple[str, str], ...] | None = None
     limit: int | None = None
     image: str | None = None
     label: str | None = None
@@ -138,13 +144,20 @@ class DataRef:
         for key, only in ONLY.items():
             if getattr(self, key) not in {None, only}:
                 raise UsageError(f"`{key}={getattr(self, key)}`: must be `{only}`", hint="or leave it out")
+        if self.classes_by not in {None, *ORDERS}:
+            raise UsageError(f"`classes-by={self.classes_by}`: must be one of {quoted(ORDERS)}")
         if self.buffer is not None and not self.endless:
             raise UsageError(
                 f"`{self}`: `buffer` is for streams whose rows do not lie in memory",
                 hint="leave it out" if self.streaming else "add `streaming=true`, or leave it out",
             )
-        if self.endless and self.classes is not None:
+        if self.endless and self.reads_classes:
             self.check_ends()  # which classes there are is known at its end
+
+    @property
+    def reads_classes(self) -> bool:
+        """Whether it chooses, renames or orders classes."""
+        return not (self.classes is None and self.classes_by is None and self.map is None)
 
     @property
     def endless(self) -> bool:
@@ -208,12 +221,14 @@ class DataRef:
 
     @classmethod
     def _of(cls, source: str, options: Mapping[str, str]) -> Self:
-        return cls(source=source, **{key: _value(key, given) for key, given in options.items()})
+        return cls(source=source, **{_field(key): _value(key, given) for key, given in options.items()})
 
     def __str__(self) -> str:
         options = self._options()
         if self.classes is not None:
             options["classes"] = "+".join(self.classes)
+        if self.map is not None:
+            options[MAP] = write_pairs(self.map)
         tail = ",".join(f"{key}={options[key]}" for key in sorted(options))
         return f"{self.source}::{tail}" if tail or "::" in self.source else self.source
 
@@ -271,7 +286,7 @@ class DataRef:
         return match["revision"] if match else None
 
     def _options(self) -> dict[str, object]:
-        return {key: value for key in OPTION_KEYS if (value := getattr(self, key)) is not None}
+        return {key: value for key in OPTION_KEYS if (value := getattr(self, _field(key))) is not None}
 
     def _check_source(self) -> None:
         if not self.source:
@@ -283,19 +298,23 @@ class DataRef:
             )
 
 
-OPTION_KEYS = tuple(field.name for field in fields(DataRef) if field.name != "source")
+OPTION_KEYS = tuple(field.name.replace("_", "-") for field in fields(DataRef) if field.name != "source")
+
+
+def _field(key: str) -> str:
+    return key.replace("-", "_")
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
     """Return the source and what stands after the last `::`, which may be nothing."""
-    source, separator, rest = text.rpartition("::") if "::" in text else (text, "", "")
+    source, separator, rest = split_source(text)
     known = (*OPTION_KEYS, OPENOOD) if source.startswith(PREFIX) else OPTION_KEYS
     options: dict[str, str] = {}
     _, twice, before = source.rpartition("::")
     if twice and "=" in before and before.partition("=")[0] in known:
         raise UsageError(f"`{text}`: `::` stands twice", hint="for example `digits::split=test,classes=0-6`")
     ends_name = not rest and ("::" in source or source.endswith(":"))
-    for part in rest.split(",") if separator and not ends_name else ():
+    for part in split_keys(rest) if separator and not ends_name else ():
         key, equals, value = part.partition("=")
         if not equals:
             raise UsageError(
@@ -316,6 +335,8 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
 def _value(key: str, given: str) -> Any:  # noqa: ANN401 - of the field's type
     if key == "classes":
         return tuple(given.split("+"))
+    if key == MAP:
+        return read_pairs(given)
     if key not in {"limit", "seed", "size", "buffer"}:
         return given
     if not _NATURAL.fullmatch(given):
@@ -323,11 +344,14 @@ def _value(key: str, given: str) -> Any:  # noqa: ANN401 - of the field's type
     return int(given)
 
 
-def _check_value(key: str, value: object) -> None:
+def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 - of a program, which may hand over anything
     if isinstance(value, int):
         least = 0 if key == "seed" else 1
         if value < least:
             raise UsageError(f"`{key}={value}`: must be at least {least}")
+        return
+    if key == MAP:
+        check_pairs(value)
         return
     items = value if isinstance(value, tuple) else (value,)
     if not items or not all(items):

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hydractl.data.names import ORDERS, normal, split_keys
 from hydractl.data.reference import BUILT_IN_IMAGES, BUILT_IN_TEXTS, KEYS, DataRef, SourceKind
 from hydractl.errors import UsageError
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters=",+:"), min_size=1, max_size=8)
+CLASS_NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).map(normal).filter(bool)
+CLASS_KEYS = {"classes", "classes-by", "map"}
 NATURALS = st.integers(0, 10**12)
 VALUES = {
     "classes": st.lists(WORDS, min_size=1, max_size=4, unique=True).map(tuple),
@@ -18,6 +21,10 @@ VALUES = {
     "buffer": NATURALS.map(lambda number: number + 1),
     "size": NATURALS.map(lambda number: number + 1),
     "seed": NATURALS,
+    "classes-by": st.sampled_from(ORDERS),
+    "map": st.dictionaries(CLASS_NAMES, CLASS_NAMES, min_size=1, max_size=3).map(
+        lambda names: tuple(names.items())
+    ),
     "decode": st.just("fast"),
     "streaming": st.just("true"),
 }
@@ -33,10 +40,11 @@ def refs(draw):
     kind = draw(st.sampled_from(SourceKind))
     keys = draw(st.sets(st.sampled_from(sorted(KEYS[kind]))))
     if "buffer" in keys:
-        keys = (keys | {"streaming"}) - {"limit", "classes"}
-    if {"streaming", "classes"} <= keys:
+        keys = (keys | {"streaming"}) - {"limit", *CLASS_KEYS}
+    if "streaming" in keys and keys & CLASS_KEYS:
         keys.add("limit")
-    return DataRef(source=draw(SOURCES[kind]), **{key: draw(VALUES.get(key, WORDS)) for key in keys})
+    values = {key.replace("-", "_"): draw(VALUES.get(key, WORDS)) for key in keys}
+    return DataRef(source=draw(SOURCES[kind]), **values)
 
 
 @settings(
@@ -52,7 +60,7 @@ def test_text_round_trips(ref):
 )  # the first text draws a table of Unicode
 @given(refs())
 def test_text_is_canonical(ref):
-    keys = [part.partition("=")[0] for part in str(ref).partition("::")[2].split(",")]
+    keys = [part.partition("=")[0] for part in split_keys(str(ref).partition("::")[2])]
 
     assert keys == sorted(keys)
     assert str(DataRef.parse(str(ref), endless=True, buffered=True)) == str(ref)
@@ -104,7 +112,7 @@ def test_every_part_is_read():
         ("a::b", "expected key=value after `::`, found `b`", "ends with it: `a::b::`"),
         (
             "digits::splt=test",
-            "unknown key `splt`; known keys are buffer, classes, config, decode, domain, image",
+            "unknown key `splt`; known keys are buffer, classes, classes-by, config, decode, domain, image",
             "did you mean `split`?",
         ),
         ("digits::zzzzz=1", "unknown key `zzzzz`", None),
@@ -127,17 +135,30 @@ def test_every_part_is_read():
             "`noise` has no use for the key `classes`; `noise` reads limit, seed, size",
             None,
         ),
-        ("digits::seed=1", "has no use for the key `seed`; `digits` reads classes, limit, split", None),
+        (
+            "digits::seed=1",
+            "has no use for the key `seed`; `digits` reads classes, classes-by, limit, map, split",
+            None,
+        ),
         (
             "a.csv::split=test",
-            "`a.csv` has no use for the key `split`; a file reads classes, decode, image, label, limit, root, text",
+            "`a.csv` has no use for the key `split`; a file reads classes, classes-by, decode, image, label, limit, map, root, text",
             None,
         ),
         (
             "a/b::seed=1",
-            "`a/b` has no use for the key `seed`; a folder reads classes, decode, image, label, limit, split, text",
+            "`a/b` has no use for the key `seed`; a folder reads classes, classes-by, decode, image, label, limit, map, split, text",
             None,
         ),
+        ("digits::map=", "expected OLD:NEW", "in double quotes"),
+        ("digits::map=a", "expected OLD:NEW", "in double quotes"),
+        ("digits::map=a:", "expected OLD:NEW", "in double quotes"),
+        ("digits::map=a:b:c", "expected OLD:NEW", "in double quotes"),
+        ('digits::map="a,b:c', "expected OLD:NEW", "in double quotes"),
+        ("digits::map= :a", "an empty name", "map=OLD:NEW"),
+        ("digits::map=a:b,a:c", "renames the class `a` twice", None),
+        ("digits::map=a:b,limit=2,map=c:d", "the key `map` is given twice", None),
+        ("digits::classes-by=size", "must be one of `position`, `number`, `alphabet`", None),
         ("hf:name", "written hf:org/name", "hf:ylecun/mnist"),
         ("hf:org/name@", "written hf:org/name", "hf:ylecun/mnist"),
     ],
@@ -172,3 +193,18 @@ def test_parsing_imports_nothing_heavy():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("map=a:b", (("a", "b"),)),
+        ("limit=3,map=a:b,c:d,split=x", (("a", "b"), ("c", "d"))),
+        ("map=a:b,split=train[:10%]", (("a", "b"),)),
+        ('map="a, b":c,d:"12:30"', (("a, b", "c"), ("d", "12:30"))),
+        ('map=a:"say ""x=1"""', (("a", 'say "x=1"'),)),
+        ("map= Cafe\u0301 : tea ", (("Caf\u00e9", "tea"),)),
+    ],
+)
+def test_renamed_classes(text, pairs):
+    assert DataRef.parse(f"hf:org/name::{text}").map == pairs

@@ -504,9 +504,7 @@ def test_names_that_are_not_the_datas_are_said(work, tmp_path):
     run_score(config, heard)
 
     assert any("class" in warning for warning in heard.warnings)
-    with pytest.raises(
-        DataError, match="its classes are `5`, `6`, `7`, `8`, `9`, but the model is asked about `a`, `an`"
-    ):
+    with pytest.raises(DataError, match="the data have `5`, `6`, `7`, `8`, `9`, the model `a`, `an`"):
         run_score(replace(config, naming=Naming(names=("a", "an")), data="digits::classes=5-9", force=True))
 
 

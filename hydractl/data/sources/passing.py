@@ -40,6 +40,7 @@ class Passed:
     content: np.ndarray
     marks: np.ndarray
     columns: tuple[str, ...]
+    by_position: bool = False
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -199,6 +200,11 @@ class Shuffled:
     def columns(self) -> tuple[str, ...]:
         """Those of the table that the stream is."""
         return self.passed.columns
+
+    @property
+    def by_position(self) -> bool:
+        """Whether classes are to be taken in order."""
+        return self.passed.by_position
 
     def __len__(self) -> int:
         """Return how many rows there are."""

@@ -53,6 +53,11 @@ class Stream:
         """Classes that are declared have names."""
         return False
 
+    @property
+    def by_position(self) -> bool:
+        """No option of classes is for streams without an end."""
+        return False
+
     def key(self, index: int) -> int:
         """Return what a user finds an item by: its row number in the stream."""
         return index

@@ -14,7 +14,8 @@ from torch import Tensor
 from hydractl.data.batches import CACHE_BYTES, Deal
 from hydractl.data.inputs import Reading, check_skips, open_items, open_stream, without_unreadable
 from hydractl.data.items import LABELS_HINT, Items
-from hydractl.data.labels import Classed, are_numerals, match_classes, required_labels, some
+from hydractl.data.labels import Classed, are_numerals, required_labels, some
+from hydractl.data.matching import match_classes, nameless
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.columns import LabelReader
 from hydractl.data.sources.stream import BATCHES, Stream
@@ -262,7 +263,7 @@ class Meaning:
         if self._classes is None:
             if not isinstance(tested, Stream):
                 required_labels(tested, "--data", hint=UNLABELLED)
-            self._classes = self._matched(tested)
+            self._classes = self._matched(tested, by_text=self._by_text)
             self._known = dict(zip(tested.class_names, self._classes, strict=True))
         return self._classes
 
@@ -330,19 +331,20 @@ class Meaning:
             return torch.tensor([self._known[items.class_names[label]] for label in own])
         strange = [name for name in items.class_names if name not in self._known]
         if not self._names and not (
-            are_numerals(strange) and all(int(name) < self._count for name in strange)
+            items.by_position or (are_numerals(strange) and all(int(name) < self._count for name in strange))
         ):
             raise DataError(
                 f"`{called}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
                 hint="choose the classes of `--data` with `::classes=`, or name them alike",
             )
         try:
-            found = self._matched(items)
+            # in order such classes could be others than those of the same place in the ID set
+            found = self._matched(items, by_text=self._by_text or nameless(self._names))
         except DataError as error:
             raise DataError(f"`{called}`: {error.message}", hint=error.hint) from error
         return torch.tensor([found[label] for label in own])
 
-    def _matched(self, items: Classed) -> tuple[int, ...]:
+    def _matched(self, items: Classed, *, by_text: bool) -> tuple[int, ...]:
         return match_classes(
-            items, self._names, num_classes=self._count, by_text=self._by_text, progress=self._progress
+            items, self._names, num_classes=self._count, by_text=by_text, progress=self._progress
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
-from hydractl.data.labels import Classed, match_classes, names_agree, names_all, new_names
+from hydractl.data.labels import Classed
+from hydractl.data.matching import match_classes, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import OWN, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier

@@ -18,7 +18,9 @@ from hydractl.data.inputs import (
     shortened,
 )
 from hydractl.data.items import Items
-from hydractl.data.labels import filled_names, match_classes, required_labels, some
+from hydractl.data.labels import required_labels, some, training_labels
+from hydractl.data.matching import filled_names, match_classes
+from hydractl.data.names import folded
 from hydractl.data.sources.passing import Shuffled
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import Family
@@ -110,7 +112,7 @@ def prepare(config: FinetuneConfig, progress: Progress, own: Claim) -> Work:
     check_reads(opened.header.preprocess, model=config.model)
     warn_assumed(opened, progress)
     items = _opened(config, opened, progress)
-    required_labels(items, "--data")
+    training_labels(items, "--data")
     how = limited(opened.header.preprocess, config.max_length, model=config.model)
     if config.max_length is None:
         how = shortened(how, config.recipe.max_length)
@@ -339,8 +341,8 @@ def _validation(
 ) -> Labelled[Items]:
     """Return the validation data; a class that the training data do not have is never taken for one that they have."""
     own = required_labels(items, "--val")
-    known = {name.casefold() for name in (*trained.class_names, *header.labels)}
-    strange = [name for name in items.class_names if name.casefold() not in known]
+    known = {folded(name) for name in (*trained.class_names, *header.labels)}
+    strange = [name for name in items.class_names if folded(name) not in known]
     try:
         table = match_classes(
             items,

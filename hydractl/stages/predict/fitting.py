@@ -11,7 +11,8 @@ from torch import Tensor
 from hydractl.data.batches import Deal
 from hydractl.data.inputs import open_items
 from hydractl.data.items import Items
-from hydractl.data.labels import match_classes, required_labels
+from hydractl.data.labels import required_labels
+from hydractl.data.matching import match_classes
 from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from hydractl.data.names import first_twice, normal
 from hydractl.errors import UsageError
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, prompts_of, settle
 from hydractl.jsonfile import NotJSONError, parse
@@ -111,8 +112,15 @@ def read_names(given: str, *, option: str) -> tuple[tuple[str, ...], Path | None
         option: Who is told, for messages.
 
     Raises:
-        UsageError: If the file cannot be read or has none, a name is empty, or there is one that is no file.
+        UsageError: If the file cannot be read or has none, a name is empty or stands twice, or there is one that is no file.
     """
+    names, path = _names_of(given, option=option)
+    if (twice := first_twice(map(normal, names))) is not None:
+        raise UsageError(f"`{option} {_short(given)}`: the class `{twice}` is named twice", hint="rename one")
+    return names, path
+
+
+def _names_of(given: str, *, option: str) -> tuple[tuple[str, ...], Path | None]:
     path, said = Path(given), f"`{option} {_short(given)}`"
     try:
         if path.exists() and not path.is_dir():

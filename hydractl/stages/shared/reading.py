@@ -12,7 +12,8 @@ import torch
 from hydractl.data.batches import Batch
 from hydractl.data.inputs import check_reads, limited, open_items
 from hydractl.data.items import Items
-from hydractl.data.labels import match_classes, required_labels
+from hydractl.data.labels import required_labels
+from hydractl.data.matching import match_classes
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.passing import DIGEST
 from hydractl.families.opening import OpenModel, open_model

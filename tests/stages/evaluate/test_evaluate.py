@@ -333,7 +333,7 @@ def test_conditions_that_hold_are_silent(models):
         (
             {"data": DataRef.parse("digits")},
             DataError,
-            "the data have 10 classes and the model 7|model does not know",
+            "digits: has 10 classes and the model 7",
         ),
         ({"data": DataRef.parse("nowhere")}, DataError, "nowhere"),
         ({"near": (NamedData.parse("x=nowhere"),)}, DataError, "nowhere"),

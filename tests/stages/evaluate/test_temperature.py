@@ -361,7 +361,10 @@ def test_other_classes_than_a_model_with_names_has(tmp_path):
     header = sample.header.model_copy(update={"labels": tuple("0123456")})
     path = type(sample)(header, sample.state).save(tmp_path / "named.st")
 
-    with pytest.raises(DataError, match=r"`--temperature digits`: the data have 10 classes and the model 7"):
+    with pytest.raises(
+        DataError,
+        match=r"`--temperature digits`: digits: 3 of 10 class names are not those of the model: `7`, `8`, `9`",
+    ):
         run_eval(config(path, temperature=DataRef.parse("digits")))
 
 

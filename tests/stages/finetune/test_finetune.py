@@ -631,7 +631,11 @@ def unlabelled_folder(tmp_path):
 def not_an_image(tmp_path):
     reference = unlabelled_folder(tmp_path).data
     (Path(reference.source) / "1.png").write_text("x")
-    return config(tmp_path / "out.st", data=DataRef.parse(str(Path(reference.source).parent)))
+    other = Path(reference.source).with_name("c1")
+    other.mkdir()
+    (other / "0.png").write_bytes((Path(reference.source) / "0.png").read_bytes())
+    data = DataRef.parse(str(other.parent))
+    return config(tmp_path / "out.st", data=data, val=data)
 
 
 def saves_of_a_stream(tmp_path):

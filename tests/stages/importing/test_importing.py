@@ -252,6 +252,13 @@ def test_labels_from_files_say_how_many_classes(tmp_path, state, name, text):
     assert open_model(str(tmp_path / "base.st")).header.labels == tuple("abcdefg")
 
 
+@pytest.mark.parametrize("labels", ["a,a,b", "a,b, a", "caf\u00e9,b,cafe\u0301"])
+def test_two_classes_of_one_name_are_refused(tmp_path, state, labels):
+    with pytest.raises(UsageError, match=r"`--labels .*`: the class `.*` is named twice"):
+        bring(saved(tmp_path, state), tmp_path / "base.st", num_classes=None, labels=labels)
+    assert not (tmp_path / "base.st").exists()
+
+
 # --- other repositories -------------------------------------------------------------------------------------------------
 
 

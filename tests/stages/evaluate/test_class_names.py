@@ -1,0 +1,102 @@
+"""Data that have the classes which a model gives them: its accuracy is 1, however classes are called, or the data are refused."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import hydractl
+from hydractl.data.dataset import open_data
+from hydractl.data.reference import DataRef
+from hydractl.errors import DataError
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.run import run_eval
+from support.builders import base
+from support.heard import Heard
+from support.variants import PLAIN
+
+COUNT = 11
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck", "yak")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """Images, the classes that a model gives them, of which every one occurs, and the model with names and without."""
+    folder = tmp_path_factory.mktemp("work")
+    images = open_data("digits::split=test,limit=200")
+    pictures = [images.image(i) for i in range(len(images))]
+    for i, image in enumerate(pictures):
+        image.save(folder / f"{i}.png")
+    sample = base(replace(PLAIN, options=PLAIN.options | {"num_classes": COUNT}))
+    weight = torch.randn(COUNT, 32, generator=torch.Generator().manual_seed(2))
+    state = sample.state | {"head.weight": weight, "head.bias": torch.zeros(COUNT)}
+    path = type(sample)(sample.header, state).save(folder / "uncentred.st")
+    logits = hydractl.load(path).predict(pictures).probabilities.log()
+    state["head.bias"] = -(logits - logits.mean(1, keepdim=True)).mean(0)
+    type(sample)(sample.header, state).save(folder / "nameless.st")
+    header = sample.header.model_copy(update={"labels": NAMES})
+    type(sample)(header, state).save(folder / "named.st")
+    classes = hydractl.load(folder / "nameless.st").predict(pictures).classes.tolist()
+    assert {*classes} == {*range(COUNT)}
+    return SimpleNamespace(folder=folder, classes=classes)
+
+
+def table(work, path, names):
+    """Write a table of images whose classes are called so."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "label"])
+        rows.writerows([work.folder / f"{i}.png", names[c]] for i, c in enumerate(work.classes))
+    return path
+
+
+def accuracy(work, model, data, progress=None):
+    config = EvalConfig(
+        model=str(work.folder / model), data=DataRef.parse(str(data)), latency=False, bootstrap=0, device="cpu",
+        batch_size=64, metrics=("acc",),
+    )  # fmt: skip
+    return run_eval(config, progress or Heard()).document.rows[0].values["accuracy"].value
+
+
+@pytest.mark.parametrize("model", ["nameless.st", "named.st"])
+@pytest.mark.parametrize("form", ["LABEL_{}", "{}.0", "{}"])
+def test_placeholders_are_the_models_classes_by_their_numbers(work, tmp_path, model, form):
+    path = table(work, tmp_path / "t.csv", [form.format(i) for i in range(COUNT)])
+    assert accuracy(work, model, path) == 1
+
+
+def test_names_are_compared_without_blanks_and_capitals(work, tmp_path):
+    path = table(work, tmp_path / "t.csv", [f" {name.title()} " for name in NAMES])
+    assert accuracy(work, "named.st", path) == 1
+
+
+def test_names_of_which_some_match_are_refused_until_they_are_mapped(work, tmp_path):
+    names = ["plane", "car", *NAMES[2:]]
+    path = table(work, tmp_path / "t.csv", names)
+    for options in ("", "::map=plane:airplane", "::classes-by=position"):
+        with pytest.raises(DataError) as caught:
+            accuracy(work, "named.st", f"{path}{options}")
+        assert caught.value.exit_code == 3
+        assert options == "::classes-by=position" or "`car`" in caught.value.message
+    assert accuracy(work, "named.st", f"{path}::map=plane:airplane,car:automobile") == 1
+
+
+def test_names_that_do_not_match_are_refused_unless_order_is_insisted_on(work, tmp_path):
+    path = table(work, tmp_path / "t.csv", [f"n{i:02}" for i in range(COUNT)])
+    with pytest.raises(DataError, match="no class name is the model's"):
+        accuracy(work, "named.st", path)
+    assert accuracy(work, "named.st", f"{path}::classes-by=position") == 1
+
+
+@pytest.mark.parametrize("by", ["number", "alphabet"])
+def test_classes_that_have_two_orders_are_taken_in_either(work, tmp_path, by):
+    names = [f"class{i}" for i in range(COUNT)]
+    path = table(work, tmp_path / "t.csv", names if by == "number" else sorted(names))
+    heard = Heard()
+    assert (accuracy(work, "nameless.st", path, heard) == 1) == (by == "number")
+    assert sum(f"`::classes-by={by}`" in warning for warning in heard.warnings) == 1
+    assert accuracy(work, "nameless.st", f"{path}::classes-by={by}") == 1
