@@ -1,25 +1,26 @@
 """Settings: what a user may set, each declared once, as a field of a frozen dataclass with its help, range and choices.
 
-Options of commands, help, completions and validation follow from the declaration, so this knows nothing of the terminal.
-Importing it loads no torch.
+Options of commands, help, completions and validation follow from the declaration. Importing this loads no torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum, auto
 from math import inf, isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from hydractl.errors import UsageError
 from hydractl.wording import did_you_mean, exactly
 
 C = TypeVar("C")
+Cut: TypeAlias = Callable[[str, Iterable[str]], str]
+SHORT: Mapping[str, Cut] = MappingProxyType({})
 P = ParamSpec("P")
 _MADE_OF: ContextVar[tuple[object, tuple[tuple[Declared, object], ...]] | None] = ContextVar(
     "made_of", default=None
@@ -331,7 +332,7 @@ def number(option: str, text: str) -> float:
 
 
 def written(
-    kind: type[C], text: str, *, where: str, called: str, example: str, last: Sequence[str] = ()
+    kind: type[C], text: str, *, where: str, called: str, example: str, long: Mapping[str, Cut] = SHORT
 ) -> C:
     """Return the settings that `option=value,...` says: a reference's own, each declared as a field.
 
@@ -341,17 +342,17 @@ def written(
         where: The whole reference, for messages.
         called: What has these options, likewise.
         example: A reference that is right, for hints.
-        last: Options whose value is all that follows, commas too, up to the next of them.
+        long: Options whose value may hold commas: each with what cuts it off a text, given the names of all options.
 
     Raises:
-        UsageError: If an option is unknown, missing, given twice or out of range.
+        UsageError: If one is unknown, missing, given twice or out of range.
     """
     known = {d.name: d.setting for d in Declared.of(kind)}
     given: dict[str, str] = {}
     while text:
         key, equals, rest = text.partition("=")
-        ends = min((at for name in last if (at := rest.find(f",{name}=")) >= 0), default=len(rest))
-        value, _, text = (rest[:ends], ",", rest[ends + 1 :]) if key in last else rest.partition(",")
+        value = long[key](rest, {*known, *long}) if key in long else rest.partition(",")[0]
+        text = rest[len(value) + 1 :]
         if not equals or not key or not value:
             raise UsageError(
                 f"`{where}`: expected option=value, found `{key}{equals}`", hint=f"for example `{example}`"

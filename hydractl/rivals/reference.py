@@ -1,16 +1,19 @@
 """`mc:MODEL::passes=10,rate=0.1`, `laplace:MODEL::data=DATA`, `swag:MODEL,MODEL,...`: what a row makes of models. Importing it loads no torch.
 
-Options follow the first `::`; what follows `data=` or `val=` is all of the data, so that these stand last.
+Options follow the first `::`, in any order. The data of `data=` and `val=` may have options of
+their own: where the data read a key, as `noise` reads `seed`, it is theirs behind their `::`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
-from hydractl.data.reference import DataRef
+from hydractl.data.names import split_source
+from hydractl.data.presets.table import PREFIX
+from hydractl.data.reference import KEYS, DataRef
 from hydractl.errors import UsageError
 from hydractl.settings import (
     LARGEST_SEED,
@@ -260,7 +263,19 @@ def parse_rival(reference: str) -> tuple[str, Rival]:
         raise UsageError(
             f"`{reference}`: one checkpoint has no distribution", hint=f"for example `{kind.EXAMPLE}`"
         )
-    made: Rival = written(
-        kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, last=(VAL, DATA)
-    )
+    long = dict.fromkeys((DATA, VAL), _data_of)
+    made: Rival = written(kind, text, where=reference, called=f"{name}:", example=kind.EXAMPLE, long=long)
     return model, replace(made, checkpoints=len(each)) if isinstance(made, Swag) else made
+
+
+def _data_of(text: str, options: Iterable[str]) -> str:
+    """Return the data reference at the beginning of a text: up to the next option that is no key of the data."""
+    found = _up_to(text, options)
+    source, separator, _ = split_source(found)
+    if not separator or not source or source.startswith(PREFIX):
+        return found
+    return _up_to(text, {*options} - KEYS[DataRef(source=source).kind])
+
+
+def _up_to(text: str, options: Iterable[str]) -> str:
+    return text[: min((at for name in options if (at := text.find(f",{name}=")) >= 0), default=len(text))]

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from hydractl.data.names import continues, split_keys
 from hydractl.data.reference import ENDLESS_HINT, DataRef, SourceKind
 from hydractl.errors import UsageError
 from hydractl.manifest.scopes import ID_NAME
@@ -18,7 +19,7 @@ from hydractl.source import named, split_options, unclosed
 
 # `=` and `,` part names from references, `:` marks one, brackets belong to conditions, `/` parts tensor names.
 NAME = re.compile(r"[^=,:/\[\]\s](?:[^=,:/\[\]]*[^=,:/\[\]\s])?")
-OPTION = re.compile(r"\w+=")
+OPTION = re.compile(r"[\w-]+=")
 RESERVED = (ID_NAME, "near", "far", "all")
 WEIGHTS_SUFFIXES = {".st", ".safetensors"}
 
@@ -32,7 +33,7 @@ class NamedData:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if self.name in RESERVED:
+        if self.name.casefold() in RESERVED:
             raise UsageError(
                 f"an OOD data set cannot be called `{self.name}`",
                 hint=f"{', '.join(f'`{name}`' for name in RESERVED)} mean something in a report",
@@ -233,11 +234,16 @@ def _split_models(text: str) -> tuple[str, ...]:
         takes = told and (arch or is_rival(last))
         joins = models and not told and of_several(last) and not is_rival(part)
         goes_on = arch and unclosed(split_options(options)[-1])
-        if joins or goes_on or (takes and OPTION.match(part)):
+        if joins or goes_on or (takes and (OPTION.match(part) or _continues(options, part))):
             models[-1] += f",{part}"
         else:
             models.append(part)
     return tuple(models)
+
+
+def _continues(options: str, part: str) -> bool:
+    """Return whether a part renames one more class of the data that the last option names."""
+    return continues(split_keys(options.rpartition("::")[2])[-1], part)
 
 
 def _checkpoints(models: str, made: Rival | None) -> Sequence[str]:

@@ -90,10 +90,12 @@ def test_malformed_rows_are_refused(text):
         NamedModels.parse(text)
 
 
-@pytest.mark.parametrize("name", ["id", "near", "far", "all"])
+@pytest.mark.parametrize("name", ["id", "near", "far", "all", "Near", "FAR"])
 def test_names_that_mean_something_are_refused(name):
     with pytest.raises(UsageError, match=f"cannot be called `{name}`"):
         NamedData.parse(f"{name}=noise")
+    with pytest.raises(UsageError, match=f"cannot be called `{name}`"):
+        NamedData.parse(f"some/{name}/")
 
 
 def test_a_folder_at_the_end_of_a_path_names_the_model():

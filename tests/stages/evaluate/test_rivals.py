@@ -207,7 +207,7 @@ def test_what_is_asked_hangs_on_the_rival(model):
         ),
         *(
             (
-                f"laplace:a.st::hessian=full,{both}",
+                f"laplace:a.st::{both}",
                 "a.st",
                 Laplace(
                     data=DataRef.parse("digits::split=train,limit=9"),
@@ -216,14 +216,44 @@ def test_what_is_asked_hangs_on_the_rival(model):
                 ),
             )
             for both in (
-                "val=b/::classes=0,limit=3,data=digits::split=train,limit=9",
-                "data=digits::split=train,limit=9,val=b/::classes=0,limit=3",
+                "data=digits::split=train,limit=9,hessian=full,val=b/::classes=0,limit=3",
+                "val=b/::classes=0,limit=3,hessian=full,data=digits::split=train,limit=9",
+                "val=b/::classes=0,limit=3,data=digits::split=train,limit=9,hessian=full",
+                "hessian=full,val=b/::classes=0,limit=3,data=digits::split=train,limit=9",
+                "hessian=full,data=digits::split=train,limit=9,val=b/::classes=0,limit=3",
             )
         ),
     ],
 )
 def test_what_rivals_are_written_like(text, model, rival):
     assert parse_rival(text) == (model, rival)
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "seed"),
+    [
+        ("data=noise,seed=3", "noise", 3),
+        ("data=noise::limit=5,seed=3", "noise::limit=5,seed=3", 0),
+        ("seed=2,data=noise::limit=5,seed=3", "noise::limit=5,seed=3", 2),
+        ("data=train/::limit=5,seed=3", "train/::limit=5", 3),
+        (
+            "data=preset:sst2::split=train,seed=3",
+            "hf:nyu-mll/glue::config=sst2,label=label,split=train[3000:],text=sentence",
+            3,
+        ),
+        ("data=a,b/,seed=3", "a,b/", 3),
+    ],
+)
+def test_a_key_that_data_read_is_theirs(text, data, seed):
+    _, rival = parse_rival(f"laplace:a.st::{text}")
+    assert (str(rival.data), rival.seed) == (data, seed)
+
+
+def test_renamed_classes_of_data_part_no_models():
+    row = NamedModels.parse('x=vilu:b.st::data=d/::map=a:b,"c, d":e,classes-by=position,epochs=3')
+    assert row.models == ("b.st",)
+    assert row.rivals[0].data.map == (("a", "b"), ("c, d", "e"))
+    assert (row.rivals[0].data.classes_by, row.rivals[0].epochs) == ("position", 3)
 
 
 def test_commas_part_models_but_not_options():
