@@ -61,6 +61,7 @@ TEXTS = {
     "rename": "fc=head",
     "repository": "org/name",
     "base_model": "org/base",
+    "license": "mit",
     "towers": "text,vision",
     "objective": "acc",
     "classes": "a,b",

@@ -216,6 +216,13 @@ REFUSED = {
     "no owner": (("hydra.st", "model"), 2, "is no repository of the Hub"),
     "a revision in the name": (("hydra.st", f"{NAME}@v1"), 2, "`--revision BRANCH`"),
     "a licence in words": (("hydra.st", NAME, "--license", "do what you want"), 2, "is not how the Hub calls a licence"),
+    "a licence that is not the Hub's": (("hydra.st", NAME, "--license", "apache2.0"), 2, "`apache-2.0`"),
+    "a name with two hyphens": (("hydra.st", "org/a--b"), 2, "is no repository of the Hub"),
+    "a name that ends in git": (("hydra.st", "org/a.git"), 2, "is no repository of the Hub"),
+    "a name that is too long": (("hydra.st", f"org/{'a' * 97}"), 2, "is no repository of the Hub"),
+    "a base that is none": (("hydra.st", NAME, "--base-model", "org/a..b"), 2, "`--base-model org/a..b`"),
+    "a branch with blanks": (("hydra.st", NAME, "--revision", "my branch"), 2, "is no name of a branch"),
+    "a branch without a name": (("hydra.st", NAME, "--revision", ""), 2, "is no name of a branch"),
     "random weights": (("arch:vit_tiny_patch16_224", NAME), 2, "random weights"),
     "no such file": (("none.st", NAME), 3, "no such file"),
     "no size": (("hydra.st", NAME, "--max-shard-size", "many"), 2, "is not a size"),
@@ -228,9 +235,10 @@ def test_what_cannot_be_pushed_is_said_before_the_hub_is_asked(
 ):
     monkeypatch.chdir(models)
     with hub() as served:
-        found, out, err = call(*argv)
-        assert (found, out, served.asked) == (code, "", [])
-    assert text in err
+        for dry_run in ((), ("--dry-run",)):
+            found, out, err = call(*argv, *dry_run)
+            assert (found, out, served.asked) == (code, "", [])
+            assert text in err
 
 
 def test_without_a_token_it_is_said_what_to_do(models, call, monkeypatch, tmp_path):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydractl.errors import UsageError
+from hydractl.hub.names import check_branch, check_license, check_repository
 from hydractl.settings import Setting, by_default, bytes_of, check, flag, required, setting
 from hydractl.stages.shared import settings as shared
 
 MAIN = "main"
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 CARD, REPOSITORY = "Card", "Repository"
 
 
@@ -67,16 +65,11 @@ class PushConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for option, name in (("", self.repository), ("--base-model ", self.base_model)):
-            if name is not None and not _NAME.fullmatch(name):
-                raise UsageError(
-                    f"`{option}{name}`: is no repository of the Hub",
-                    hint="it is called by its owner and its name, for example `my-team/my-hydra`; a branch is `--revision BRANCH`",
-                )
-        if self.license is not None and not _LICENSE.fullmatch(self.license):
-            raise UsageError(
-                f"`--license {self.license}`: is not how the Hub calls a licence",
-                hint="for example `apache-2.0`, `mit`, `cc-by-4.0`, `other`",
-            )
-        if self.commit_message == "" or not self.revision:
-            raise UsageError("a commit needs a message, and a branch a name", hint="leave the option out")
+        check_repository(self.repository)
+        if self.base_model is not None:
+            check_repository(self.base_model, option="--base-model ")
+        if self.license is not None:
+            check_license(self.license)
+        check_branch(self.revision)
+        if self.commit_message == "":
+            raise UsageError("`--commit-message`: a commit needs a message", hint="leave the option out")
