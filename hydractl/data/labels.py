@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from hydractl.data.items import LABELS_HINT, Items, columns_there
 from hydractl.data.names import (
     ALPHABET,
+    LEAST,
     MAP,
     NUMBER,
     POSITION,
@@ -18,6 +19,7 @@ from hydractl.data.names import (
     first_twice,
     has_two_orders,
     normal,
+    placeholders,
 )
 from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
@@ -28,8 +30,6 @@ T = TypeVar("T", bound=Items)
 
 _NUMERAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
-LEAST = 2
-"""As many classes as can be told apart."""
 _SHOWN = 10
 
 
@@ -69,8 +69,8 @@ def are_numerals(names: Iterable[str]) -> bool:
 def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
     """Return the classes that `classes=` chooses, increasing.
 
-    A class's name goes before everything. Otherwise a number is a name where all names are numbers, and a
-    position counted from 0 where they are not.
+    A class's name goes before everything. Otherwise a number is that in a name where all names are no more than numbers
+    (`7`, `LABEL_7`), and a position counted from 0 where they are not.
 
     Args:
         class_names: The data set's classes.
@@ -82,7 +82,8 @@ def select_classes(class_names: Sequence[str], wanted: Sequence[str]) -> tuple[i
     """
     wanted = [normal(item) for item in wanted]
     by_name = {name: index for index, name in enumerate(class_names)}
-    numbered = by_name if are_numerals(class_names) else {str(i): i for i in range(len(class_names))}
+    numbers = placeholders(class_names) or range(len(class_names))
+    numbered = {str(number): index for index, number in enumerate(numbers)}
     chosen: set[int] = set()
     for item in wanted:
         ends = _RANGE.fullmatch(item)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from hydractl.errors import UsageError
 
+LEAST = 2
+"""As many classes as can be told apart."""
 MAP = "map"
 POSITION, NUMBER, ALPHABET = "position", "number", "alphabet"
 ORDERS = (POSITION, NUMBER, ALPHABET)

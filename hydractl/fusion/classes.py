@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hydractl.data.names import first_twice, normal
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.wording import counted
 
@@ -38,8 +39,7 @@ class Classes:
             raise UsageError(
                 "a class has no name", hint="`--classes cat,dog`, or a file with one name a line"
             )
-        if len(set(self.names)) != len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
+        if (twice := first_twice(map(normal, self.names))) is not None:
             raise UsageError(f"the class `{twice}` is named twice")
         for template in self.templates:
             if "{label}" not in template:

@@ -16,6 +16,8 @@ from hydractl.errors import DataError, UsageError
         (("cat", "dog", "owl"), ("owl", "0"), (0, 2)),
         (("0-1", "0", "1"), ("0-1",), (0,)),
         (("1", "cat"), ("1",), (0,)),
+        (("LABEL_0", "LABEL_1", "LABEL_10", "LABEL_2"), ("2", "10"), (2, 3)),
+        (("07", "10"), ("7",), (0,)),
     ],
 )
 def test_selection(names, wanted, chosen):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.data.labels import Classed
-from hydractl.data.matching import match_classes, names_agree, names_all, new_names
+from hydractl.data.matching import match_classes, nameless, names_agree, names_all, new_names
 from hydractl.errors import DataError, UsageError
 from hydractl.families.base import OWN, place_of
 from hydractl.families.classifier import CLASSES, asked_number, with_classifier
@@ -141,17 +141,17 @@ def _check_kept(config: FinetuneConfig, opened: OpenModel, *, same: bool) -> Non
 def _check_fits(config: FinetuneConfig, opened: OpenModel, items: Classed) -> None:
     """Refuse data whose classes are not those of the classifier that is to be kept.
 
-    Where those have names, classes are never taken in order: others would be trained under them.
+    Where those have names, classes are taken in order only if the user insists: others would be trained under them.
     """
     number, labels = opened.header.num_classes, opened.header.labels
     try:
-        match_classes(items, labels, num_classes=number, by_text=bool(labels))
+        match_classes(items, labels, num_classes=number, by_text=not nameless(labels))
     except DataError as error:
         raise DataError(
             f"`--keep-head`: `--data {items.name}` has {_classes(len(items.class_names), items.class_names)}, but "
             f"{config.model} has {_classes(number, labels)}",
-            hint="leave `--keep-head` out for a new classifier, name the data's classes as the model does, or choose some of "
-            "them with `::classes=`",
+            hint="leave `--keep-head` out for a new classifier, name the data's classes as the model does, with "
+            "`::map=OLD:NEW,...`, or choose some of them with `::classes=`",
         ) from error
 
 

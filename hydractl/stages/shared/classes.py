@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from hydractl.data.names import first_twice, normal
+from hydractl.data.names import LEAST, first_twice, normal
 from hydractl.errors import UsageError
 from hydractl.fusion.classes import DEFAULT_TEMPLATE, Classes, prompts_of, settle
 from hydractl.jsonfile import NotJSONError, parse
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_TEMPLATE", "NOTHING_NAMED", "Classes", "Naming", "ask", "settle", "with_classes"]
 
-LEAST = 2
-"""As many classes as can be told apart."""
 POOLED = "Reading the {pooling} over all tokens, as the folder's 1_Pooling/config.json says"
 """What is said of a folder that was followed."""
 FORMS = "`a,b,c`, a file with one name a line, or a JSON list"

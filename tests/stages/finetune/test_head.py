@@ -173,6 +173,44 @@ def test_a_kept_classifier_is_the_one_that_was_there(tmp_path):
         config(tmp_path / "out.st", model, recipe=KEPT, head_seed=3)
 
 
+@pytest.mark.parametrize(
+    ("labels", "options", "kept"),
+    [
+        (tuple(f"LABEL_{i}" for i in range(7)), "", True),
+        (tuple("abcdefg"), "", False),
+        (tuple("abcdefg"), ",classes-by=position", True),
+        (("x", *"bcdefg"), ",map=0:x", False),
+    ],
+)
+def test_a_kept_classifier_takes_classes_in_order_where_it_has_no_names_or_the_user_insists(
+    tmp_path, labels, options, kept
+):
+    sample = base()
+    header = sample.header.model_copy(update={"labels": labels})
+    model = replace(sample, header=header).save(tmp_path / "model.st")
+    names = "" if "map" in options else ",map=" + ",".join(f"{i}:animal {c}" for i, c in enumerate("gfedcba"))
+    data, val = (
+        DataRef.parse(f"digits::classes=0-6,limit=40,split={split}{names}{options}")
+        for split in ("train", "val")
+    )
+    given = replace(config(tmp_path / "out.st", model, recipe=KEPT), data=data, val=val)
+    if not kept:
+        with pytest.raises(DataError, match="`--keep-head`: ") as caught:
+            prepared(given)
+        assert "`::map=OLD:NEW,...`" in caught.value.hint
+        return
+    work, _ = prepared(given)
+    assert (work.header.labels, work.train.labels) == (labels, work.train.items.labels)
+
+
+def test_some_names_alike_do_not_keep_a_classifier_that_is_to_be_replaced(tmp_path):
+    sample = base()
+    header = sample.header.model_copy(update={"labels": ("x", *"123456")})
+    model = replace(sample, header=header).save(tmp_path / "model.st")
+    work, heard = prepared(config(tmp_path / "out.st", model, "0-6"))
+    assert (work.header.labels, heard.warnings) == (tuple("0123456"), [])
+
+
 def test_validation_has_no_classes_of_its_own(tmp_path, folder):
     model = base().save(tmp_path / "model.st")
     for classes in ("0-3", "3-5"):  # as many as there are would be taken in order
