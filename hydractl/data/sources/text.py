@@ -27,17 +27,20 @@ def decode_text(data: bytes, *, where: str) -> str:
         DataError: If the bytes are no text of that encoding; the message says in which line.
     """
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
+    hint = None
+    if encoding == "utf-8":
+        nul = data.find(b"\0")
+        probable = "WINDOWS-1252" if nul < 0 else "UTF-16LE" if nul % 2 else "UTF-16BE"
+        hint = f"convert it: `iconv -f {probable} -t UTF-8 {shlex.quote(where)}`, or save it anew as UTF-8"
     try:
-        return data.decode(encoding)
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = 1 + data.count(b"\n", 0, error.start)
         name = encoding.removesuffix("-sig").upper()
-        hint = None
-        if name == "UTF-8":
-            probable = "UTF-16LE" if b"\0" in data else "WINDOWS-1252"
-            hint = (
-                f"convert it: `iconv -f {probable} -t UTF-8 {shlex.quote(where)}`, or save it anew as UTF-8"
-            )
         raise DataError(
             f"{where}: line {line} is not {name} text: {error.reason} at byte {error.start}", hint=hint
         ) from error
+    if "\0" in text:
+        line = 1 + text.count("\n", 0, text.index("\0"))
+        raise DataError(f"{where}: line {line} holds a NUL, which no text does", hint=hint)
+    return text

@@ -162,6 +162,7 @@ def test_a_byte_order_mark_and_blank_lines(here):
         ("t.tsv", "image\tlabel\nimg/0.png,a\n", "", "line 2 has 1 cells under 2 columns"),
         ("t.tsv", 'image\tlabel\na\t0\n"b\t1\nc"\t2\n', "", "line 3: a cell in quotes holds tabs and line"),
         ("t.csv", 'image,label\n"a\nb",c\n"d"e,f\n', "", "line 4 cannot be read as CSV: ',' expected after"),
+        ("t.csv", "image\nimg/0.png\n".encode("utf-16-le"), "", "line 1 holds a NUL, which no text does"),
         ("t.csv", b"image\nimg/0.png\n\xff\n", "", "line 3 is not UTF-8 text: invalid start byte at byte 16"),
         ("t.csv", "image\n".encode("utf-16") + b"x", "", "line 2 is not UTF-16 text: truncated data"),
         ("t.csv", "image,label\nimg/0.png,1.5\n", "", "column `label`: row 0 has no usable label: '1.5'"),
@@ -372,6 +373,15 @@ def test_the_delimiter_and_the_encoding_of_a_table_are_detected(tmp_path, encodi
         csv.writer(file, delimiter=delimiter, lineterminator=end).writerows(rows)
 
     assert _texts(tmp_path / "t.csv") == (("a, b; c\td | é", 'say "hi"\nand go'), ("x", "y"), (0, 1), False)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "windows-1252"])
+def test_an_encoding_that_nothing_tells_is_named_in_the_hint(tmp_path, encoding):
+    (tmp_path / "t.csv").write_bytes("text\né\n".encode(encoding))
+
+    with pytest.raises(DataError) as caught:
+        _texts(tmp_path / "t.csv")
+    assert f"iconv -f {encoding.upper().replace('16-', '16')} -t UTF-8" in caught.value.hint
 
 
 def test_one_column_may_hold_any_delimiter_but_its_own(tmp_path):
