@@ -44,8 +44,12 @@ def resizing(preprocessing: Preprocess) -> Steps:
     )
     steps = steps[:-2]  # what follows is normalised, to the bit as `Normalised` does in half the time
     size = preprocessing.input_size[1:]
-    before = preprocessing.crop_offset == "before"
     first = steps[0]
+    squashed = isinstance(first, Resize) and not isinstance(
+        first.size, int
+    )  # to one size, whose margins are known
+    odd = not squashed or any((whole - kept) % 2 for whole, kept in zip(first.size, size, strict=True))
+    before = preprocessing.crop_offset == "before" and odd
     if (
         len(steps) == 2
         and isinstance(first, Resize)

@@ -157,6 +157,8 @@ class Family:
         describe: Turn an architecture name and its options into the same.
         build: Make the model with the given mask; on the meta device unless a state dict is given.
         initialise: Random weights by the library's own rules, from a seed.
+        evaluation_config: What of an architecture changes the answers of trained weights, in one form: options that act in
+            training alone are left out, defaults are filled in.
         matches: Whether a `config.json` is of this family.
         holds: Whether it is of a model, of whatever class, whose encoder one of the family's classifiers has.
         texts: How many tokens of a text, and how many different ones, a model takes; None where none are read.
@@ -183,6 +185,7 @@ class Family:
     describe: Callable[[str, Mapping[str, object]], Described]
     build: Callable[[Architecture, Mapping[str, TowerKeep], Mapping[str, torch.Tensor] | None], Model]
     initialise: Callable[[Architecture, int], dict[str, torch.Tensor]]
+    evaluation_config: Callable[[Architecture], Mapping[str, object]]
     texts: Callable[[Architecture], tuple[int, int]] | None = None
     adopt: Callable[[str, Architecture, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
     rules: tuple[Rule, ...] = ()

@@ -78,8 +78,10 @@ def drawn_for(
 
 
 def resized(architecture: Architecture, number: int, library: str) -> Architecture:
-    """Return an architecture with another number of classes."""
-    config = {**architecture.config, CLASSES[library]: number}
+    """Return an architecture with another number of classes, without what its configuration says of the former classifier."""
+    config = {k: v for k, v in architecture.config.items() if k != "problem_type"} | {
+        CLASSES[library]: number
+    }
     return architecture.model_copy(update={"config": config, "num_classes": number})
 
 

@@ -60,6 +60,40 @@ def family_of(architecture: Architecture) -> Family:
     return family
 
 
+def architecture_differences(ours: Architecture, theirs: Architecture) -> tuple[str, ...]:
+    """Return which options make models of trained weights answer otherwise, `heads=8`, with the values of `ours`.
+
+    Options of training, defaults that one architecture states and another does not, and forms of one value make no difference.
+    Architectures of other names differ by theirs, unless they make the same model.
+
+    Returns:
+        Options with their values, or `of another shape`; empty where there is no difference.
+    """
+    parts = ("library", "family", "towers", "num_classes", "pooling")
+    apart = tuple(
+        f"{part}={getattr(ours, part)}" for part in parts if getattr(ours, part) != getattr(theirs, part)
+    )
+    if ours == theirs or apart:
+        return apart
+    config = family_of(ours).evaluation_config
+    if config(ours) == config(theirs):
+        return ()
+    keys = sorted(
+        k for k in ours.config.keys() | theirs.config.keys() if ours.config.get(k) != theirs.config.get(k)
+    )
+    alone = {k: theirs.model_copy(update={"config": theirs.config | {k: ours.config.get(k)}}) for k in keys}
+    named = tuple(f"{k}={ours.config.get(k)}" for k in keys if _differ(alone[k], theirs))
+    return named or ("another shape",)
+
+
+def _differ(one: Architecture, other: Architecture) -> bool:
+    config = family_of(one).evaluation_config
+    try:
+        return config(one) != config(other)
+    except UnsupportedModelError:  # one option of several that go together
+        return True
+
+
 def family_for_name(name: str) -> Family:
     """Return the family that reads an architecture name; timm's comes last and takes any.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Collection, Iterator, Mapping
@@ -35,6 +36,10 @@ BESIDE = frozenset({"timm_model_pretrained", "hf_tokenizer_name", "tokenizer_kwa
 """Options of towers that are read elsewhere, or say where weights would come from: what is built is blank."""
 LOADS = frozenset({"hf_model_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"})
 """Options of a text tower that the Hub is asked for."""
+TRAINING_ONLY = frozenset(
+    {"init_logit_bias", "init_logit_scale", "ls_init_value", "patch_dropout", "timm_drop", "timm_drop_path"}
+)
+"""Options that change no answer of trained weights, nor which tensors there are, unless they are None."""
 LONGEST = 4096
 """The constructor makes a causal mask of a text's tokens squared."""
 
@@ -88,6 +93,16 @@ def name_of(config: Mapping[str, object]) -> str:
     open_clip = library()
     names: Iterator[str] = (n for n in open_clip.list_models() if open_clip.get_model_config(n) == config)
     return next((PREFIX + name for name in names), ANY)
+
+
+def evaluation_config(config: Mapping[str, Any]) -> Mapping[str, object]:
+    """Return what of a configuration changes the answers of trained weights, defaults filled in."""
+    kinds = {"vision_cfg": library().CLIPVisionCfg, "text_cfg": library().CLIPTextCfg}
+    whole = {**config, "custom_text": is_custom(config)}
+    for name, kind in kinds.items():
+        tower = dataclasses.asdict(kind(**config[name]))
+        whole[name] = {k: v for k, v in tower.items() if k not in BESIDE | TRAINING_ONLY}
+    return {k: v for k, v in whole.items() if k not in TRAINING_ONLY}
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:

@@ -107,6 +107,7 @@ def _family(name: str, *, covers: str, refuses: str) -> Family:
         initialise=lambda architecture, seed: configs.random_state(
             architecture.config, architecture.name, seed
         ),
+        evaluation_config=lambda architecture: configs.evaluation_config(architecture.config),
         texts=lambda architecture: configs.text_sizes(architecture.config),
         adopt=adopt,
         rules=COMMON_RULES,

@@ -14,6 +14,7 @@ from hydractl.families.base import Described
 from hydractl.families.gate import COMMON_RULES, ModelFolder, Rule, answer_problem
 from hydractl.families.options import check_values
 from hydractl.families.timm.models import Row, architecture_of, check_covered, create, preprocess_of
+from hydractl.families.timm.names import untagged
 from hydractl.jsonfile import compact
 from hydractl.manifest.header import Preprocess
 
@@ -35,7 +36,7 @@ def read_config(row: Row, config: Mapping[str, object], folder: Path) -> Describ
     if lacks:  # one class and the usual pooling stand in for those of a classifier to come
         options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")} | {"num_classes": 1}
         pretrained = {k: v for k, v in pretrained.items() if k != "label_names"}
-    name = str(config["architecture"]).partition(".")[0]  # a tag names settings, which the folder itself has
+    name = untagged(str(config["architecture"]))  # a tag names settings, which the folder itself has
     library = _created(name, options, pretrained)
     check_covered(row, name, library)
     built = {"num_classes": library.num_classes, "in_chans": library.in_chans}

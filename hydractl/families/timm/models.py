@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -35,6 +36,8 @@ TOWER = "vision"
 SUPPORTED = (
     "supported: timm's VisionTransformer, VisionTransformerDistilled, VisionTransformerRelPos, Beit and Eva"
 )
+SOURCE = frozenset({"default_cfg", "feature_info", "pretrained_cfg", "pretrained_model_args"})
+"""What a model of timm keeps of where its weights come from."""
 SUB_LN = "sub-LN attention: a norm over all heads together, whose statistics change when a head goes"
 REASONS = {
     "Cait": "its talking heads mix the heads with one another",
@@ -44,6 +47,21 @@ REASONS = {
     "DiffAttention": "each value head has two query and two key heads",
 }
 """Why heads cannot be cut where a class of timm's is found."""
+TRAINING_ONLY: Mapping[str, object] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("attn_drop_rate", "drop_path_rate", "drop_rate", "patch_drop_rate", "pos_drop_rate", "proj_drop_rate"), 0.5
+        ),
+        **dict.fromkeys(("rope_jitter_coords", "rope_rescale_coords"), 2.0),
+        "rope_shift_coords": 0.5,
+        **dict.fromkeys(("fix_init", "head_init_scale", "init_values"), 0.5),
+        "weight_init": "jax",
+    }
+)  # fmt: skip
+"""Options that change no answer of trained weights, each with a value that it may have.
+
+Whether `init_values` is None does change it; then tensors are other ones, too.
+"""
 LAYER_SCALE = re.compile(r"\bgamma_\d")
 LAYOUT = TowerLayout(
     block="blocks.{layer}.",
@@ -181,6 +199,33 @@ def check_covered(row: Row, name: str, library: Any) -> None:  # noqa: ANN401 - 
     reason = refusal(row, library)
     if reason is not None:
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
+
+
+def evaluation_config(name: str, options: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of every module that options make, by path, which answers of trained weights depend on.
+
+    timm has no table of the values that an architecture sets; modules hold them, defaults and all.
+    """
+    library = create(name, {k: v for k, v in options.items() if k not in TRAINING_ONLY})
+    settings: dict[str, object] = {name: tuple(t.shape) for name, t in library.state_dict().items()}
+    for path, module in library.named_modules():
+        settings[path] = type(module).__qualname__
+        own = {k: v for k, v in vars(module).items() if not k.startswith("_") and k not in SOURCE}
+        settings.update({f"{path}.{key}": _plain(value) for key, value in own.items()})
+    return settings
+
+
+def _plain(value: object) -> object:
+    """Return a module's setting in a form that can be compared: objects by their class, functions by name."""
+    if isinstance(value, partial):
+        return (_plain(value.func), _plain(value.args), _plain(value.keywords))
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def refusal(row: Row, library: Any) -> str | None:  # noqa: ANN401 - timm is untyped

@@ -23,3 +23,8 @@ def check_known(name: str, others: Iterable[str] = ()) -> None:
     if not timm.is_model(name):
         hint = did_you_mean(name, {*timm.list_models(), *others}) or "see `timm.list_models()`"
         raise UnsupportedModelError(f"timm has no architecture `{name}`", hint=hint)
+
+
+def untagged(name: str) -> str:
+    """Return an architecture's name without timm's tag of pretrained weights, which is no part of the architecture."""
+    return name.partition(".")[0]

@@ -55,6 +55,15 @@ NOT_ARCHITECTURE = (
     "problem_type",
 )
 """What a configuration says besides of a model."""
+TRAINING_ONLY = (
+    "attention_dropout", "attention_probs_dropout_prob", "auxiliary_loss_weight", "classifier_dropout",
+    "classifier_dropout_prob", "cls_dropout", "decoder_attention_dropout", "deterministic_flash_attn", "drop_path_rate",
+    "dropout", "embedding_dropout", "hidden_dropout_prob", "initializer_cutoff_factor", "initializer_factor",
+    "initializer_range", "layer_scale_init_value", "layerscale_value", "logit_scale_init_value", "mlp_dropout",
+    "output_attentions", "output_hidden_states", "pooler_dropout", "qa_dropout", "return_dict", "semantic_loss_ignore_index",
+    "seq_classif_dropout", "sparse_pred_ignore_index", "summary_last_dropout", "use_cache",
+)  # fmt: skip
+"""Options that change no answer of trained weights: rates of dropout, how weights are drawn, and what is returned besides."""
 OLD_ROPE = ("partial_rotary_factor", "rope_scaling", "rope_theta")
 """Options that became one, `rope_parameters`."""
 
@@ -93,6 +102,21 @@ def checked(name: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401 - 
         if isinstance(given := options.get(key), dict):
             check_options(name, given, _known(kind), prefix=f"{key.partition('_')[0]}.")
     return configured(name, options)
+
+
+def evaluation_config(model_class: str, options: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what of the options of the library's class changes the answers of trained weights, defaults filled in."""
+    unread = {*NOT_ARCHITECTURE, *TRAINING_ONLY, "text_config_dict", "vision_config_dict"}
+
+    def kept(config: Mapping[str, Any]) -> dict[str, object]:
+        return {
+            key: kept(value) if key in TOWERS and isinstance(value, dict) else value
+            for key, value in config.items()
+            if key not in unread
+        }
+
+    config = configured(class_named(model_class).config_class.model_type, options)
+    return {"model_class": model_class, **kept(config.to_dict())}
 
 
 def _config_class(name: str) -> Any:  # noqa: ANN401 - untyped

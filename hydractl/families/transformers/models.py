@@ -33,6 +33,7 @@ from hydractl.families.transformers.library import (
     checked,
     classes_of,
     configured,
+    evaluation_config,
     random_state,
 )
 from hydractl.families.transformers.vision import FILES, image_size, says_images, write_image_processor
@@ -226,6 +227,7 @@ def family_of_row(row: Row) -> Family:
         initialise=lambda architecture, seed: random_state(
             row.class_of(architecture.name), architecture, seed, row.spared(architecture.pooling)
         ),
+        evaluation_config=lambda each: evaluation_config(row.class_of(each.name), each.config),
         texts=row.text_sizes if "text" in row.towers else None,
         rules=RULES,
         adopt=lambda where, architecture, state: adopted_state(
@@ -280,7 +282,7 @@ def _write_config(row: Row, described: Described) -> dict[str, Mapping[str, obje
     config: dict[str, object] = {
         "architectures": [row.class_of(architecture.name)],
         "model_type": row.model_type(architecture.name),
-        **{k: v for k, v in architecture.config.items() if k != "num_labels"},
+        **{k: v for k, v in architecture.config.items() if k not in {*NOT_ARCHITECTURE, "num_labels"}},
         **({} if row.zero_shot else labels_as_config(named(described.labels, architecture.num_classes))),
     }
     images = {FILES[0]: write_image_processor(how)} if isinstance(how, Preprocess) else {}

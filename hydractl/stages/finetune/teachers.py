@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hydractl.data.inputs import Reading
+from hydractl.data.inputs import Reading, reading_differences
 from hydractl.errors import CheckpointError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.building import load_any, stored_specs
@@ -127,11 +127,10 @@ def _check_reading(teacher: OpenModel, how: Reading) -> None:
                 hint=f"add `--max-length {theirs.max_length}`",
             )
         theirs = theirs.model_copy(update={"max_length": how.max_length})
-    for field in type(how).model_fields:
+    for field in reading_differences(how, theirs):
         mine, other = getattr(how, field), getattr(theirs, field)
-        if mine != other:
-            shown = f" {other!r}, not {mine!r}" if len(repr(mine) + repr(other)) <= SHOWN else ""
-            raise CheckpointError(
-                f"{where}: reads items otherwise than the model that it is to teach: other `{field}`{shown}",
-                hint="`hydractl inspect` shows both; teacher and student see the same batches",
-            )
+        shown = f" {other!r}, not {mine!r}" if len(repr(mine) + repr(other)) <= SHOWN else ""
+        raise CheckpointError(
+            f"{where}: reads items otherwise than the model that it is to teach: other `{field}`{shown}",
+            hint="`hydractl inspect` shows both; teacher and student see the same batches",
+        )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
+from hydractl.data.inputs import reading_differences
 from hydractl.errors import EDITED, CheckpointError, UsageError
 from hydractl.families.opening import OpenModel, check_tensors, expected_specs
+from hydractl.families.registry import architecture_differences
 from hydractl.fusion.slicing import unpruned_shape
 from hydractl.manifest.header import Kind
 from hydractl.stages.fuse.config import FuseConfig
-from hydractl.wording import counted
+from hydractl.wording import counted, quoted
 
 
 def check_compatible(members: Sequence[OpenModel]) -> None:
@@ -25,7 +27,8 @@ def check_compatible(members: Sequence[OpenModel]) -> None:
         if header.kind == Kind.HYDRA:
             raise CheckpointError(f"{where}: is a hydra already", hint="fuse its members instead")
         ours, theirs = header.architecture, first.header.architecture
-        if (ours.library, ours.name) != (theirs.library, theirs.name):
+        different = architecture_differences(ours, theirs)
+        if different and (ours.library, ours.name) != (theirs.library, theirs.name):
             raise CheckpointError(
                 f"{where}: is a {ours.name} of {ours.library}, {first.reference} a {theirs.name} of {theirs.library}",
                 hint="members must be of one architecture",
@@ -35,9 +38,9 @@ def check_compatible(members: Sequence[OpenModel]) -> None:
                 f"{where}: has {ours.num_classes} classes, {first.reference} has {theirs.num_classes}",
                 hint="fine-tune all members on data of the same classes: `hydractl finetune` makes classifiers for them",
             )
-        if ours != theirs:
+        if different:
             raise CheckpointError(
-                f"{where}: is a {ours.name} {_differing(ours.config, theirs.config)}, {first.reference} a {theirs.name}",
+                f"{where}: is a {ours.name} with {', '.join(different)}, {first.reference} a {theirs.name}",
                 hint="members must be of one architecture",
             )
         _check_reading(member, first)
@@ -157,15 +160,18 @@ def _first_difference(member: OpenModel, first: OpenModel) -> tuple[str, float]:
 def _check_reading(member: OpenModel, first: OpenModel) -> None:
     """Refuse a member that takes its inputs, or counts its classes, otherwise than the first."""
     ours, theirs = member.header, first.header
+    reads = reading_differences(ours.preprocess, theirs.preprocess)
     different = {
-        "expects other preprocessing": ours.preprocess != theirs.preprocess,
+        "expects other preprocessing": reads,
         "reads texts otherwise, or has other templates,": ours.prompting != theirs.prompting,
         "has other class labels, or in another order,": ours.labels != theirs.labels,
     }
     for what, differs in different.items():
         if differs:
+            fields = f": other {quoted(reads)}" if differs is reads else ""
             raise CheckpointError(
-                f"{member.reference}: {what} than {first.reference}", hint="`hydractl inspect` shows both"
+                f"{member.reference}: {what} than {first.reference}{fields}",
+                hint="`hydractl inspect` shows both",
             )
 
 
@@ -192,11 +198,6 @@ def _unpruned(member: OpenModel, name: str) -> tuple[int, ...]:
         raise CheckpointError(
             f"{member.reference}: {error}", hint=f"{EDITED} prune the base again"
         ) from error
-
-
-def _differing(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
-    keys = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
-    return f"with {', '.join(f'{k}={ours.get(k)}' for k in keys)}" if keys else "of another shape"
 
 
 def check_own_from(first: OpenModel, own_from: int | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hydractl.errors import ManifestError, UsageError
 from hydractl.families.opening import OpenModel
+from hydractl.families.timm.names import untagged
 from hydractl.heads.masks import full_mask, shape_of
 from hydractl.manifest.document import Option
 from hydractl.manifest.header import InputFile, check_mask_fits
@@ -170,7 +171,7 @@ def _read_mask(path: Path, opened: OpenModel, progress: Progress) -> HeadMask:
     """
     mask = HeadMask.read(path)
     name = opened.header.architecture.name
-    if mask.architecture not in {None, name}:
+    if mask.architecture is not None and untagged(mask.architecture) != untagged(name):
         raise ManifestError(
             f"{path}: architecture is `{mask.architecture}`, but {opened.reference} is a `{name}`",
             hint="a mask without the key `architecture` fits any model of that shape",
@@ -209,7 +210,7 @@ def _read_scores(path: Path, opened: OpenModel, progress: Progress) -> HeadScore
                 f"{opened.reference} has {tower.layers} by {tower.num_heads}",
                 hint=again,
             )
-    if scores.architecture != name:
+    if untagged(scores.architecture) != untagged(name):
         raise ManifestError(
             f"{path}: architecture is `{scores.architecture}`, but {opened.reference} is a `{name}`",
             hint=again,

@@ -302,7 +302,7 @@ REFUSED = {
     "other-options": (lambda: base(variant("qk-norm")).pruned(*KEEPS[1]), "1.st: is a vit_tiny_patch16_224 with qk_norm=True"),
     "other-class-count": (other_classes, "1.st: has 8 classes, {0} has 7"),
     "other-labels": (lambda: but(labels=LABELS), "1.st: has other class labels, or in another order, than {0}"),
-    "other-preprocessing": (lambda: but(preprocess=Preprocess(input_size=(1, 8, 8), mean=(0.1,), std=(0.2,))), "1.st: expects other preprocessing than {0}"),
+    "other-preprocessing": (lambda: but(preprocess=Preprocess(input_size=(1, 8, 8), mean=(0.1,), std=(0.2,))), "1.st: expects other preprocessing than {0}: other `mean`, `std`"),
     "other-base": (lambda: but(base=sha("another")), "1.st: comes from another base than {0}"),
     "other-dtype": (lambda: base(PLAIN).pruned(*KEEPS[1]).cast(torch.bfloat16), "1.st: tensor `blocks.0.attn.proj.bias` is BF16, in {0} it is F32"),
     "missing-tensor": (lambda: without("norm.bias"), "1.st: tensor `norm.bias` is in this member or in {0}, but not in both"),
@@ -324,6 +324,27 @@ def test_members_that_do_not_belong_together(tmp_path, monkeypatch, second, mess
     assert caught.value.exit_code == 3
     assert ("`hydractl finetune`" in (caught.value.hint or "")) == ("8 classes" in message)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_members_that_differ_in_training_alone_are_fused(tmp_path):
+    """Rates of dropout, a default that one states, two forms of one size, a tag of weights, a crop that is the same."""
+    first, second = (base(PLAIN).pruned(*keep) for keep in KEEPS[:2])
+    architecture = first.header.architecture
+    stated = architecture.config | {"drop_path_rate": 0.1, "img_size": [8, 8], "qkv_bias": True}
+    changes = {
+        "architecture": architecture.model_copy(
+            update={"config": stated, "name": f"{architecture.name}.augreg_in21k"}
+        ),
+        "preprocess": first.header.preprocess.model_copy(update={"crop_pct": 0.99}),
+    }
+    others = replace(second, header=second.header.model_copy(update=changes))
+    hydras = []
+    for name, member in (("same", second), ("other", others)):
+        (tmp_path / name).mkdir()
+        fuse(members(tmp_path / name, samples=[first, member]), tmp_path / f"{name}.st", verify=True)
+        hydras.append(open_model(str(tmp_path / f"{name}.st")).header)
+    assert hydras[0].architecture == hydras[1].architecture == architecture
+    assert hydras[0].preprocess == hydras[1].preprocess
 
 
 @pytest.mark.parametrize("verify", [True, False])
