@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 CHUNK = 1024
 """How many texts are tokenised side by side."""
+SHORT = 1000
+"""How many characters of a text are tokenised whatever `max_length` is: more than any word has."""
+CHARACTERS = 16
+"""How many characters a token of a long text may have before more of the text is tokenised."""
+GROWTH = 8
+"""How many times more that is."""
 SEGMENTS = 2
 """How many parts a text has at most."""
 
@@ -105,7 +111,8 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
     ids, segments, lengths = [], [], []
     for begin in range(0, len(texts), CHUNK):
         with _translated("fails on the texts"):
-            found = tokenizer.encode_batch_fast(list(texts[begin : begin + CHUNK]))
+            chunk = [_shortened(text, tokenizer, how) for text in texts[begin : begin + CHUNK]]
+            found = tokenizer.encode_batch_fast(chunk)
         lengths += [len(encoding.ids) for encoding in found]
         ids.append(torch.tensor([*chain.from_iterable(e.ids for e in found)], dtype=torch.int32))
         marks = torch.tensor([*chain.from_iterable(e.type_ids for e in found)], dtype=torch.int64)
@@ -114,6 +121,25 @@ def tokenize(texts: Sequence[Text], how: Tokenization, *, where: str = "the data
     tokens = Tokens(how=how, ids=torch.cat(ids), segments=torch.cat(segments), starts=counts.cumsum(0))
     _check(tokens, where)
     return tokens
+
+
+def _shortened(text: Text, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> Text:
+    """Return a text, both of a pair, without what lies far beyond `max_length`: the whole would be tokenised before it is cut."""
+    if not isinstance(text, str):
+        first, second = text
+        return _shortened_part(first, tokenizer, how), _shortened_part(second, tokenizer, how)
+    return _shortened_part(text, tokenizer, how)
+
+
+def _shortened_part(text: str, tokenizer: Tokenizer | PythonTokenizer, how: Tokenization) -> str:
+    """Return twice as much of a text as makes `max_length` tokens, so that the tokens at the cut are not among them."""
+    length = max(SHORT, CHARACTERS * how.max_length)
+    while 2 * length < len(text):
+        part = text[-length:] if how.truncation_side == "left" else text[:length]
+        if len(tokenizer.encode_batch_fast([part])[0].ids) >= how.max_length:
+            return text[-2 * length :] if how.truncation_side == "left" else text[: 2 * length]
+        length *= GROWTH
+    return text
 
 
 def encode_texts(texts: Sequence[Text], how: Tokenization) -> dict[str, Tensor]:

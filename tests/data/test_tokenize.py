@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from hydractl.data import tokenize as tokenize_module
 from hydractl.data.tokenize import TokenBatches, encode_texts, tokenize
 from hydractl.errors import CheckpointError, DataError, UsageError
 from hydractl.families.opening import open_model
@@ -131,6 +132,49 @@ def test_more_texts_than_are_tokenised_at_once(monkeypatch):
     monkeypatch.setattr("hydractl.data.tokenize.CHUNK", 8)
 
     assert all(torch.equal(x, whole[name]) for name, x in encode_texts(many, tokenization()).items())
+
+
+class Spy:
+    """A tokenizer that notes how long the texts are that it gets."""
+
+    def __init__(self, made):
+        self.made, self.lengths = made, []
+
+    def __getattr__(self, name):
+        return getattr(self.made, name)
+
+    def encode_batch_fast(self, texts):
+        self.lengths += [len(part) for text in texts for part in ([text] if isinstance(text, str) else text)]
+        return self.made.encode_batch_fast(texts)
+
+
+SENTENCE, BLANKS = "the film was very great ", " " * 200_000
+LONG = SENTENCE * 20_000
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("text", "short", "all_read"),
+    [
+        (LONG, SENTENCE * 9, False),
+        ((LONG, "the phone"), (SENTENCE * 9, "the phone"), False),
+        ((LONG, LONG + "bad"), (SENTENCE * 9, SENTENCE * 9 + "bad"), False),
+        ("bad" + BLANKS + "great", "bad great", True),
+        (BLANKS + LONG + BLANKS, SENTENCE * 9, True),
+        ("x" * 300_000, "x" * 300, True),
+    ],
+    ids=["words", "a short second", "a long second", "blanks", "blanks around", "one word"],
+)
+def test_long_texts_are_cut_before_they_are_tokenised(monkeypatch, text, short, all_read, side):
+    """Of the whole, the library takes too long (of two texts, the square): `short` has the same tokens at its ends."""
+    how = tokenization(max_length=15, truncation_side=side)
+    monkeypatch.setattr(LIBRARY, "truncation_side", side)
+    expected = LIBRARY(*([short] if isinstance(short, str) else short), truncation=True, max_length=15)
+    spy = Spy(tokenize_module._opened(how))
+    monkeypatch.setattr(tokenize_module, "_opened", lambda _: spy)
+
+    assert encode_texts([text], how)["input_ids"].tolist() == [expected["input_ids"]]
+    assert (max(spy.lengths) > 20_000) == all_read
 
 
 def test_a_model_without_a_tokenizer():
