@@ -5,6 +5,7 @@ import pytest
 from hydractl.data.dataset import open_data
 from hydractl.data.items import Content
 from hydractl.data.labels import select_classes, training_labels
+from hydractl.data.reference import DataRef
 from hydractl.errors import DataError, UsageError
 
 
@@ -129,3 +130,20 @@ def test_a_classifier_is_trained_on_two_classes_at_least(tmp_path):
     assert training_labels(open_data(str(tmp_path), wants=Content.TEXTS), "--data") == (0, 1)
     with pytest.raises(DataError, match="every label is `dog`, and training needs two classes"):
         training_labels(open_data(f"{tmp_path}::classes=dog", wants=Content.TEXTS), "--data")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_a_table_that_withholds_every_label_trains_nothing(tmp_path, name):
+    path = tmp_path / name
+    csv, rows = "text,label\na,-1\nb,-1\n", '{"text": "a", "label": -1}\n{"text": "b", "label": -1}\n'
+    path.write_text(csv if name.endswith("csv") else rows)
+    with pytest.raises(DataError, match="has no labels, which `--data` needs"):
+        training_labels(open_data(str(path), wants=Content.TEXTS), "--data")
+
+
+@pytest.mark.parametrize("options", ["classes=a", "map=a:b", "classes-by=position"])
+def test_classes_of_a_stream_without_an_end_are_not_known_beforehand(options):
+    with pytest.raises(UsageError, match="a stream does not say how long it is") as caught:
+        DataRef.parse(f"hf:org/name::streaming=true,{options}", endless=True)
+    assert "limit=N" in caught.value.hint
+    assert DataRef.parse(f"hf:org/name::streaming=true,limit=5,{options}").reads_classes
