@@ -32,7 +32,7 @@ def check_repository(name: str, *, option: str = "") -> None:
         UsageError: With the reason of the Hub's client.
     """
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the Hub's client loads when it is asked
-    from huggingface_hub.utils import validate_repo_id  # noqa: PLC0415 - as above
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # noqa: PLC0415 - documented, not listed
 
     reason = "" if "/" in name else ": it has no owner"
     try:
