@@ -43,15 +43,6 @@ def _class_names(folder: ModelFolder) -> str | None:
     return None
 
 
-def _repeated_class(folder: ModelFolder) -> str | None:
-    names = folder.config.get("id2label")
-    if not isinstance(names, dict) or not folder.classifies:
-        return None
-    labels = [str(name) for name in names.values()]
-    twice = next((name for name in labels if labels.count(name) > 1), None)
-    return None if twice is None else f"`id2label` gives two classes the name `{twice}`"
-
-
 def _quantization(folder: ModelFolder) -> str | None:
     for key in ("quantization_config", "compression_config"):
         given = folder.config.get(key)
@@ -235,9 +226,7 @@ RULES = (
     Rule(
         library="transformers",
         name="two classes of one name in `id2label`",
-        effect="refused; `finetune` takes the encoder",
-        problem=_repeated_class,
-        as_backbone=True,
+        effect="read, with a warning: ImageNet's folders have `crane` twice; data are not matched by such a name",
     ),
     Rule(
         library="transformers",

@@ -145,7 +145,7 @@ CLASSIFIERS = {
         (configure(id2label=[*"abcdefg"]), "is not an object"),
         (configure(id2label={str(i + i // 3): str(i) for i in range(7)}), "lacks the class 3"),
     ],
-    "two classes of one name in `id2label`": [(configure(**names(*"abcdefa")), f"{BACKBONE}two classes the name `a`")],
+    "two classes of one name in `id2label`": [(configure(**names(*"abcdefa")), LIBRARY)],
     "`architectures`, `auto_map`: a class that transformers does not have": [
         (configure(architectures=["MyBert"], auto_map={"AutoModel": "my.MyBert"}), f"{BACKBONE}classifier would be lost"),
     ],
