@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from hydractl.checkpoint import Checkpoint
 from hydractl.families.base import OWN, Family, place_of, with_pooling
-from hydractl.families.opening import OpenModel, expected_specs
+from hydractl.families.folder import expected_specs
+from hydractl.families.opening import OpenModel
 from hydractl.manifest.header import Architecture
 from hydractl.source import parse_arch
 from hydractl.tensors import TensorSpec

@@ -16,13 +16,13 @@ from hydractl.families.base import (
     Described,
     Family,
     is_replaceable,
-    name_in_memory,
     place_of,
     without_wrapper,
 )
-from hydractl.families.gate import ModelFolder, answer_problem, check_folder, check_weights
+from hydractl.families.folder import base_header, describe_folder, expected_specs
+from hydractl.families.gate import answer_problem, check_weights
 from hydractl.families.options import check_filled
-from hydractl.families.registry import FAMILIES, as_typed, described_as, family_for_config, family_of
+from hydractl.families.registry import FAMILIES, as_typed, described_as, family_of
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.header import (
     Architecture,
@@ -190,44 +190,6 @@ def _of_header(reference: str, checkpoint: Checkpoint, header: Header, *, backbo
     return replace(opened, checkpoint=remaining, lacks=problem)
 
 
-def describe_folder(
-    path: Path, config: Mapping[str, object], specs: Mapping[str, TensorSpec], *, backbone: bool = False
-) -> Described:
-    """Return what a library's folder holds. Every command that opens one comes by here.
-
-    Args:
-        path: The folder.
-        config: Its `config.json` or `open_clip_config.json`.
-        specs: Its tensors, by the names on disk; empty where weights come from elsewhere.
-        backbone: Whether a model without a classifier will do.
-
-    Raises:
-        CheckpointError: If a file of the folder is not what it should be.
-        UnsupportedModelError: If no family reads it, or it says what cannot be honoured, with the reason.
-    """
-    family = family_for_config(config, where=str(path), backbone=backbone)
-    folder = ModelFolder(path=path, config=config, specs=specs)
-    reason = check_folder(folder, family.rules)
-    described = family.read_config(config, path)
-    promoted = not reason and described.may_classify and _holds_classifier(family, described, specs)
-    if promoted:
-        unnamed = {key: value for key, value in config.items() if key != "architectures"}
-        reason = check_folder(replace(folder, config=unnamed), family.rules)
-    if reason:
-        return replace(described, lacks=reason)
-    if promoted:
-        note = f"{described.lacks}, but its weights hold a classifier, which is read as transformers reads it"
-        return replace(described, lacks="", notes=(*described.notes, note))
-    return described
-
-
-def _holds_classifier(family: Family, described: Described, specs: Mapping[str, TensorSpec]) -> bool:
-    """Return whether weights hold every tensor of a classifier, in its shape."""
-    stored = {name_in_memory(family, name): spec.shape for name, spec in specs.items()}
-    expected = expected_specs(family, base_header(described))
-    return all(stored.get(n) == spec.shape for n, spec in expected.items() if is_replaceable(family, n))
-
-
 def classifier_hint(reference: str) -> str:
     """Return what gives a model without a classifier one."""
     return f"`hydractl finetune {shlex.quote(reference)} --data TRAIN --val VAL -o base.st` gives it a classifier for your classes"
@@ -340,13 +302,6 @@ def _takes(architecture: str, size: tuple[int, int, int]) -> bool:
     return True
 
 
-def expected_specs(family: Family, header: Header) -> dict[str, TensorSpec]:
-    """Return the name and shape of every tensor that the architecture has under the header's first mask."""
-    model = family.build(header.architecture, header.masks[0], None)
-    model.answer.expect(len(header.labels))
-    return {name: spec_of(tensor) for name, tensor in model.library_state().items()}
-
-
 def check_tensors(where: str, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
     """Compare names, shapes, and whether numbers are floating-point ones (of how many bits, may differ).
 
@@ -406,20 +361,6 @@ def _describe(
 def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: Header) -> Checkpoint:
     """Return a checkpoint of ours with the tensors of a library's, which it still goes by."""
     return replace(Checkpoint.of(state, header=header), name=original.name, stands_for=original)
-
-
-def base_header(described: Described) -> Header:
-    """Return the header of a base of a described architecture."""
-    architecture = described.architecture
-    return Header(
-        kind=Kind.BASE,
-        architecture=architecture,
-        masks=(full_mask(architecture.towers),),
-        preprocess=described.preprocess,
-        assumed=described.assumed,
-        labels=described.labels,
-        prompting=described.prompting,
-    )
 
 
 def _fresh(located: Located, seed: int) -> OpenModel:

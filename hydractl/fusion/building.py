@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from hydractl.errors import EDITED, CheckpointError
-from hydractl.families.opening import OpenModel, build_checked, expected_specs, in_one_dtype, load_model
+from hydractl.families.folder import expected_specs
+from hydractl.families.opening import OpenModel, build_checked, in_one_dtype, load_model
 from hydractl.families.registry import family_of
 from hydractl.families.tower import Model
 from hydractl.fusion.hydra import Hydra

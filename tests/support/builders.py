@@ -11,7 +11,8 @@ import torch
 
 import support.trunks  # noqa: F401 - registers architectures
 from hydractl.checkpoint import write_tensors
-from hydractl.families.opening import check_tensors, expected_specs
+from hydractl.families.folder import expected_specs
+from hydractl.families.opening import check_tensors
 from hydractl.families.probe import probe_inputs
 from hydractl.families.registry import FAMILIES
 from hydractl.fusion.slicing import prune_tensor, zero_dropped
@@ -107,7 +108,7 @@ class Sample:
 
 @cache
 def specs(header: str) -> dict[str, TensorSpec]:
-    """Return what `opening.expected_specs` does, which costs as much as a model, once a header."""
+    """Return what `folder.expected_specs` does, which costs as much as a model, once a header."""
     read = Header.model_validate_json(header)
     return expected_specs(FAMILIES[read.architecture.family], read)
 

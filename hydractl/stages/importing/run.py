@@ -10,7 +10,7 @@ from hydractl.claims import Claim
 from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import OWN, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, drawn_for, resized
-from hydractl.families.opening import base_header, describe_folder, expected_specs
+from hydractl.families.folder import base_header, describe_folder, expected_specs
 from hydractl.families.registry import FAMILIES, described_as, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.hub.folders import publish_models
