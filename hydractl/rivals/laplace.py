@@ -4,8 +4,8 @@ As in Daxberger et al. (2021, Laplace Redux), after MacKay (1992), and equal to 
 generalised Gauss-Newton matrix G = sum_n L_n (x) x_n x_n', with L = diag(p) - p p', which needs no labels, and the precision
 of a normal prior on its diagonal. `full` is that, the biases as weights of a constant feature; `kron` keeps of the weights
 (sum_n L_n / N) (x) (sum_n x_n x_n') and of the biases sum_n L_n, the two apart (KFAC; Ritter et al. 2018). The prior's precision
-is the one of the highest marginal likelihood, or on held-out data that of the lowest NLL of the answers, as laplace-torch's
-`optimize_prior_precision(method="gridsearch", val_loader=...)`.
+is the one of the highest marginal likelihood, or on held-out data that of the lowest NLL of the answers, out of the grid of laplace-torch's
+`optimize_prior_precision(method="gridsearch", val_loader=...)`, whose running NLL 0.3 does not reset from one precision to the next.
 
 `probit` divides each logit by sqrt(1 + pi/8 of its variance), and the softmax of that is the answer (MacKay 1992; Kristiadi et
 al. 2020); `samples` draws weights, each of which is a member.
