@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ BACKEND = "inductor"
 _ONE_AT_A_TIME = threading.Lock()
 
 
+SPARE_BYTES, ROOM_BYTES = 1 << 25, 1 << 28
+"""What is held for a report, and what a process without which has no virtual memory left."""
 LESS_MEMORY = {
     "batch_size": "a smaller `--batch-size`",
     "accumulate": "a larger `--accumulate`",
@@ -60,18 +63,41 @@ def enough_memory(options: Iterable[str]) -> Iterator[None]:
         ) from error
 
 
-def short_of_memory(error: Exception) -> InputError | None:
-    """Return what to say where libraries failed to load in a process whose virtual memory has a limit; else None."""
-    import resource  # noqa: PLC0415 - Windows lacks it
+def spare_memory() -> mmap.mmap | None:
+    """Return memory to release before a failure is reported, in a process whose virtual memory has a limit; else None."""
+    return None if _memory_limit() is None else _reserved(SPARE_BYTES)
 
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+
+def short_of_memory(error: Exception) -> InputError | None:
+    """Return what to say where the libraries failed for lack of virtual memory, of which the process may have a limit; else None."""
+    limit = _memory_limit()
+    if limit is None:
+        return None
     loading = isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError)
-    if limit == resource.RLIM_INFINITY or not (loading or isinstance(error, MemoryError)):
+    # C++ reports exhausted memory as a RuntimeError
+    exhausted = isinstance(error, RuntimeError) and _reserved(ROOM_BYTES) is None
+    if not (loading or exhausted or isinstance(error, MemoryError)):
         return None
     return InputError(
         f"the libraries need more virtual memory than this process may have, {limit / 2**30:.1f} GiB: {reason_of(error)}",
         hint="raise the limit before the command: `ulimit -v unlimited`",
     )
+
+
+def _memory_limit() -> int | None:
+    """Return how many bytes of virtual memory this process may have, None where there is no limit."""
+    import resource  # noqa: PLC0415 - Windows lacks it
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _reserved(size: int) -> mmap.mmap | None:
+    """Return so many bytes of virtual memory, None where the process may not have them."""
+    try:
+        return mmap.mmap(-1, size)
+    except OSError:
+        return None
 
 
 def versions(*libraries: str) -> dict[str, str]:

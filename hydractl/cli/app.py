@@ -19,7 +19,7 @@ from typing_extensions import override
 from hydractl.cli.helptext import escaped, literal_help
 from hydractl.cli.summaries import SUMMARIES
 from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
-from hydractl.runtime import short_of_memory
+from hydractl.runtime import short_of_memory, spare_memory
 from hydractl.version import __version__
 from hydractl.wording import did_you_mean
 
@@ -200,6 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     from hydractl.cli.output import drop_stdout, fail, interrupted, leader_is_silent, refusal
 
     arguments = sys.argv[1:] if argv is None else list(argv)
+    spare = spare_memory()
     try:
         tree = command_tree()
         with tree.make_context("hydractl", arguments, obj=main) as context:  # the demo runs command lines
@@ -220,6 +221,8 @@ def main(argv: list[str] | None = None) -> int:
     except typer.Exit as done:
         return done.exit_code
     except Exception as error:  # noqa: BLE001 - typer's usage errors are of a private class; all others are raised again
+        if spare is not None:
+            spare.close()  # what is said of exhausted memory takes some
         return _usage_or_bug(error)
     return 0
 

@@ -292,6 +292,7 @@ def test_memory_of_the_machine_is_no_memory_of_a_device(monkeypatch):
 
 @pytest.mark.parametrize(("error", "limited", "said"), [
     (ImportError("libtorch_cpu.so: failed to map segment"), True, True), (MemoryError(), True, True),
+    (RuntimeError("std::bad_alloc"), True, True), (RuntimeError("a bug"), True, False), (RuntimeError("a bug"), False, False),
     (ImportError("libtorch_cpu.so: failed to map segment"), False, False), (ModuleNotFoundError("no module"), True, False), (ValueError("x"), True, False),
 ])  # fmt: skip
 def test_libraries_that_do_not_fit_into_the_limit_of_a_process(call, work, monkeypatch, error, limited, said):
@@ -300,6 +301,8 @@ def test_libraries_that_do_not_fit_into_the_limit_of_a_process(call, work, monke
 
     limit = 2**31 if limited else resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    if str(error) == "std::bad_alloc":
+        monkeypatch.setattr("hydractl.runtime._reserved", lambda _: None)
     monkeypatch.setattr("hydractl.cli.app.command_tree", fails)
     if not said:
         with pytest.raises(type(error)):
