@@ -40,6 +40,7 @@ def open_data(
     *,
     wants: Content = Content.IMAGES,
     labelled: bool = True,
+    skip_bad: bool = False,
     progress: Progress = SILENT,
 ) -> Items:
     """Return the images or texts that a data reference selects.
@@ -52,6 +53,7 @@ def open_data(
         wants: What the items are to be.
         labelled: Whether labels are read where there are some. If not, a folder's files may lie at any depth, unless the
             reference says something of classes.
+        skip_bad: Whether files that a table names may be missing.
         progress: Hears what is skipped or assumed.
 
     Raises:
@@ -70,6 +72,8 @@ def open_data(
         items = items.taken(builtin.spread(len(items), ref.limit))
     if len(items) == 0:
         raise DataError(f"{ref}: no {wants.one} is left")
+    if isinstance(items, ImageSet) and not skip_bad:
+        items.store.check_there(items.places)
     return _named(ref, items)
 
 

@@ -86,15 +86,15 @@ def open_items(
         how: Of the model.
         labelled: As there.
         workers: How many processes decode images; None for what pays, see `Crew.of`.
-        skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `without_unreadable`.
+        skip_bad: Whether images that cannot be read are left out; `progress` hears how many, see `open_readable`.
         progress: As there.
     """
-    items = crewed(open_data(ref, wants=content_of(how), labelled=labelled, progress=progress), workers)
     if skip_bad:
-        items, left_out = without_unreadable(items, how)
+        items, left_out = open_readable(ref, how, labelled=labelled, workers=workers, progress=progress)
         if left_out:
             progress.warn(left_out)
-    return items
+        return items
+    return crewed(open_data(ref, wants=content_of(how), labelled=labelled, progress=progress), workers)
 
 
 def open_stream(
@@ -108,17 +108,27 @@ def open_stream(
     return stream.mended(lambda part: replace(of_kind(part, ImageSet), crew=crew))
 
 
-def without_unreadable(items: Items, how: Reading) -> tuple[Items, str | None]:
-    """Return the images that a model can read, of which each is decoded once, and a sentence on how many are left out, if any.
+def open_readable(
+    ref: DataRef | str,
+    how: Reading,
+    *,
+    labelled: bool = True,
+    workers: int | None = 0,
+    progress: Progress = SILENT,
+) -> tuple[Items, str | None]:
+    """Return the images that a reference selects and the model can read, and a sentence on how many are left out, if any.
+
+    Each image is decoded once; arguments as of `open_items`.
 
     Raises:
         UsageError: If they are texts.
         DataError: If none can be read.
     """
-    _check_images(items)
+    items = open_lenient(ref, how, labelled=labelled, workers=workers, progress=progress)
     unreadable: dict[int, str] = {}
-    for batch in encoded(_lenient(items), how, batch_size=64, limit_bytes=0):
+    for batch in encoded(items, how, batch_size=64, limit_bytes=0):
         unreadable.update(batch.bad)
+    items = replace(items, lenient=False)
     if not unreadable:
         return items, None
     first = f"the first: {unreadable[min(unreadable)]}"
@@ -127,6 +137,24 @@ def without_unreadable(items: Items, how: Reading) -> tuple[Items, str | None]:
     readable = items.taken([i for i in range(len(items)) if i not in unreadable])
     left_out = f"left out {len(unreadable)} of {counted(len(items), 'image')}, which cannot be read"
     return readable, f"{items.name}: {left_out}; {first}"
+
+
+def open_lenient(
+    ref: DataRef | str,
+    how: Reading,
+    *,
+    labelled: bool = True,
+    workers: int | None = 0,
+    progress: Progress = SILENT,
+) -> ImageSet:
+    """Return images that may be unreadable or missing; arguments as of `open_items`.
+
+    Raises:
+        UsageError: If they are texts.
+    """
+    items = open_data(ref, wants=content_of(how), labelled=labelled, skip_bad=True, progress=progress)
+    _check_images(items)
+    return _lenient(crewed(items, workers))
 
 
 def lenient(items: Items | Stream) -> Items | Stream:

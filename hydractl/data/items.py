@@ -193,6 +193,13 @@ class ImageStore(ABC):
         """Return what another process needs to read some images, under the same numbers: here the images themselves."""
         return Held({place: self.image(place) for place in places})
 
+    def check_there(self, places: Sequence[int]) -> None:  # noqa: B027 - most stores find out when they read
+        """Refuse images of which it can be told without reading that they are not there.
+
+        Raises:
+            DataError: If there is one.
+        """
+
     def key(self, index: int) -> str | int:
         """Return the path of the file that an image is, or its number."""
         return index

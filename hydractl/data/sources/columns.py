@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from PIL import Image
@@ -14,7 +14,7 @@ from typing_extensions import override
 from hydractl.data.items import ImageSet, ImageStore, Labels, Text, TextSet, decode, read_bytes
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
-from hydractl.data.sources.tabular import Read, Span, Table
+from hydractl.data.sources.tabular import Cell, ImageFiles, Read, Span, Table
 from hydractl.errors import DataError
 from hydractl.progress import Progress
 from hydractl.wording import did_you_mean, quoted
@@ -34,6 +34,20 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
+class HeldCells:
+    """Some rows' images, or why there is none."""
+
+    cells: Mapping[int, Cell | DataError]
+
+    def __call__(self, index: int) -> Cell:
+        """Return a row's image."""
+        cell = self.cells[index]
+        if isinstance(cell, DataError):
+            raise cell
+        return cell
+
+
+@dataclass(frozen=True, slots=True)
 class CellStore(ImageStore):
     """The images of a table: `read` gives a row's, `where` is what messages call the table."""
 
@@ -42,7 +56,20 @@ class CellStore(ImageStore):
 
     @override
     def only(self, places: Sequence[int]) -> CellStore:
-        return CellStore({place: self.read(place) for place in places}.__getitem__, self.where)
+        return CellStore(HeldCells({place: self._held(place) for place in places}), self.where)
+
+    @override
+    def check_there(self, places: Sequence[int]) -> None:
+        if isinstance(self.read, ImageFiles):
+            for place in places:
+                self.read(place)
+
+    def _held(self, place: int) -> Cell | DataError:
+        """Return what is held of an image, or why there is none: who decodes it says so."""
+        try:
+            return self.read(place)
+        except DataError as error:
+            return error
 
     @override
     def image(self, index: int) -> Image.Image:

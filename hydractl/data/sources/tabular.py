@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from typing_extensions import override
 
@@ -46,7 +46,8 @@ class Span:
         return found
 
 
-Read = Callable[[int], bytes | Path | Span]
+Cell: TypeAlias = bytes | Path | Span
+Read: TypeAlias = Callable[[int], Cell]
 
 
 class Table(ABC):
@@ -108,7 +109,7 @@ class RowTable(Table):
 
     @override
     def images(self, column: str) -> Read:
-        return _image_files(self.cells(column), folder=self._folder, where=self.place(column)).__getitem__
+        return ImageFiles(self.cells(column), self._folder, self.place(column))
 
 
 class ArrowTable(Table):
@@ -152,7 +153,7 @@ class ArrowTable(Table):
         if isinstance(kind, datasets.Image):
             rows = rows.cast_column(column, datasets.Image(decode=False))
         elif storage in {"string", "large_string"} and self._folder is not None:
-            return _image_files(rows[column][:], folder=self._folder, where=where).__getitem__
+            return ImageFiles(rows[column][:], self._folder, where)
         elif storage not in {"binary", "large_binary"} and not (isinstance(kind, dict) and "bytes" in kind):
             raise DataError(
                 f"{where}: holds no images", hint="name the column with the images: `::image=COLUMN`"
@@ -175,19 +176,30 @@ def folder_of(ref: DataRef) -> Path:
     return Path(ref.source).parent if ref.root is None else Path(ref.root)
 
 
-def _image_files(cells: Sequence[object], *, folder: Path, where: str) -> list[Path]:
-    """Return each row's file, all of them there."""
-    files = []
-    for row, cell in enumerate(cells):
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """The image files that a column names, by paths from a folder."""
+
+    cells: Sequence[object]
+    folder: Path
+    where: str
+
+    def __call__(self, row: int) -> Path:
+        """Return a row's file.
+
+        Raises:
+            DataError: If it names none, or one that is not there.
+        """
+        cell = self.cells[row]
         if not isinstance(cell, str) or not cell:
-            raise DataError(f"{where}: row {row} names no image file: {cell!r}")
-        file = folder / cell
+            raise DataError(f"{self.where}: row {row} names no image file: {cell!r:.80}")
+        file = self.folder / cell
         if not os.path.isfile(file):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
             raise DataError(
-                f"{where}: row {row} names `{cell}`, which is not there", hint=f"paths start from `{folder}`"
+                f"{self.where}: row {row} names `{cell}`, which is not there",
+                hint=f"paths start from `{self.folder}`",
             )
-        files.append(file)
-    return files
+        return file
 
 
 def fetch_table(ref: DataRef, progress: Progress) -> ArrowTable:

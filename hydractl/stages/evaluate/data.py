@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hydractl.data.batches import CACHE_BYTES, Deal
-from hydractl.data.inputs import Reading, check_skips, open_items, open_stream, without_unreadable
+from hydractl.data.inputs import Reading, check_skips, open_items, open_readable, open_stream
 from hydractl.data.items import LABELS_HINT, Items
 from hydractl.data.labels import Classed, are_numerals, required_labels, some
 from hydractl.data.matching import match_classes, nameless
@@ -204,10 +204,11 @@ class _Opening:
 
     def items(self, ref: DataRef) -> Items:
         """Return a set, with `--skip-bad` without the images that cannot be read."""
-        items = open_items(ref, self.how, workers=self.config.num_workers, progress=self.progress)
-        if self.config.skip_bad:
-            items, doubt = without_unreadable(items, self.how)
-            self.doubts += [doubt] if doubt else []
+        workers, progress = self.config.num_workers, self.progress
+        if not self.config.skip_bad:
+            return open_items(ref, self.how, workers=workers, progress=progress)
+        items, doubt = open_readable(ref, self.how, workers=workers, progress=progress)
+        self.doubts += [doubt] if doubt else []
         return items
 
     def sets(self) -> dict[str, Items | Stream]:

@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 from hydractl.data.crew import Crew
 from hydractl.data.given import GivenStore
-from hydractl.data.inputs import Reading, content_of, crewed, open_items, open_stream
+from hydractl.data.inputs import Reading, content_of, crewed, open_items, open_lenient, open_stream
 from hydractl.data.items import Content, ImageSet, Items, TextSet
 from hydractl.data.reference import LIST_SUFFIX, SOURCES_HINT, DataRef
 from hydractl.data.sources.stream import Stream
@@ -66,7 +66,8 @@ def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progres
         )
     if ref.streaming is not None and ref.classes is None:
         return open_stream(ref, how, workers=config.num_workers, progress=progress)
-    return open_items(ref, how, labelled=False, workers=config.num_workers, progress=progress)
+    opened_as = open_lenient if config.skip_bad else open_items
+    return opened_as(ref, how, labelled=False, workers=config.num_workers, progress=progress)
 
 
 def _files(paths: Sequence[Path], how: Reading) -> ImageSet:

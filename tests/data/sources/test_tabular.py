@@ -15,13 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydractl.data.dataset import open_data
+from hydractl.data.inputs import open_items
 from hydractl.data.items import Content
 from hydractl.data.labels import required_labels
 from hydractl.data.sources.columns import LabelReader, read_labels
 from hydractl.errors import DataError, UsageError
+from hydractl.manifest.header import Preprocess
 from hydractl.progress import SILENT
 from support.tabular import parquet, write
 
+GREY = Preprocess(input_size=(1, 8, 8), mean=(0.0,), std=(1.0,))
 ROWS = ({"image": "img/0.png", "label": "cat"}, {"image": "img/1.png", "label": "ant"})
 
 
@@ -276,6 +279,25 @@ def test_labels_that_come_in_parts_are_those_of_the_whole(values, size, names):
     found = read(in_parts)
     assert type(found) is type(whole)
     assert isinstance(whole, str) or found == whole
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_whose_image_is_missing_are_left_out_where_that_is_wanted(here, heard, suffix, workers):
+    rows = [ROWS[0], {"image": "img/none.png", "label": "cat"}, ROWS[1], {"image": "", "label": "ant"}]
+    path = str(write(here / f"t.{suffix}", rows))
+
+    found = open_items(path, GREY, skip_bad=True, workers=workers, progress=heard)
+
+    assert [found.key(i) for i in range(len(found))] == [0, 2]
+    assert found.labels == (1, 0)
+    assert len(heard.warnings) == 1
+    assert heard.warnings[0].startswith(
+        f"t.{suffix}: left out 2 of 4 images, which cannot be read; the first: "
+    )
+    assert heard.warnings[0].endswith("row 1 names `img/none.png`, which is not there")
+    with pytest.raises(DataError, match=r"row 1 names `img/none\.png`, which is not there"):
+        open_items(path, GREY, workers=workers)
 
 
 def test_missing_file_and_folder_of_that_name(here):
