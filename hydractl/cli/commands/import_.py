@@ -14,8 +14,7 @@ from hydractl.stages.shared.outputs import check_outputs
 from hydractl.wording import count
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
     from hydractl.stages.importing.run import ImportReport, ImportReports
 
@@ -38,14 +37,14 @@ def import_weights(config: ImportConfig, terminal: Terminal) -> None:
       hydractl import model_best.pth.tar --arch deit_small_patch16_224 --ema -o base.st
       hydractl import pytorch_model.bin --arch bert::num_labels=4 --tokenizer tokenizer.json -o base.st
     """
-    from hydractl.stages.importing.run import ImportReports, run_import
+    from hydractl.stages.importing.run import ImportReport, ImportReports, run_import
     from hydractl.stages.shared.unchanged import looked
 
     progress = terminal.progress()
     if len(config.sources) > 1:  # before the first is written
         files = [path for path in config.written() if not is_folder(path)]
         check_outputs(files, force=config.force or config.if_changed, files=map(Path, config.sources))
-    reports, same = [], []
+    reports, same = list[ImportReport](), list[Path]()
     for one in config.one_by_one():
         found = looked(one) if one.if_changed else None
         if found is not None and found.why is None:
@@ -76,7 +75,7 @@ def render_several(reports: ImportReports, out: Console) -> None:
     out.print(_table(reports.imports))
 
 
-def _table(reports: Sequence[ImportReport]) -> Table:
+def _table(reports: Sequence[ImportReport]) -> RenderableType:
     rows = [
         (
             report.architecture,

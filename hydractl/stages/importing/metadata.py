@@ -122,4 +122,6 @@ def _in_other_words(holders: list[Mapping[str, object]]) -> dict[str, object]:
             found["img_size"] = side
         case [int(channels), int(height), int(width)]:
             found |= {"in_chans": channels, "img_size": height if height == width else [height, width]}
+        case _:
+            pass
     return found

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,8 @@ def record_class(name: str, holds: type) -> type:
         name: Module and name of the class.
         holds: `dict` or `list` where its objects are filled as such, else `object`; such objects become plain ones.
     """
-    makes = {dict: OrderedDict, list: list}.get(holds)
+    kinds: dict[type, Callable[[], object]] = {dict: OrderedDict, list: list}
+    makes = kinds.get(holds)
     module, _, last = name.rpartition(".")
     body: dict[str, Any] = {"__module__": module, "__qualname__": last}
     if makes is not None:
@@ -126,6 +127,9 @@ def _numbers(parts: tuple[object, ...]) -> list[Any]:
     """Return the numbers that bytes hold: `parts` are a dtype of numpy, as a record, and the bytes."""
     match parts:
         case (Record(args=(str(code), *_), state=(_, str(order), *_)), bytes(raw)) if NUMERIC.fullmatch(code):
-            dtype = np.dtype(("<" if order not in "<>" else order) + code)
-            return np.frombuffer(raw[: len(raw) // dtype.itemsize * dtype.itemsize], dtype).tolist()
+            dtype = np.dtype((">" if order == ">" else "<") + code)
+            numbers: list[Any] = np.frombuffer(
+                raw[: len(raw) // dtype.itemsize * dtype.itemsize], dtype
+            ).tolist()
+            return numbers
     return []

@@ -26,7 +26,7 @@ import torch
 
 from hydractl.errors import CheckpointError
 from hydractl.stages.importing import read
-from hydractl.stages.importing.records import Record, attributes, to_plain
+from hydractl.stages.importing.records import Record, attributes, record_class, to_plain
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3)}
 
@@ -174,6 +174,14 @@ def test_numbers_of_no_such_type_stay_records(tmp_path, dtype):
     kind = Calls(np.dtype, dtype, False, True)  # noqa: FBT003 - as numpy pickles it
     scalar = Calls(np.float64(1).__reduce__()[0], kind, b"\0" * 8)
     assert isinstance(to_plain(loaded(tmp_path, scalar, old=False)), Record)
+
+
+@pytest.mark.parametrize("order", ["<", ">", "|", "=", "<>", ""])
+def test_every_order_of_bytes(order):
+    kind = record_class("numpy.dtype", object)("f4", False, True)  # noqa: FBT003 - as numpy pickles it
+    kind.__setstate__((3, order, None, None, None, -1, -1, 0))
+    scalar = record_class("numpy._core.multiarray.scalar", object)(kind, b"\0\0\0\0")
+    assert to_plain(scalar) == 0.0
 
 
 def test_objects_that_hold_themselves_and_one_another(tmp_path):
