@@ -72,12 +72,13 @@ def render(report: ImportReport, out: Console) -> None:
 
 def render_several(reports: ImportReports, out: Console) -> None:
     """Show what several files held, a row each."""
-    out.print(_table(reports.imports))
+    out.print(_table(reports.imports, named=True))
 
 
-def _table(reports: Sequence[ImportReport]) -> RenderableType:
+def _table(reports: Sequence[ImportReport], *, named: bool = False) -> RenderableType:
     rows = [
         (
+            *([report.path.name] if named else []),
             report.architecture,
             str(report.num_classes),
             str(report.heads),
@@ -86,4 +87,5 @@ def _table(reports: Sequence[ImportReport]) -> RenderableType:
         )
         for report in reports
     ]
-    return table(["architecture", "classes", "heads", "parameters", "bytes"], rows)
+    columns = ["architecture", "classes", "heads", "parameters", "bytes"]
+    return table([*(["base"] if named else []), *columns], rows)

@@ -25,6 +25,9 @@ SIZES: Mapping[str, tuple[str, ...]] = {
 """Options of architectures that scripts save among their own, and that the shapes of tensors bear out."""
 UNSHAPED = {"timm": ("num_heads", "global_pool"), "transformers": ("num_attention_heads",)}
 """Those that no shape tells."""
+FILES = ("tokenizer",)
+"""Options that name files, which no file may name."""
+TEXTS = {"global_pool", "interpolation", "crop_mode"}
 IMAGES = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
 OPEN_CLIP_RUN = re.compile(r"(?:^|-)model_(.+?)-lr_")
 """The name that open_clip gives to a run, and saves in its checkpoints."""
@@ -56,7 +59,7 @@ def metadata_of(saved: Mapping[object, object]) -> Metadata:
     holders = list(_holders(saved))
     kwargs = next((found for h in holders for key in KWARGS if (found := _plain_options(h.get(key)))), {})
     number = _first([kwargs, *holders], NUM_CLASSES)
-    given = {key: value for key, value in kwargs.items() if key not in NUM_CLASSES and value is not None}
+    given = {k: v for k, v in kwargs.items() if k not in {*NUM_CLASSES, *FILES} and v is not None}
     other = _in_other_words(holders)
     return Metadata(
         arch=tuple(dict.fromkeys(_names(holders))),
@@ -108,10 +111,16 @@ def _plain_options(value: object) -> dict[str, object]:
 def _values(
     holders: list[Mapping[str, object]], keys: tuple[str, ...], other: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return what the keys hold, or what is said in other words."""
+    """Return what the keys hold, or what is said in other words: numbers, and texts where an option is one."""
     found = {key: _first(holders, (key,)) for key in keys}
     found = {key: other.get(key) if value in (None, "", []) else value for key, value in found.items()}
-    return {key: value for key, value in found.items() if value not in (None, "", [])}
+    return {
+        key: value
+        for key, value in found.items()
+        if value not in (None, "", [])
+        and not isinstance(value, bool)
+        and isinstance(value, str) == (key in TEXTS)
+    }
 
 
 def _in_other_words(holders: list[Mapping[str, object]]) -> dict[str, object]:

@@ -184,6 +184,32 @@ NOTHING = {
 }
 
 
+def test_options_of_other_kinds_are_passed_over(tmp_path, library):
+    """MAE's `global_pool` is a flag, others call ImageNet's mean by name."""
+    args = {
+        "arch": NAME,
+        "global_pool": True,
+        "mean": "imagenet",
+        "depth": "auto",
+        "num_heads": None,
+        "nb_classes": 7,
+    }
+    path = saved(tmp_path, {"model": library.state_dict(), "args": argparse.Namespace(**args)})
+    typed = ",".join(f"{k}={v}" for k, v in KWARGS.items())
+    assert bring(path, tmp_path / "b.st", arch=f"{NAME}::{typed}").architecture.config == KWARGS | {
+        "num_classes": 7
+    }
+
+
+def test_a_file_names_no_tokenizer(tmp_path):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(BertConfig(**BERT))
+    args = {"model_type": "bert", "model_kwargs": BERT | {"tokenizer": str(tmp_path / "none.json")}}
+    header = bring(saved(tmp_path, {"state_dict": model.state_dict(), "args": args}), tmp_path / "b.st")
+    assert header.preprocess.tokenizer is None
+
+
 @pytest.mark.parametrize("more", NOTHING.values(), ids=NOTHING)
 def test_files_that_do_not_say_it(tmp_path, library, more):
     path = saved(tmp_path, {"state_dict": library.state_dict(), **more})
