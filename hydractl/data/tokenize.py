@@ -18,7 +18,8 @@ from torch import Tensor
 from hydractl.data.batches import Batch
 from hydractl.data.python_tokenizers import PythonTokenizer, from_text
 from hydractl.errors import CheckpointError, DataError, HydraError, UsageError, reason_of
-from hydractl.manifest.tokenizers import is_python_tokenizer
+from hydractl.jsonfile import parse
+from hydractl.manifest.tokenizers import check_document, is_python_tokenizer
 from hydractl.runtime import without_panic
 from hydractl.wording import counted
 
@@ -208,6 +209,7 @@ def _tokenizer(text: str, max_length: int, side: str) -> Tokenizer | PythonToken
     from tokenizers import Tokenizer  # noqa: PLC0415 - what reads no text need not load it
 
     with _translated("cannot be read"):
+        check_document(parse(text), "the model")
         tokenizer = Tokenizer.from_str(text)
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length, strategy="longest_first", direction=side)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +24,8 @@ REFUSED = {
     "sp_model_kwargs": "names other files, or draws tokens at random",
     "split_special_tokens": "splits special tokens that stand in texts",
 }
+MOST_GROWTH = 10_000.0
+"""How many characters the replacements of a normaliser may make of one, if all of them met it; the largest known is 288."""
 _START = '{"tokenizer_class":'
 
 
@@ -98,3 +100,52 @@ def check_packages(tokenizer: Any, where: str) -> None:  # noqa: ANN401 - as abo
             f"{where}: its tokenizer normalises emoji with a package that is not installed",
             hint="`pip install emoji`",
         )
+
+
+def check_document(document: Any, where: str) -> None:  # noqa: ANN401 - JSON may be anything
+    """Refuse a `tokenizer.json` that makes far more of a text than there is, or draws its tokens at random.
+
+    Raises:
+        CheckpointError: Saying why.
+    """
+    parts = [*_parts(document)]
+    growth = 1.0
+    for part in parts:
+        if part.get("type") == "Replace":
+            growth *= max(1.0, _growth(part))
+    tables = sum(part.get("type") == "Precompiled" for part in parts)
+    copies = any(part.get("type") == "TemplateProcessing" and _repeats(part) for part in parts)
+    if growth > MOST_GROWTH or tables > 1 or copies:
+        raise CheckpointError(f"{where}: its tokenizer makes far more of a text than there is")
+    if any(part.get("dropout") for part in parts):
+        raise CheckpointError(
+            f"{where}: its tokenizer draws tokens at random (`dropout`)",
+            hint="set `dropout` to null in tokenizer.json: it is for training",
+        )
+
+
+def _parts(value: object) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a `tokenizer.json` that say how it works, those within others too; not its vocabulary."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _parts(item)
+    elif isinstance(value, dict):
+        yield value
+        for key in ("normalizer", "normalizers", "model", "post_processor", "processors"):
+            yield from _parts(value.get(key))
+
+
+def _growth(replace: Mapping[str, Any]) -> float:
+    """Return how many characters at most a replacement makes of one; an expression may stand for no character."""
+    content, pattern = str(replace.get("content") or ""), replace.get("pattern")
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    return len(content) / len(text) if isinstance(text, str) and text else len(content) + 1.0
+
+
+def _repeats(template: Mapping[str, Any]) -> bool:
+    """Return whether a template holds a text more than once."""
+    names = [
+        [piece["Sequence"]["id"] for piece in template.get(kind) or () if "Sequence" in piece]
+        for kind in ("single", "pair")
+    ]
+    return any(len(set(ids)) < len(ids) for ids in names)

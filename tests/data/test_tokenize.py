@@ -216,6 +216,30 @@ def test_no_room_beside_special_tokens(batch, special, hint):
     assert tokenize(batch, tokenization(max_length=hint)).lengths.tolist() == [2 * special - 1]
 
 
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+TWICE = {"type": "TemplateProcessing", "single": [TEXT, TEXT], "pair": [TEXT], "special_tokens": {}}
+BPE = {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}}, "far more of a text than there is"),
+        ({"normalizer": DOUBLE | {"content": "a" * 100_000}}, "far more of a text than there is"),
+        ({"normalizer": DOUBLE | {"pattern": {"Regex": ""}, "content": "a" * 10_000}}, "far more of a text"),
+        ({"post_processor": {"type": "Sequence", "processors": [TWICE] * 40}}, "far more of a text than there is"),
+        ({"model": BPE}, "draws tokens at random"),
+    ],
+    ids=["doubled", "a long replacement", "of nothing", "repeated", "dropout"],
+)  # fmt: skip
+def test_a_tokenizer_that_makes_far_more_of_a_text_or_draws_is_refused(part, message):
+    document = json.loads(tokenizer().to_str()) | part
+
+    with pytest.raises(CheckpointError, match=message):
+        tokenize(["a"], tokenization(tokenizer=json.dumps(document)))
+
+
 def test_another_models_tokenizer():
     with pytest.raises(CheckpointError, match="gave token 15, but the model knows tokens 0 to 9") as caught:
         tokenize(["the poor"], tokenization(vocab_size=10))

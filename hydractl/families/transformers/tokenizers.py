@@ -11,7 +11,7 @@ from hydractl.errors import CheckpointError, UnsupportedModelError, reason_of
 from hydractl.families.transformers.library import check_small, quiet
 from hydractl.jsonfile import compact, parse, read_object
 from hydractl.manifest.header import InputName, Tokenization
-from hydractl.manifest.tokenizers import SENTENCEPIECE, SETTINGS, check_settings, to_text
+from hydractl.manifest.tokenizers import SENTENCEPIECE, SETTINGS, check_document, check_settings, to_text
 from hydractl.runtime import without_panic
 
 WHOLE = ("tokenizer.json", "tokenizer.*.json")
@@ -105,7 +105,9 @@ def _text_of(tokenizer: Any, backend: Any, source: Path) -> str:  # noqa: ANN401
             return to_text(tokenizer, source)
     backend.no_padding()
     backend.no_truncation()
-    return compact(parse(backend.to_str()))
+    document = parse(backend.to_str())
+    check_document(document, str(source))
+    return compact(document)
 
 
 def _input_names(config: Any, padding: Padding, listed: Sequence[str]) -> tuple[InputName, ...]:  # noqa: ANN401 - untyped
