@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from hydractl.data.crew import cores
-from hydractl.data.items import at_least
+from hydractl.data.decoding import at_least
 from hydractl.data.preprocess import EvalTransform, Normalised, PerItem, TrainTransform, pixels, sample_seed
 from hydractl.errors import DataError
 

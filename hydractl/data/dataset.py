@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from hydractl.data.items import Content, ImageSet, Items
 from hydractl.data.labels import apply_class_options, normal_names
-from hydractl.data.reference import BUILT_IN_TEXTS, SHARD_SUFFIX, DataRef, SourceKind
+from hydractl.data.reference import BUILT_IN_TEXTS, OF_IMAGES, SHARD_SUFFIX, DataRef, SourceKind
 from hydractl.data.sources import columns, files, folder, saved, shards, tabular
 from hydractl.data.sources.stream import Stream
 from hydractl.data.toys import builtin, intents, prose, shapes
@@ -97,13 +97,14 @@ def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) ->
         return _named(ref, _made(table, ref, wants, progress, labelled=False))
 
     first = rows.begun(1)
-    made(first)
+    decoding = made(first).decoding
     column = columns.label_column(first, ref)
     declared = None if column is None else first.classes(column)
     return Stream(
         content=wants,
         name=ref.name,
         most=ref.limit,
+        decoding=decoding,
         rows=rows,
         made=made,
         column=column,
@@ -114,17 +115,15 @@ def stream_data(ref: DataRef, *, wants: Content, progress: Progress = SILENT) ->
 
 
 def _named(ref: DataRef, items: Items) -> Items:
-    if ref.decode is not None:
-        items = _fast(ref, items)
+    if isinstance(items, ImageSet):
+        items = replace(items, fast=ref.decode is not None, oriented=ref.exif is None)
+    else:
+        for key in OF_IMAGES:
+            if value := getattr(ref, key):
+                raise UsageError(
+                    f"`{key}={value}` is for images, but the model reads texts", hint="leave it out"
+                )
     return items.taken(range(len(items)), name=ref.name)
-
-
-def _fast(ref: DataRef, items: Items) -> Items:
-    if not isinstance(items, ImageSet):
-        raise UsageError(
-            f"`decode={ref.decode}` is for images, but the model reads texts", hint="leave it out"
-        )
-    return replace(items, fast=True)
 
 
 def _check_columns(ref: DataRef, wants: Content) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 from PIL import Image
 from typing_extensions import override
 
+from hydractl.data.decoding import decode, read_bytes
 from hydractl.data.inputs import Reading, content_of
-from hydractl.data.items import Content, ImageSet, ImageStore, Items, Text, TextSet, decode, read_bytes
+from hydractl.data.items import Content, ImageSet, ImageStore, Items, Text, TextSet
 from hydractl.errors import DataError
 from hydractl.wording import did_you_mean_path
 

@@ -1,19 +1,13 @@
-"""Sets of images or texts: what every one offers, where images are, and how an image file is decoded."""
+"""Sets of images or texts: what every one offers, and where images are."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
-import struct
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 from PIL import Image
@@ -21,14 +15,10 @@ from typing_extensions import override
 
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.crew import Crew
+from hydractl.data.decoding import upright
 from hydractl.errors import DataError
 from hydractl.wording import quoted
 
-BROKEN = (
-    OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, AssertionError, EOFError, ArithmeticError, struct.error,
-    zlib.error, Image.DecompressionBombError,
-)  # fmt: skip
-"""What Pillow's readers let escape of files that are not what they take them for: slips of parsing too."""
 LABELS_HINT = (
     "a folder has one sub-folder a class; a table a column `label`, or one that you name: `::label=COLUMN`"
 )
@@ -92,7 +82,7 @@ class Items(ABC):
 
     @abstractmethod
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of one item's content; every stage takes the digests before anything is computed.
+        """Return a SHA-256 of one item's content alone; every stage takes the digests before anything is computed.
 
         Raises:
             DataError: If the item cannot be read.
@@ -102,8 +92,13 @@ class Items(ABC):
     def at(self, indices: Sequence[int]) -> Self:
         """Return the items at `indices`, which are in range, under labels that the caller mends."""
 
+    @property
+    def decoding(self) -> str:
+        """How items are decoded where that changes what a model sees; empty where it is the usual way."""
+        return ""
+
     def fingerprint(self, digests: Iterable[bytes] | None = None) -> str:
-        """Return `sha256:...` of the selected items, their labels and the class names, in order.
+        """Return `sha256:...` of the selected items, their labels, the class names and `decoding`, in order.
 
         The same content gives the same fingerprint wherever it lies.
 
@@ -111,7 +106,7 @@ class Items(ABC):
             digests: `item_digest` of every item, in order; None reads them all.
         """
         found = map(self.item_digest, range(len(self))) if digests is None else digests
-        return fingerprint_of(len(self), self.class_names, self.labels, found)
+        return fingerprint_of(len(self), self.class_names, self.labels, found, decoding=self.decoding)
 
     def taken(self, indices: Sequence[int], *, name: str | None = None) -> Self:
         """Return the items at `indices`, all classes kept, under another name if one is given.
@@ -237,6 +232,7 @@ class ImageSet(Items):
         crew: The processes that decode them; None for threads of this one.
         lenient: Whether batches hold black for what cannot be read, and say why.
         fast: Whether batches are of images decoded at no more than the size that suffices; see `at_least`.
+        oriented: Whether images are turned as their EXIF orientation says.
         corruption: What befalls images in batches of evaluation, on their way to a model.
     """
 
@@ -247,6 +243,7 @@ class ImageSet(Items):
     crew: Crew | None = None
     lenient: bool = False
     fast: bool = False
+    oriented: bool = True
     corruption: Corruption | None = None
 
     @override
@@ -254,7 +251,7 @@ class ImageSet(Items):
         return len(self.places)
 
     def image(self, index: int) -> Image.Image:
-        """Decode one image, in the mode it is stored in.
+        """Decode one image, in the mode it is stored in, upright where the set is `oriented`.
 
         Args:
             index: 0 <= index < len(self).
@@ -265,7 +262,8 @@ class ImageSet(Items):
         """
         if index < 0:
             raise IndexError(index)
-        return self.store.image(self.places[index])
+        image = self.store.image(self.places[index])
+        return upright(image) if self.oriented else image
 
     @override
     def key(self, index: int) -> str | int:
@@ -274,14 +272,16 @@ class ImageSet(Items):
     @override
     def item_digest(self, index: int) -> bytes:
         try:
-            found = self.store.item_digest(self.places[index])
+            return self.store.item_digest(self.places[index])
         except DataError as error:
             if not self.lenient:
                 raise
             return hashlib.sha256(error.message.encode()).digest()
-        return (
-            hashlib.sha256(b"fast\0" + found).digest() if self.fast else found
-        )  # other pixels, other results
+
+    @property
+    @override
+    def decoding(self) -> str:
+        return "+".join([*(["fast"] if self.fast else []), *([] if self.oriented else ["exif=ignore"])])
 
     @override
     def at(self, indices: Sequence[int]) -> Self:
@@ -301,80 +301,16 @@ def columns_there(columns: Sequence[str]) -> str:
 
 
 def fingerprint_of(
-    count: int, class_names: Sequence[str], labels: Sequence[int] | None, digests: Iterable[bytes]
+    count: int,
+    class_names: Sequence[str],
+    labels: Sequence[int] | None,
+    digests: Iterable[bytes],
+    *,
+    decoding: str,
 ) -> str:
     """Return the fingerprint of so many items of such labels and digests; see `Items`."""
-    sha = hashlib.sha256(json.dumps([count, class_names, labels]).encode())
+    told = [count, class_names, labels, *([decoding] if decoding else [])]
+    sha = hashlib.sha256(json.dumps(told).encode())
     for digest in digests:
         sha.update(digest)
     return f"sha256:{sha.hexdigest()}"
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def check_header(data: bytes, *, where: str) -> None:
-    """Look at an encoded image without decoding it; takes less than 0.1 ms.
-
-    Args:
-        data: The image file's bytes.
-        where: What an error message calls the image.
-
-    Raises:
-        DataError: If it is no image, or its header is damaged. Its pixels may still be.
-    """
-    with _named(where):
-        Image.open(io.BytesIO(data)).verify()
-
-
-_LEAST: ContextVar[int | None] = ContextVar("least", default=None)
-
-
-@contextlib.contextmanager
-def at_least(side: int | None) -> Iterator[None]:
-    """Let `decode` give a smaller image than is encoded, no side of it less than `side` pixels, where that is less work.
-
-    That is so of JPEG files alone. None decodes all that is there.
-    """
-    token = _LEAST.set(side)
-    try:
-        yield
-    finally:
-        _LEAST.reset(token)
-
-
-def decode(data: bytes, *, where: str) -> Image.Image:
-    """Return the first frame of an encoded image, decoded in full, or as `at_least` says.
-
-    Args:
-        data: The image file's bytes.
-        where: What an error message calls the image.
-
-    Raises:
-        DataError: If it is no image, or a truncated or corrupt one.
-    """
-    with _named(where):
-        image = Image.open(io.BytesIO(data))
-        if (least := _LEAST.get()) is not None:
-            image.draft(None, (least, least))
-        image.load()
-        return image
-
-
-@contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
-    try:
-        yield
-    except BROKEN as error:
-        raise DataError(
-            f"{where}: is not an image that can be decoded", hint="put a readable file in its place"
-        ) from error

@@ -57,6 +57,8 @@ BUILT_IN = tuple(kind.value.strip("`") for kind in (*BUILT_IN_IMAGES, *BUILT_IN_
 """What the built-in sources are called."""
 _COLUMNS = frozenset({"image", "label", "text"})
 _SELECTION = frozenset({"classes", "classes-by", "limit", MAP})
+OF_IMAGES = frozenset({"decode", "exif"})
+"""Keys that say how images are decoded."""
 KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
         SourceKind.DIGITS: _SELECTION | {"split"},
@@ -67,12 +69,12 @@ KEYS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
         SourceKind.INTENTS: _SELECTION | {"split", "domain"},
         SourceKind.MANUAL: frozenset({"limit"}),
         SourceKind.LETTERS: frozenset({"limit", "seed"}),
-        SourceKind.FOLDER: _SELECTION | _COLUMNS | {"split", "decode"},
-        SourceKind.FILE: _SELECTION | _COLUMNS | {"decode", "root"},
-        SourceKind.HUB: _SELECTION | _COLUMNS | {"split", "config", "decode", "streaming", "buffer"},
+        SourceKind.FOLDER: _SELECTION | _COLUMNS | OF_IMAGES | {"split"},
+        SourceKind.FILE: _SELECTION | _COLUMNS | OF_IMAGES | {"root"},
+        SourceKind.HUB: _SELECTION | _COLUMNS | OF_IMAGES | {"split", "config", "streaming", "buffer"},
     }
 )
-ONLY = MappingProxyType({"decode": "fast", "streaming": "true"})
+ONLY = MappingProxyType({"decode": "fast", "exif": "ignore", "streaming": "true"})
 """Keys that have one value."""
 LABELLED_BUILT_IN = tuple(name for name in BUILT_IN if "classes" in KEYS[SourceKind(f"`{name}`")])
 """Built-in sources with labels."""
@@ -100,6 +102,7 @@ class DataRef:
         domain: What `reviews` are of; `known` or `novel` ones of `shapes`; which foreign `intents`.
         decode: `fast` lets JPEG files be decoded at a half, a quarter or an eighth of their size where that is still twice
             what they are resized to: nearly the same pixels.
+        exif: `ignore` leaves images as they are stored, which else are turned as their EXIF orientation says.
         streaming: `true` reads the rows of a Hub data set from where they lie as they come, the first `limit`, and fetches no more.
         buffer: Among how many rows of a stream that are held training shuffles.
 
@@ -122,6 +125,7 @@ class DataRef:
     size: int | None = None
     domain: str | None = None
     decode: str | None = None
+    exif: str | None = None
     streaming: str | None = None
     buffer: int | None = None
 

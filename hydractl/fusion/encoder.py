@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hydractl.data.given import Item, checked_picture, image_of, is_text, kinds, listed
+from hydractl.data.given import Item, given_items, is_text, kinds, listed
+from hydractl.data.inputs import of_kind
+from hydractl.data.items import ImageSet
 from hydractl.data.preprocess import eval_transform
 from hydractl.data.tokenize import encode_texts
 from hydractl.inputs import Inputs
@@ -44,4 +46,5 @@ class Encoder:
             wanted = "texts" if self.images is None else "images, or texts"
             raise TypeError(f"the model reads {wanted}, found {kinds(given)}")
         transform = eval_transform(self.images)
-        return torch.stack([transform(image_of(checked_picture(item))) for item in given])
+        images = of_kind(given_items(given, self.images), ImageSet)
+        return torch.stack([transform(images.image(i)) for i in range(len(images))])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hydractl.data.preprocess import to_channels
 from hydractl.errors import UsageError
 from hydractl.families.transformers.library import quiet
 
@@ -124,7 +125,7 @@ def _pixels(images: ImageSet) -> torch.Tensor:
     """Return images (N, 3, height, width) in -1..1."""
     import numpy as np  # noqa: PLC0415 - as above
 
-    stacked = np.stack([np.asarray(images.image(i).convert("RGB")) for i in range(len(images))])
+    stacked = np.stack([np.asarray(to_channels(images.image(i), 3)) for i in range(len(images))])
     return torch.from_numpy(stacked).movedim(-1, 1).float() / 127.5 - 1
 
 

@@ -6,9 +6,10 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 import hydractl
 from hydractl.checkpoint import write_tensors
@@ -48,16 +49,25 @@ def test_the_library_gives_the_ensembles_probabilities(images):
     assert found.mutual_information.max() > 0
 
 
-def test_pipelines_of_images(images, recwarn):
+def test_pipelines_of_images(images, tmp_path, recwarn):
     from transformers import pipeline
 
     picture = Image.effect_noise((31, 20), 80)
-    answers = pipeline("image-classification", model=str(images), top_k=7)(picture)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned = tmp_path / "turned.jpg"
+    picture.save(turned, exif=exif)
+    model, ask = hydractl.load(images), pipeline("image-classification", model=str(images), top_k=7)
+    for given in (picture, str(turned)):
+        answers = ask(given)
 
-    expected = hydractl.load(images).predict([picture]).probabilities[0]
-    assert {a["label"]: a["score"] for a in answers} == pytest.approx(
-        dict(zip("abcdefg", expected.tolist(), strict=True)), abs=1e-6
-    )
+        expected = model.predict([given]).probabilities[0]
+        assert {a["label"]: a["score"] for a in answers} == pytest.approx(
+            dict(zip("abcdefg", expected.tolist(), strict=True)), abs=1e-6
+        )
+    with Image.open(turned) as stored:
+        unturned = model.predict([Image.fromarray(np.asarray(stored))]).probabilities[0]
+    assert not torch.allclose(expected, unturned, atol=1e-4)
 
 
 def test_pipelines_of_texts(texts):

@@ -171,7 +171,7 @@ def test_an_error_in_one_share_is_said_once_by_its_rank(work):
     assert out == ""
     assert said == [
         "rank 1: error: images/3/1.png: is not an image that can be decoded",
-        "hint: put a readable file in its place",
+        "hint: replace the file with an undamaged copy",
     ]
     assert not list(Path().glob("new.json*"))
 

@@ -26,6 +26,7 @@ VALUES = {
         lambda names: tuple(names.items())
     ),
     "decode": st.just("fast"),
+    "exif": st.just("ignore"),
     "streaming": st.just("true"),
 }
 SOURCES = {kind: st.just(kind.value.strip("`")) for kind in (*BUILT_IN_IMAGES, *BUILT_IN_TEXTS)} | {
@@ -112,7 +113,7 @@ def test_every_part_is_read():
         ("a::b", "expected key=value after `::`, found `b`", "ends with it: `a::b::`"),
         (
             "digits::splt=test",
-            "unknown key `splt`; known keys are buffer, classes, classes-by, config, decode, domain, image",
+            "unknown key `splt`; known keys are buffer, classes, classes-by, config, decode, domain, exif, image",
             "did you mean `split`?",
         ),
         ("digits::zzzzz=1", "unknown key `zzzzz`", None),
@@ -142,12 +143,12 @@ def test_every_part_is_read():
         ),
         (
             "a.csv::split=test",
-            "`a.csv` has no use for the key `split`; a file reads classes, classes-by, decode, image, label, limit, map, root, text",
+            "`a.csv` has no use for the key `split`; a file reads classes, classes-by, decode, exif, image, label, limit, map, root, text",
             None,
         ),
         (
             "a/b::seed=1",
-            "`a/b` has no use for the key `seed`; a folder reads classes, classes-by, decode, image, label, limit, map, split, text",
+            "`a/b` has no use for the key `seed`; a folder reads classes, classes-by, decode, exif, image, label, limit, map, split, text",
             None,
         ),
         ("digits::map=", "expected OLD:NEW", "in double quotes"),

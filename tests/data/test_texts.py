@@ -153,7 +153,7 @@ def test_images_for_a_text_model(tmp_path, picture):
 
     with pytest.raises(DataError, match="class folder `cat` holds no text") as caught:
         texts_of(tmp_path)
-    assert caught.value.hint == "there are images, such as `0.png`, but the model reads texts"
+    assert caught.value.hint == "there are images, such as `cat/0.png`, but the model reads texts"
     with pytest.raises(DataError, match="holds no text") as caught:
         texts_of(tmp_path / "cat")
     assert "`0.png`" in caught.value.hint
@@ -172,7 +172,7 @@ def test_images_for_a_text_model(tmp_path, picture):
 def test_texts_for_an_image_model(folder, tmp_path):
     with pytest.raises(DataError, match="class folder `neg` holds no image") as caught:
         open_data(str(folder))
-    assert caught.value.hint == "there are texts, such as `0.txt`, but the model reads images"
+    assert caught.value.hint == "there are texts, such as `neg/0.txt`, but the model reads images"
     with pytest.raises(DataError, match="is called `image`") as caught:
         open_data(str(write(tmp_path / "t.jsonl", ROWS)))
     assert caught.value.hint == "column `text` looks like texts, which this model cannot read"

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data.items import ImageSet, ImageStore, Labels, Text, TextSet, decode, read_bytes
+from hydractl.data.decoding import decode, read_bytes
+from hydractl.data.items import ImageSet, ImageStore, Labels, Text, TextSet
 from hydractl.data.labels import are_numerals
 from hydractl.data.reference import DataRef
 from hydractl.data.sources.tabular import Cell, ImageFiles, Read, Span, Table
@@ -175,7 +176,7 @@ def _checked(cell: object, where: str) -> str:
     if cell is None or cell != cell:  # noqa: PLR0124 - NaN, which pandas writes for what is missing
         return ""
     if not isinstance(cell, str):
-        raise DataError(f"{where} is no text: {cell!r}")
+        raise DataError(f"{where} is no text: {cell!r:.80}")
     return cell
 
 
@@ -235,7 +236,7 @@ class LabelReader:
             return int(value)
         if value == "" or not isinstance(value, int | str):
             raise DataError(
-                f"{self.where}: row {row} has no usable label: {cell!r}",
+                f"{self.where}: row {row} has no usable label: {cell!r:.80}",
                 hint="labels are names or whole numbers",
             )
         return value

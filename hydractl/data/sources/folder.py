@@ -12,7 +12,7 @@ from types import MappingProxyType
 from PIL import Image
 from typing_extensions import override
 
-from hydractl.data import items
+from hydractl.data import decoding, items
 from hydractl.data.items import Content
 from hydractl.data.reference import IMAGE_SUFFIXES, SOURCES_HINT, DataRef
 from hydractl.data.sources.text import decode_text
@@ -27,6 +27,10 @@ SUFFIXES: Mapping[Content, frozenset[str]] = MappingProxyType(
     }
 )
 """How the names of files that count end, in small letters."""
+RESOURCE_FORKS = "__MACOSX"
+"""Where macOS puts metadata when it makes a zip file."""
+SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
+"""How splits are usually called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class FileStore(items.ImageStore):
     @override
     def image(self, index: int) -> Image.Image:
         path = self.root / self.files[index]
-        return items.decode(items.read_bytes(path), where=str(path))
+        return decoding.decode(decoding.read_bytes(path), where=str(path))
 
     @override
     def key(self, index: int) -> str:
@@ -51,21 +55,27 @@ class FileStore(items.ImageStore):
 
     @override
     def item_digest(self, index: int) -> bytes:
-        """Return a SHA-256 of the path below the folder and the file's bytes.
+        """Return a SHA-256 of the file's bytes; its name and folder do not count.
 
         Raises:
             DataError: If the file cannot be read or is no image.
         """
         path = self.root / self.files[index]
-        data = items.read_bytes(path)
-        items.check_header(data, where=str(path))
-        return hashlib.sha256(os.fsencode(self.files[index]) + b"\0" + data).digest()
+        data = decoding.read_bytes(path)
+        decoding.check_header(data, where=str(path))
+        return hashlib.sha256(data).digest()
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder so called is left alone: one that is hidden, or where macOS keeps metadata."""
+    return name.startswith(".") or name == RESOURCE_FORKS
 
 
 def open_folder(ref: DataRef, content: Content, progress: Progress) -> items.Items:
-    """Return the images or texts under a folder, class by class, sorted; of texts each file is one.
+    """Return the images or texts under a folder, class by class, in the order of torchvision's `ImageFolder`; of texts each file is one.
 
-    Hidden files are left alone; others that are not of the kind are skipped with a warning.
+    Hidden files are left alone; others that are not of the kind are skipped with a warning. Files below a class's folder are of
+    that class, at any depth.
 
     Raises:
         DataError: If the folder, the split or a class's files are missing, classes and loose files mix, or a text is blank or
@@ -76,7 +86,7 @@ def open_folder(ref: DataRef, content: Content, progress: Progress) -> items.Ite
 
 
 def open_tree(ref: DataRef, content: Content, progress: Progress) -> items.Items:
-    """Return all images or texts below a folder, at any depth and without labels, sorted by their paths.
+    """Return all images or texts below a folder, at any depth and without labels, sorted by their folders and names.
 
     Hidden files and folders are left alone; others that are not of the kind are skipped with a warning.
 
@@ -84,22 +94,11 @@ def open_tree(ref: DataRef, content: Content, progress: Progress) -> items.Items
         DataError: If a folder is missing or holds none, or a text is blank or not UTF-8.
     """
     root = _root(ref)
-    files: list[str] = []
-    skipped: list[str] = []
-    waiting, seen = [""], set[Path]()
-    while waiting:
-        below = waiting.pop()
-        if (place := (root / below).resolve()) in seen:  # a link led here
-            continue
-        seen.add(place)
-        folders, wanted, others = _listing(root / below, content)
-        waiting += [f"{below}{name}/" for name in folders]
-        files += [f"{below}{name}" for name in wanted]
-        skipped += [f"{below}{name}" for name in others]
+    files, skipped = _walk(root, "", content)
     if not files:
-        raise _nothing(root, content, sorted(skipped))
-    _tell_skipped(root, content, sorted(skipped), progress)
-    return _items(root, content, tuple(sorted(files)), items.Labels())
+        raise _nothing(root, content, skipped)
+    _tell_skipped(root, content, skipped, progress)
+    return _items(root, content, tuple(files), items.Labels())
 
 
 def _items(root: Path, content: Content, files: tuple[str, ...], found: items.Labels) -> items.Items:
@@ -114,14 +113,14 @@ def _items(root: Path, content: Content, files: tuple[str, ...], found: items.La
 
 
 def _text(path: Path) -> str:
-    text = decode_text(items.read_bytes(path), where=str(path))
+    text = decode_text(decoding.read_bytes(path), where=str(path))
     if not text.strip():
         raise DataError(f"{path}: holds no text", hint="write a text into it, or keep it outside the folder")
     return text
 
 
 def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ...], items.Labels]:
-    """Return the paths of files of one kind below a folder, and their classes: the names of sub-folders, if there are any."""
+    """Return the paths of files of one kind below a folder, and their classes: the names of its sub-folders, if there are any."""
     folders, loose, skipped = _listing(root, what)
     if folders and loose:
         raise DataError(
@@ -130,17 +129,59 @@ def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ..
         )
     if not folders and not loose:
         raise _nothing(root, what, skipped)
+    _refuse_splits(root, folders, what)
     files, labels = list(loose), []
     for label, folder in enumerate(folders):
-        nested, found, others = _listing(root / folder, what)
-        if not found:
-            raise _empty_class(root / folder, what, nested=nested, others=others)
-        files += [f"{folder}/{name}" for name in found]
-        labels += [label] * len(found)
-        skipped += [f"{folder}/{name}" for name in others]
+        wanted, others = _walk(root, f"{folder}/", what)
+        if not wanted:
+            raise _empty_class(root / folder, what, others)
+        files += wanted
+        labels += [label] * len(wanted)
+        skipped += others
     _tell_skipped(root, what, skipped, progress)
     names = tuple(os.fsencode(folder).decode(errors="backslashreplace") for folder in folders)
     return tuple(files), items.Labels(names, tuple(labels) if folders else None)
+
+
+def _walk(root: Path, below: str, what: Content) -> tuple[list[str], list[str]]:
+    """Return the paths, from `root` on, of files of the kind and of others at any depth in one of its folders.
+
+    They come folder by folder, sorted as `sorted(os.walk(...))` has them; a folder that a link leads back to is read once.
+    """
+    listed: dict[str, tuple[list[str], list[str]]] = {}
+    waiting, seen = [below], set[Path]()
+    while waiting:
+        folder = waiting.pop()
+        if (place := (root / folder).resolve()) in seen:
+            continue
+        seen.add(place)
+        folders, wanted, others = _listing(root / folder, what)
+        waiting += [f"{folder}{name}/" for name in folders]
+        listed[folder.rstrip("/")] = (
+            [f"{folder}{name}" for name in wanted],
+            [f"{folder}{name}" for name in others],
+        )
+    ordered = [listed[folder] for folder in sorted(listed)]
+    return [file for wanted, _ in ordered for file in wanted], [
+        file for _, others in ordered for file in others
+    ]
+
+
+def _refuse_splits(root: Path, folders: list[str], what: Content) -> None:
+    """Refuse sub-folders that hold further ones alone where they are called as splits are, or where there is one only.
+
+    Raises:
+        DataError: If they are such.
+    """
+    alike = len(folders) == 1 or {folder.casefold() for folder in folders} <= SPLITS
+    if not folders or not alike:
+        return
+    listings = [_listing(root / folder, what) for folder in folders]
+    if any(nested for nested, _, _ in listings) and not any(wanted for _, wanted, _ in listings):
+        raise DataError(
+            f"{root}: {quoted(folders)} cannot be told from splits: no {what} lie directly in them, but further folders",
+            hint=f"for the classes in `{folders[0]}` add `::split={folders[0]}`",
+        )
 
 
 def _tell_skipped(root: Path, what: Content, skipped: list[str], progress: Progress) -> None:
@@ -170,10 +211,10 @@ def _root(ref: DataRef) -> Path:
 
 
 def _listing(folder: Path, what: Content) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of sub-folders, files of the kind and others, each sorted, hidden ones left out."""
+    """Return the names of sub-folders, files of the kind and others, each sorted, without hidden ones and metadata of macOS."""
     try:
         entries = sorted(
-            (entry for entry in folder.iterdir() if not entry.name.startswith(".")),
+            (entry for entry in folder.iterdir() if not is_hidden(entry.name)),
             key=lambda entry: entry.name,
         )
     except OSError as error:
@@ -185,14 +226,9 @@ def _listing(folder: Path, what: Content) -> tuple[list[str], list[str], list[st
     return folders, wanted, others
 
 
-def _empty_class(folder: Path, what: Content, *, nested: list[str], others: list[str]) -> DataError:
-    name = folder.name
-    hint = (
-        f"if `{name}` is a split, add `::split={name}`; {what} lie directly in their class's folder"
-        if nested
-        else _other_kind(others, what) or f"add {what} to it, or keep it outside `{folder.parent}`"
-    )
-    return DataError(f"{folder.parent}: class folder `{name}` holds no {what.one}", hint=hint)
+def _empty_class(folder: Path, what: Content, others: list[str]) -> DataError:
+    hint = _other_kind(others, what) or f"add {what} to it, or keep it outside `{folder.parent}`"
+    return DataError(f"{folder.parent}: class folder `{folder.name}` holds no {what.one}", hint=hint)
 
 
 def _other_kind(names: list[str], wanted: Content) -> str | None:

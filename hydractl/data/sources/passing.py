@@ -85,6 +85,7 @@ class Seen:
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
         self.columns = stream.columns
+        self.decoding = stream.decoding
         self.reader = stream.reader()
         self.digests = bytearray()
         self.marks = bytearray()
@@ -114,7 +115,7 @@ class Seen:
         return Passed(
             name=self.name,
             **labels._asdict(),
-            sha256=fingerprint_of(len(self), labels.class_names, labels.labels, each),
+            sha256=fingerprint_of(len(self), labels.class_names, labels.labels, each, decoding=self.decoding),
             content=rows[:, : DIGEST.itemsize].copy().view(DIGEST).ravel(),
             marks=np.frombuffer(self.marks, DIGEST),
             columns=self.columns,

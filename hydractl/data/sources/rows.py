@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from hydractl.data.items import Content, read_bytes
+from hydractl.data.decoding import read_bytes
+from hydractl.data.items import Content
 from hydractl.data.reference import LIST_SUFFIX
 from hydractl.data.sources.text import decode_text
 from hydractl.errors import DataError

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydractl.data.reference import IMAGE_SUFFIXES, DataRef
+from hydractl.data.sources.folder import is_hidden
 from hydractl.data.sources.tabular import ArrowTable, choose, quiet
 from hydractl.errors import DataError, reason_of
 from hydractl.progress import Progress
@@ -98,7 +99,7 @@ def _metadata(root: Path) -> bool:
 
 def _splits(root: Path) -> list[str]:
     """Return the sub-folders, if each of them holds a metadata file."""
-    folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
+    folders = [path for path in root.glob("*/") if not is_hidden(path.name)]
     return sorted(path.name for path in folders) if all(map(_metadata, folders)) else []
 
 

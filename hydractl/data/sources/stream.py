@@ -21,6 +21,7 @@ class Stream:
         content: What the items are.
         name: What reports call it.
         most: How many there are at most; None where nobody knows.
+        decoding: As in `Items`.
         rows: Where they come from.
         made: Makes items of some rows, without labels.
         column: Where labels are; None where there are none.
@@ -32,6 +33,7 @@ class Stream:
     content: Content
     name: str
     most: int | None
+    decoding: str
     rows: RowStream
     made: Callable[[Table], Items]
     column: str | None = None

@@ -133,7 +133,8 @@ class ArrowTable(Table):
 
     @override
     def cells(self, column: str) -> Sequence[object]:
-        found: Sequence[object] = self.rows(column)[column][:]
+        # as stored: the library would decode images, with any of Pillow's readers
+        found: Sequence[object] = self.rows(column).with_format("arrow")[:].column(column).to_pylist()
         return found
 
     @override

@@ -1,0 +1,135 @@
+"""How image files are opened: the only place that hands bytes to Pillow."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from types import MappingProxyType
+
+from PIL import ExifTags, Image, UnidentifiedImageError, features
+
+from hydractl.errors import DataError
+
+FORMATS = (
+    "PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM", "GIF",
+    *(["AVIF"] if "avif" in features.modules and features.check("avif") else []),
+)  # fmt: skip
+"""The formats that Pillow may read. It chooses by content, and some of its other readers start programs: EPS Ghostscript."""
+PILLOW_ERRORS = (
+    OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, AssertionError, EOFError, ArithmeticError, struct.error,
+    zlib.error,
+)  # fmt: skip
+"""What Pillow's readers let escape of files that are not what they take them for: slips of parsing too."""
+_TRANSPOSES = MappingProxyType(
+    {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+)
+"""How an image is made upright, by its EXIF orientation."""
+_LEAST: ContextVar[int | None] = ContextVar("least", default=None)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def check_header(data: bytes, *, where: str) -> None:
+    """Look at an encoded image without decoding it; takes less than 0.1 ms.
+
+    Args:
+        data: The image file's bytes.
+        where: What an error message calls the image.
+
+    Raises:
+        DataError: If it is no image, or its header is damaged. Its pixels may still be.
+    """
+    with _named(where):
+        _open(data).verify()
+
+
+@contextlib.contextmanager
+def at_least(side: int | None) -> Iterator[None]:
+    """Let `decode` give a smaller image than is encoded, no side of it less than `side` pixels, where that is less work.
+
+    That is so of JPEG files alone. None decodes all that is there.
+    """
+    token = _LEAST.set(side)
+    try:
+        yield
+    finally:
+        _LEAST.reset(token)
+
+
+def decode(data: bytes, *, where: str) -> Image.Image:
+    """Return the first frame of an encoded image, decoded in full, or as `at_least` says.
+
+    Args:
+        data: The image file's bytes.
+        where: What an error message calls the image.
+
+    Raises:
+        DataError: If it is no image of one of `FORMATS`, a truncated or corrupt one, or larger than Pillow's limit.
+    """
+    with _named(where):
+        image = _open(data)
+        if (least := _LEAST.get()) is not None:
+            image.draft(None, (least, least))
+        image.load()
+        return image
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an image turned and mirrored as its EXIF orientation says, with the pixels of `PIL.ImageOps.exif_transpose`.
+
+    That rewrites the metadata too, and so fails on damaged ones, which here count as none.
+    """
+    image.load()
+    try:
+        method = _TRANSPOSES.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except PILLOW_ERRORS:
+        return image
+    return image if method is None else image.transpose(method)
+
+
+def _open(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    try:
+        yield
+    except Image.DecompressionBombError as error:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise DataError(
+            f"{where}: has more than {limit} pixels, which is Pillow's limit",
+            hint="make the image smaller, or from Python raise `PIL.Image.MAX_IMAGE_PIXELS`, which is half the limit",
+        ) from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{where}: is not an image that can be decoded",
+            hint=f"the formats that can be read are {', '.join(FORMATS)}; convert the image to one of them",
+        ) from error
+    except PILLOW_ERRORS as error:
+        raise DataError(
+            f"{where}: is not an image that can be decoded", hint="replace the file with an undamaged copy"
+        ) from error
