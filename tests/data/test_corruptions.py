@@ -25,6 +25,7 @@ from support.builders import base
 
 THEIRS = json.loads((Path(__file__).parent / "corruptions.json").read_text())
 DRAWN = {"frost"}
+EXACT = {"motion-blur", "snow"}
 TEXT = "The film is a quiet marvel, and I would see it twice. " * 40
 
 
@@ -53,7 +54,9 @@ def test_pixels_are_those_of_the_benchmarks(side, name):
         assert found.mean() == pytest.approx(
             mean, abs=0.5
         )  # whole numbers are cut off to the one or the other
-        assert np.abs(found.reshape(-1)[:: found.size // 16 + 1].astype(int) - values).max() <= 1
+        assert np.abs(found.reshape(-1)[:: found.size // 16 + 1].astype(int) - values).max() <= (
+            name not in EXACT
+        )
 
 
 def test_every_corruption_has_five_strengths():

@@ -5,7 +5,7 @@ Each maps an image (H, W, C) of float64 in [0, 1], C = 1 or 3, and the parameter
 that with their draws come their pixels. What differs from their code:
 
 - OpenCV's affine maps round positions to 1/32 pixel; ours do not.
-- Their motion blur is ImageMagick's, whose kernel and rounding are here; it has 16 bits inside and they 8.
+- Their motion blur is ImageMagick's, whose kernel and rounding are here.
 - Their frost is a photograph of five, ours is drawn, see `_ice`, but where there are photographs: `_crop`.
 - The files of ImageNet-C are JPEGs of quality 85 besides; here a model sees the corrupted pixels themselves.
 - Grey images have one channel throughout: their own code is for three.
@@ -28,7 +28,7 @@ from scipy.signal import fftconvolve
 
 from hydractl.data.corruptions.names import PHOTOGRAPHS, Corruption, Photographs
 from hydractl.data.corruptions.strengths import frost_scale, strengths
-from hydractl.errors import DataError
+from hydractl.data.decoding import decode, read_bytes, upright
 
 Pixels: TypeAlias = NDArray[np.float64]
 Random: TypeAlias = np.random.Generator
@@ -177,9 +177,7 @@ def _pixelate(image: Image.Image, share: float) -> Image.Image:
 def _jpeg(image: Image.Image, quality: int) -> Image.Image:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
-    found = Image.open(file)
-    found.load()
-    return found
+    return decode(file.getvalue(), where="the image as a JPEG file")
 
 
 _ON_FILES: Mapping[str, Callable[[Image.Image, Any], Image.Image]] = MappingProxyType(
@@ -228,7 +226,10 @@ def _disk(radius: float, sigma: float) -> Pixels:
 
 
 def _moved(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
-    """Return x (H, W, C) after ImageMagick's motion blur: half a bell of 2 radius + 1 pixels along a line, edges repeated."""
+    """Return x (H, W, C) after ImageMagick's motion blur: half a bell of 2 radius + 1 pixels along a line, edges repeated.
+
+    ImageMagick rounds to 16 bits, and of these cuts off what 8 bits do not hold.
+    """
     width = 2 * ceil(radius) + 1
     bell = np.exp(-(np.arange(width) ** 2) / (2 * sigma**2))
     down, right = width * sin(radians(angle)), width * cos(radians(angle))
@@ -240,7 +241,8 @@ def _moved(x: Pixels, radius: float, sigma: float, angle: float) -> Pixels:
         found += (
             weight * x[np.clip(rows + dy, 0, len(rows) - 1)][:, np.clip(columns + dx, 0, len(columns) - 1)]
         )
-    return np.floor(found * 255 + 0.5) / 255  # of 8 bits
+    levels = np.floor(found * 65535 + 0.5)
+    return np.floor(levels / 257) / 255
 
 
 def _enlarged(x: Pixels, factor: float) -> Pixels:
@@ -299,11 +301,7 @@ def photograph(photographs: Photographs, index: int, scale: float) -> NDArray[np
         DataError: If it cannot be read.
     """
     file = photographs.files[index]
-    try:
-        with Image.open(file) as image:
-            whole = np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{file}: cannot be read as an image") from error
+    whole = np.asarray(upright(decode(read_bytes(file), where=str(file))).convert("RGB"))
     sides = [round(side * scale) for side in whole.shape[:2]]
     places = [
         np.clip((np.arange(new) + 0.5) / scale - 0.5, 0, old - 1)

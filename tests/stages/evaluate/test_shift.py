@@ -343,4 +343,4 @@ def test_frost_adds_the_photographs_of_a_folder(here, tmp_path, capsys):
     assert (code, "8 x 40 pixels, scaled by 0.2, are too few for crops of 8 x 8" in told) == (3, True)
     (folder / "frost1.png").write_bytes(b"no picture")
     code, told = said("--corrupt", f"frost={folder}")
-    assert (code, "frost1.png: cannot be read as an image" in told) == (3, True)
+    assert (code, "frost1.png: is not an image that can be decoded" in told) == (3, True)
