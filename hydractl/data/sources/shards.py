@@ -151,8 +151,10 @@ def _members(path: Path) -> Iterator[_Member]:
     """Yield the files of a shard but for hidden ones."""
     try:
         tar: Any
+        whole = path.stat().st_size
         with tarfile.open(path, "r:") as tar:
             for member in tar:
+                _check_member(member, path, whole)
                 folder, _, base = member.name.rpartition("/")
                 name, dot, suffix = base.partition(".")
                 if member.isfile() and name and not (name.startswith(".") or base.startswith("._")):
@@ -162,10 +164,26 @@ def _members(path: Path) -> Iterator[_Member]:
                         Span(path, member.offset_data, member.size),
                     )
                 tar.members.clear()  # which the library would keep
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+    # the library reads as much of names and of further headers as their headers say
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(
             f"{path}: cannot be read as a tar file: {reason_of(error)}", hint="shards are not compressed"
         ) from error
+
+
+def _check_member(member: tarfile.TarInfo, path: Path, whole: int) -> None:
+    """Refuse a member whose bytes do not lie in one piece in a shard of `whole` bytes.
+
+    Raises:
+        DataError: If it is such.
+    """
+    where = f"{path}: `{member.name}`"
+    if member.issparse():
+        raise DataError(f"{where} is stored as a sparse file", hint="make the shard without tar's `--sparse`")
+    if not 0 <= member.size <= whole - member.offset_data:
+        raise DataError(
+            f"{where} has {member.size} bytes by its header, and the shard has {whole}", hint="fetch it again"
+        )
 
 
 def _sample(members: Sequence[_Member], *, where: str) -> dict[str, object]:

@@ -140,6 +140,43 @@ def test_bad_shards(shards):
         open_data(f"{shards}/s-{{01..02}}.tar")
 
 
+def header(name, size, kind=tarfile.REGTYPE):
+    """Return a header of a tar file that says so of what follows: a size, or its twelve bytes."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT)[:512])
+    block[124:136] = size if isinstance(size, bytes) else b"%011o\0" % size
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def large(number):
+    return b"\x80" + number.to_bytes(11, "big")
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (header("9.png", 4096), r"`9\.png` has 4096 bytes by its header"),
+        (header("readme", 10**9), r"`readme` has 1000000000 bytes by its header"),
+        (header("9.png", large(2**60)), r"`9\.png` has 1152921504606846976 bytes by its header"),
+        (header("readme", b"\xff" * 10 + b"\xfa\0"), r"`readme` has -1536 bytes by its header"),
+        (header("././@LongLink", large(2**60), tarfile.GNUTYPE_LONGNAME), "cannot be read as a tar file"),
+        (header("././@LongLink", large(2**80), tarfile.GNUTYPE_LONGNAME), "cannot be read as a tar file"),
+        (header("pax", large(2**60), tarfile.XHDTYPE), "cannot be read as a tar file"),
+        (header("9.png", 0, tarfile.GNUTYPE_SPARSE), r"`9\.png` is stored as a sparse file"),
+    ],
+)
+def test_false_sizes(tmp_path, encoded, block, message):
+    write(tmp_path / "a.tar", {"1.png": encoded(1)})
+    whole = (tmp_path / "a.tar").read_bytes()[:1024]
+    (tmp_path / "a.tar").write_bytes(whole + block + b"\0" * 2048)
+
+    with pytest.raises(DataError, match=message):
+        open_data(str(tmp_path / "a.tar"))
+
+
 def test_braces():
     assert expanded("a{8..10}b{x,y}.tar") == [f"a{n}b{c}.tar" for n in ("8", "9", "10") for c in "xy"]
     assert expanded("{008..010}") == ["008", "009", "010"]
