@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hydractl.data.crew import cores
+from hydractl.data.crew import cores, unshared
 from hydractl.data.decoding import at_least
 from hydractl.data.preprocess import EvalTransform, Normalised, PerItem, TrainTransform, pixels, sample_seed
 from hydractl.errors import DataError
@@ -240,9 +240,16 @@ def _read_apart(transform: bytes, images: ImageSet, numbers: Sequence[int]) -> P
 
 
 def _shared(inputs: list[Tensor]) -> Tensor:
-    """Stack tensors in memory that is shared, as torch's own loader does: else all would be copied once more on the way."""
+    """Stack tensors in memory that is shared, as torch's own loader does: else all would be copied once more on the way.
+
+    Raises:
+        InputError: If there is no such memory.
+    """
     first = inputs[0]
-    storage = torch.UntypedStorage._new_shared(first.nbytes * len(inputs))  # it has no public name
+    try:
+        storage = torch.UntypedStorage._new_shared(first.nbytes * len(inputs))  # it has no public name
+    except RuntimeError as error:
+        raise unshared(error) from error
     whole = torch.empty(0, dtype=first.dtype).set_(storage, 0, (len(inputs), *first.shape))  # type: ignore[call-overload]
     return torch.stack(inputs, out=whole)
 

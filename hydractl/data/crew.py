@@ -20,7 +20,7 @@ from multiprocessing import connection, forkserver, resource_tracker
 from types import ModuleType
 from typing import ClassVar, ParamSpec, TypeVar
 
-from hydractl.errors import InputError
+from hydractl.errors import InputError, reason_of
 from hydractl.parallel import local_world_size
 from hydractl.signals import told_to_end
 
@@ -45,18 +45,34 @@ _LOADED = [
 ]
 
 
+def unshared(error: Exception) -> InputError:
+    """Return the refusal of processes that find no memory to hand over batches in, for this reason."""
+    return InputError(
+        f"processes that decode images cannot share memory in `{_SHARED}`: {reason_of(error)}",
+        hint=f"add `--num-workers 0`, or let the machine share more memory (`df {_SHARED}`)",
+    )
+
+
 class Crew:
     """So many worker processes, which start at once and end when nothing refers to the crew any more, or this process ends."""
 
     _living: ClassVar[weakref.WeakValueDictionary[int, Crew]] = weakref.WeakValueDictionary()
 
     def __init__(self, workers: int) -> None:
+        """Start them.
+
+        Raises:
+            InputError: If processes cannot share memory here.
+        """
         self.workers = workers
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
         with _apart():
             forkserver.ensure_running()  # loads while this process does something else
-            self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+            try:
+                self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+            except OSError as error:
+                raise unshared(error) from error
         # waits: a program that ends meanwhile may write to a pipe that the thread of the pool is closing (EBADF)
         weakref.finalize(self, self._pool.shutdown, wait=True, cancel_futures=True)
 
@@ -67,6 +83,9 @@ class Crew:
         Args:
             workers: How many there are to be, 0 for none; None for what pays.
             images: How many there are to decode.
+
+        Raises:
+            InputError: If processes cannot share memory here.
         """
         count = paying(images) if workers is None else workers
         if count == 0:
@@ -116,7 +135,7 @@ def paying(images: int) -> int:
         return 0
     with contextlib.suppress(OSError):
         shared = os.statvfs(_SHARED)
-        if shared.f_bavail * shared.f_frsize < SHARED_BYTES:
+        if shared.f_flag & os.ST_RDONLY or shared.f_bavail * shared.f_frsize < SHARED_BYTES:
             return 0
     return min(MOST, own)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from hydractl.data import crew
-from hydractl.data.batches import batches
+from hydractl.data.batches import _shared, batches
 from hydractl.data.crew import MANY, Crew
 from hydractl.data.dataset import open_data
 from hydractl.data.given import given_items
@@ -161,8 +162,35 @@ def test_auto_takes_what_pays(monkeypatch, cores, images, shared, workers):
     monkeypatch.setattr(crew.os, "statvfs", lambda _: room)
     assert crew.paying(images) == workers
 
+    read_only = os.statvfs_result((*room[:8], os.ST_RDONLY, 0))
+    monkeypatch.setattr(crew.os, "statvfs", lambda _: read_only)
+    assert crew.paying(images) == 0
+    monkeypatch.setattr(crew.os, "statvfs", lambda _: room)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))
     assert crew.paying(images) == 0
+
+
+def test_memory_that_cannot_be_shared_is_said(monkeypatch):
+    """As where /dev/shm is read-only: the pool has no locks; or full: a worker has no room for a batch."""
+
+    def refuse(*_args, **_named):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(crew, "ProcessPoolExecutor", refuse)
+    with pytest.raises(
+        InputError, match=r"cannot share memory in `/dev/shm`: .*Read-only file system"
+    ) as refused:
+        Crew.of(7, images=1)
+    assert "`--num-workers 0`" in refused.value.hint
+
+    def full(_size):
+        raise RuntimeError(
+            "unable to allocate shared memory(shm) for file </x>: No space left on device (28)"
+        )
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
+    with pytest.raises(InputError, match=r"cannot share memory in `/dev/shm`: .*No space left"):
+        _shared([torch.zeros(3)])
 
 
 WORKING = """
