@@ -51,8 +51,8 @@ def open_data(
     Args:
         ref: A parsed reference, or the text of one.
         wants: What the items are to be.
-        labelled: Whether labels are read where there are some. If not, a folder's files may lie at any depth, unless the
-            reference says something of classes.
+        labelled: Whether labels are read where there are some. If not, a folder's files may lie beside its sub-folders,
+            unless the reference says something of classes.
         skip_bad: Whether files that a table names may be missing.
         progress: Hears what is skipped or assumed.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image
@@ -24,6 +26,8 @@ from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.export.subject import Subject
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
+from hydractl.stages.predict.config import PredictConfig
+from hydractl.stages.predict.run import run_predict
 from support.builders import Sample, base
 from support.variants import variant
 
@@ -49,25 +53,51 @@ def test_the_library_gives_the_ensembles_probabilities(images):
     assert found.mutual_information.max() > 0
 
 
-def test_pipelines_of_images(images, tmp_path, recwarn):
+def test_pipelines_of_images(images, recwarn):
     from transformers import pipeline
 
     picture = Image.effect_noise((31, 20), 80)
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    turned = tmp_path / "turned.jpg"
-    picture.save(turned, exif=exif)
-    model, ask = hydractl.load(images), pipeline("image-classification", model=str(images), top_k=7)
-    for given in (picture, str(turned)):
-        answers = ask(given)
+    answers = pipeline("image-classification", model=str(images), top_k=7)(picture)
 
-        expected = model.predict([given]).probabilities[0]
-        assert {a["label"]: a["score"] for a in answers} == pytest.approx(
-            dict(zip("abcdefg", expected.tolist(), strict=True)), abs=1e-6
-        )
-    with Image.open(turned) as stored:
-        unturned = model.predict([Image.fromarray(np.asarray(stored))]).probabilities[0]
-    assert not torch.allclose(expected, unturned, atol=1e-4)
+    expected = hydractl.load(images).predict([picture]).probabilities[0]
+    assert {a["label"]: a["score"] for a in answers} == pytest.approx(
+        dict(zip("abcdefg", expected.tolist(), strict=True)), abs=1e-6
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+def test_odd_images_get_one_answer(images, tmp_path):
+    """From the library's pipeline, the object and the command: turned ones, palettes, and the first of several frames."""
+    from transformers import pipeline
+
+    noise = Image.merge("RGB", [Image.effect_noise((31, 20), 40 * i) for i in (1, 2, 3)])
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        noise.save(folder / f"{orientation}.jpg", exif=exif)
+    for mode in ("1", "LA", "RGBA"):
+        noise.convert(mode).save(folder / f"{mode}.png")
+    noise.convert("CMYK").save(folder / "cmyk.jpg")
+    palette = noise.quantize(64)
+    palette.save(folder / "palette.png", transparency=bytes(range(64)))
+    palette.save(folder / "moving.gif", save_all=True, append_images=[palette.rotate(180)])
+    paths, out = sorted(map(str, folder.iterdir())), tmp_path / "said.jsonl"
+    run_predict(
+        PredictConfig(model=str(images), data=(f"{folder}/",), out=out, top_k=7, batch_size=4, device="cpu")
+    )
+
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["path"] for line in lines] == paths
+    probabilities = hydractl.load(images).predict(paths).probabilities
+    opened = [Image.open(io.BytesIO(Path(path).read_bytes())) for path in paths]  # which it does not close
+    asked = pipeline("image-classification", model=str(images), top_k=7)(opened)
+    for line, row, answers in zip(lines, probabilities.tolist(), asked, strict=True):
+        expected = pytest.approx(dict(zip("abcdefg", row, strict=True)), abs=1e-5)
+        assert {top["label"]: top["probability"] for top in line["top"]} == expected
+        assert {a["label"]: a["score"] for a in answers} == expected
+    assert len({tuple(row) for row in probabilities[:8].tolist()}) == 8
 
 
 def test_pipelines_of_texts(texts):

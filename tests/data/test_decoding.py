@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from PIL import EpsImagePlugin, ExifTags, Image, ImageOps
 from transformers.image_utils import load_image
 
+import hydractl
 from hydractl.data.batches import batches
 from hydractl.data.dataset import open_data
 from hydractl.data.decoding import FORMATS, decode, upright
@@ -187,6 +189,12 @@ def test_pillow_starts_no_program(tmp_path, monkeypatch, picture):
     with pytest.raises(subprocess.CalledProcessError):
         Image.open(io.BytesIO(EPS)).load()
     assert log.exists()  # so the stub would have been seen
+
+
+def test_images_are_opened_in_one_place():
+    package = Path(hydractl.__file__).parent
+
+    assert [p.name for p in package.rglob("*.py") if "Image.open(" in p.read_text()] == ["decoding.py"]
 
 
 def test_an_image_past_the_limit_of_pixels_is_told_the_limit(picture, monkeypatch):
