@@ -349,7 +349,8 @@ def _describe(
 ) -> Described:
     if arch is not None:
         check_weights(located.reference, specs)
-        return described_as(*parse_arch(arch))
+        described = described_as(*parse_arch(arch))
+        return replace(described, lacks=answer_problem({}, described.architecture.num_classes) or "")
     if located.config is None:
         raise CheckpointError(
             f"{located.reference}: does not say which architecture it is",
@@ -365,6 +366,8 @@ def _adopted(state: Mapping[str, torch.Tensor], original: Checkpoint, header: He
 
 def _fresh(located: Located, seed: int) -> OpenModel:
     described = described_as(located.arch or "", located.options)
+    if problem := answer_problem({}, described.architecture.num_classes):
+        raise UnsupportedModelError(f"{located.reference}: {problem}")
     family = FAMILIES[described.architecture.family]
     header = base_header(described)
     with as_typed(located.options):

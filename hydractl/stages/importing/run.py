@@ -11,6 +11,7 @@ from hydractl.errors import CheckpointError, UnsupportedModelError, UsageError
 from hydractl.families.base import OWN, Described, Family, with_pooling
 from hydractl.families.classifier import CLASSES, drawn_for, resized
 from hydractl.families.folder import base_header, describe_folder, expected_specs
+from hydractl.families.gate import answer_problem
 from hydractl.families.registry import FAMILIES, described_as, family_for_name
 from hydractl.heads.budget import total_heads
 from hydractl.hub.folders import publish_models
@@ -93,8 +94,13 @@ def _run(config: ImportConfig, own: Claim, progress: Progress) -> ImportReport:
         progress.step(f"{config.source} says: {', '.join(resolved.taken)}")
     described = _described(config, resolved, len(labels) or None)
     family = FAMILIES[described.architecture.family]
-    header = with_images(base_header(described), resolved.images, where=config.source)
     where = config.arch or resolved.name
+    if problem := answer_problem({}, described.architecture.num_classes):
+        raise UnsupportedModelError(
+            f"{where}: {problem}",
+            hint="`--num-classes N --head-seed 0` draws a classifier for N classes in its place, which `finetune` trains",
+        )
+    header = with_images(base_header(described), resolved.images, where=config.source)
     header = told(header, config.images, where=where)
     check_takes(header, where=where)
     if labels:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hydractl.claims import Claim
 from hydractl.errors import UsageError
+from hydractl.families.timm.names import untagged
 from hydractl.heads.compare import chance_overlap, jaccard, jensen_shannon, kendall, overlap, spearman
 from hydractl.manifest.heads import Mask, Tables
 from hydractl.progress import SILENT, Progress
@@ -86,7 +87,7 @@ def _compare(config: InspectConfig, own: Claim, progress: Progress) -> Compariso
         choices, architecture = read_choices(file, config.budget)
         found += choices
         if architecture is not None:
-            named.setdefault(architecture, file)
+            named.setdefault(untagged(architecture), file)
     check_comparable([choice for choice, _ in found])
     if config.budget is not None and not any(tables for _, tables in found):
         raise UsageError(

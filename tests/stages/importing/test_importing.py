@@ -445,6 +445,22 @@ def without(state, *names):
     return {k: v for k, v in state.items() if k not in names}
 
 
+def test_a_single_logit_is_no_classifier(tmp_path, state):
+    one = state | {"head.weight": state["head.weight"][:1], "head.bias": state["head.bias"][:1]}
+    path = saved(tmp_path, one)
+
+    with pytest.raises(UnsupportedModelError, match="single logit") as caught:
+        bring(path, tmp_path / "b.st", num_classes=1)
+    assert "--head-seed 0" in caught.value.hint
+    assert not (tmp_path / "b.st").exists()
+    save_file(one, tmp_path / "w.safetensors")
+    with pytest.raises(UnsupportedModelError, match="single logit"):
+        open_model(str(tmp_path / "w.safetensors"), arch=f"{ARCH},num_classes=1")
+    assert open_model(str(tmp_path / "w.safetensors"), arch=f"{ARCH},num_classes=1", backbone=True).lacks
+    with pytest.raises(UnsupportedModelError, match="single logit"):
+        open_model(f"arch:{ARCH},num_classes=1")
+
+
 MISFITS = {
     "classes": (lambda s: s, {"num_classes": 5}, r"has 7 classes, not 5", "--num-classes 7"),
     "default classes": (lambda s: s, {"num_classes": None}, r"has 7 classes, not 1000", "--num-classes 7"),
