@@ -14,12 +14,13 @@ HydraError               1
 └─ Interrupted         130
 
 A `HydraError` says what is wrong and where; `hint` says what to type next. Programming mistakes stay
-`ValueError` or `TypeError` and keep their traceback.
+`ValueError` or `TypeError` and keep their traceback. Under `--json` an error is a document: `to_dict`, whose `kind` is one of `KINDS`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 EDITED = "was the file edited?"
@@ -36,9 +37,41 @@ def shortened(text: str, letters: int) -> str:
     return f"{text[:head]}…{text[len(text) - (letters - 1 - head) :]}"
 
 
-def harmless(text: str) -> str:
-    """Return a text of somebody else's without what steers a terminal; line breaks stay."""
-    return re.sub(r"[^\n -~\xa1-\U0010ffff]", lambda found: repr(found[0])[1:-1], text)
+BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
+"""Letters and marks of no width, which Python calls printable."""
+
+
+def is_safe(letter: str) -> bool:
+    """Return whether a character shows as itself and changes nothing around it.
+
+    Control characters, bidirectional and zero-width marks, separators of lines, odd blanks, undecodable bytes and unassigned
+    characters do not. Everything that shows a text asks here: terminal, card, Markdown, HTML and pictures.
+    """
+    return letter.isprintable() and letter not in BLANK
+
+
+def harmless(text: str, *, escape: Callable[[str], str] | None = None) -> str:
+    """Return a text with unsafe characters escaped; line breaks stay.
+
+    Args:
+        text: The text.
+        escape: How one character is escaped; as in Python's own literals by default.
+    """
+    return "\n".join(
+        line
+        if line.isprintable() and BLANK.isdisjoint(line)
+        else "".join(letter if is_safe(letter) else (escape or _in_python)(letter) for letter in line)
+        for line in text.split("\n")
+    )
+
+
+def _in_python(letter: str) -> str:
+    return letter.encode("unicode_escape", "surrogatepass").decode()
+
+
+def harmless_line(text: str) -> str:
+    """Return a text with unsafe characters and line breaks escaped: a name, or a cell of a table."""
+    return harmless(text).replace("\n", "\\n")
 
 
 def in_one_line(text: str) -> str:
@@ -58,65 +91,98 @@ def reason_of(error: BaseException) -> str:
 class HydraError(Exception):
     """The root of every error that hydractl raises on purpose; its message is one line."""
 
+    kind: ClassVar[str] = "bug"
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         self.message = in_one_line(message)
-        self.hint = hint and shortened(harmless(hint).replace("\n", "\\n"), HINT)
+        self.hint = hint and shortened(harmless_line(hint), HINT)
         super().__init__(self.message)
+
+    def to_dict(self) -> dict[str, str | int | None]:
+        """Return the error as the command line prints it under `--json`."""
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "hint": self.hint,
+            "exit_code": self.exit_code,
+        }
 
 
 class UsageError(HydraError):
     """Options that contradict each other or that do not fit the input."""
 
+    kind = "usage"
     exit_code = 2
 
 
 class InputError(HydraError):
     """An input that cannot be used."""
 
+    kind = "input"
     exit_code = 3
 
 
 class ManifestError(InputError):
     """A scores, head-mask or report file that is not what it should be."""
 
+    kind = "manifest"
+
 
 class CheckpointError(InputError):
     """A safetensors file that is malformed or does not hold the model it names."""
+
+    kind = "checkpoint"
 
 
 class UnsupportedModelError(InputError):
     """An architecture that head surgery does not cover; the message has the reason."""
 
+    kind = "unsupported_model"
+
 
 class DataError(InputError):
     """A data set that is missing, empty, corrupt or does not fit the model."""
+
+    kind = "data"
 
 
 class OutputError(InputError):
     """A place that cannot be written: missing folder, no permission, full disk."""
 
+    kind = "output"
+
 
 class HubError(HydraError):
     """The network or the Hub failed, or is switched off."""
 
+    kind = "hub"
     exit_code = 4
 
 
 class CheckFailed(HydraError):  # noqa: N818 - reads as what happened
     """A check did not hold: `--verify`, `eval --fail-if`; or training diverged."""
 
+    kind = "check_failed"
     exit_code = 5
 
 
 class OutputExists(HydraError):  # noqa: N818 - as above
     """The output is already there, or is one of the inputs."""
 
+    kind = "output_exists"
     exit_code = 6
 
 
 class Interrupted(HydraError):  # noqa: N818 - as above
     """This process ends because another one of the same run did; without a message where that one has said why."""
 
+    kind = "interrupted"
     exit_code = 130
+
+
+KINDS = {
+    error.kind: error.exit_code
+    for error in (HydraError, *HydraError.__subclasses__(), *InputError.__subclasses__())
+}
+"""Every kind of failure, and its exit code. A class of another module is of its parent's kind."""

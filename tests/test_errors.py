@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import hydractl
-from hydractl.errors import HINT, MESSAGE, VALUE, InputError, reason_of
+from hydractl.errors import HINT, MESSAGE, VALUE, InputError, harmless, harmless_line, reason_of
 from hydractl.manifest.heads import HeadMask
 
 
@@ -25,6 +26,35 @@ from hydractl.manifest.heads import HeadMask
 )
 def test_a_message_is_one_line_that_steers_no_terminal(message, shown):
     assert InputError(message).message == str(InputError(message)) == shown
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        *map(chr, (*range(0x20), *range(0x7F, 0xA1), 0xAD, *range(0x200B, 0x2010), *range(0x2028, 0x202F))),
+        *map(chr, (*range(0x2060, 0x2070), 0x61C, 0x34F, 0x115F, 0x3164, 0xFEFF, 0xFFF9, 0xE0041, 0xDC80)),
+    ],
+    ids=ascii,
+)
+def test_what_is_not_seen_or_moves_what_is_seen_is_escaped(letter):
+    shown = harmless_line(f"a{letter}b")
+
+    assert shown.isprintable()
+    assert shown.isascii()
+    assert shown[0] + shown[-1] == "ab"
+    assert ast.literal_eval(f"'{shown}'") == f"a{letter}b"
+    assert harmless(letter) == (letter if letter == "\n" else shown[1:-1])
+    assert (
+        json.loads(
+            harmless(json.dumps(f"a{letter}b", ensure_ascii=False), escape=lambda one: json.dumps(one)[1:-1])
+        )
+        == f"a{letter}b"
+    )
+
+
+@pytest.mark.parametrize("text", ["naïve 中文 עברית عربي हिन्दी ไทย", "🙂 ❤️ é", "C:\\x", "±∞²"])
+def test_letters_of_all_languages_stay(text):
+    assert harmless_line(text) == text
 
 
 @pytest.mark.parametrize("value", ["x" * 10**6, "x " * 10**6, "x`" * 10**6, "\x1b" * 10**6, "/x" * 10**6])

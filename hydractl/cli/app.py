@@ -9,7 +9,7 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 import typer.core
@@ -17,11 +17,15 @@ import typer.main
 from typing_extensions import override
 
 from hydractl.cli.helptext import escaped, literal_help
+from hydractl.cli.refusals import help_of, name_of
 from hydractl.cli.summaries import SUMMARIES
-from hydractl.errors import HydraError, InputError, UsageError, in_one_line, shortened
+from hydractl.errors import HydraError, InputError, UsageError, shortened
 from hydractl.runtime import short_of_memory, spare_memory
 from hydractl.version import __version__
-from hydractl.wording import did_you_mean
+from hydractl.wording import did_you_mean, quoted
+
+if TYPE_CHECKING:
+    from hydractl.cli.documents import CommandDocument
 
 C = TypeVar("C", typer.core.TyperCommand, typer.core.TyperGroup)
 
@@ -68,8 +72,7 @@ class Strict(typer.core.TyperCommand):
         """Parse what was typed.
 
         Raises:
-            UsageError: If an option has two values, or is given beside its opposite.
-            BadParameter: If a word is none of those that may be chosen.
+            UsageError: If an option has two values, or is given beside its opposite, or a word is none of those that may be chosen.
         """
         typed, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option in self.params:
@@ -84,9 +87,10 @@ class Strict(typer.core.TyperCommand):
             choices = [*map(str, parameter.type_descriptor.choices or ())]
             word = typed.get(parameter.name)
             if choices and isinstance(word, str) and word not in choices:
-                near = did_you_mean(word, choices) or ""
-                refused = f"'{shortened(word, LETTERS)}' is not one of {', '.join(map(repr, choices))}. {near[:1].upper()}{near[1:]}".rstrip()
-                raise typer.BadParameter(refused, ctx=ctx, param=parameter)
+                raise UsageError(
+                    f"{name_of(parameter)}: `{shortened(word, LETTERS)}` is not one of {quoted(choices)}",
+                    hint=did_you_mean(word, choices) or help_of(ctx.command_path),
+                )
         return super().parse_args(ctx, args)
 
 
@@ -111,6 +115,16 @@ class Commands(UserDict[str, Any]):
 
 class Tree(typer.core.TyperGroup):
     """A program whose help loads none of its commands."""
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            near = did_you_mean(args[0], self.commands)
+            raise UsageError(
+                f"`{shortened(args[0], LETTERS)}`: `hydractl` has no such command",
+                hint=near or help_of("hydractl"),
+            )
+        return super().resolve_command(ctx, args)
 
     @override
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -197,60 +211,77 @@ def _finished(command: C) -> C:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; errors become messages here and nowhere else."""
-    from hydractl.cli.output import drop_stdout, fail, interrupted, leader_is_silent, refusal
+    from hydractl.cli.documents import command_document
 
     arguments = sys.argv[1:] if argv is None else list(argv)
+    with command_document(arguments) as document:
+        try:
+            return _run(arguments, document)
+        except Exception as error:
+            document.fail(error)
+            raise
+
+
+def _run(arguments: list[str], document: CommandDocument) -> int:
+    from hydractl.cli.output import drop_stdout, interrupted
+
     spare = spare_memory()
     try:
         tree = command_tree()
         with tree.make_context("hydractl", arguments, obj=main) as context:  # the demo runs command lines
             tree.invoke(context)
+        document.write()
         sys.stdout.flush()
     except HydraError as error:
-        # what the command line alone tells, every rank finds; an interrupted one may have nothing to add
-        if error.message and (not isinstance(error, UsageError) or leader_is_silent()):
-            fail(error)
-        refusal()  # an output that failed on its way to standard output is in part still there
-        return error.exit_code
+        return _failed(error, document)
     except BrokenPipeError:
         drop_stdout()
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort) as error:
         interrupted(error)
+        document.fail(error)
         return INTERRUPTED
     except typer.Exit as done:
+        document.write()
         return done.exit_code
     except Exception as error:  # noqa: BLE001 - typer's usage errors are of a private class; all others are raised again
         if spare is not None:
             spare.close()  # what is said of exhausted memory takes some
-        return _usage_or_bug(error)
+        return _usage_or_bug(error, document)
     return 0
 
 
-def _usage_or_bug(error: Exception) -> int:
-    """Show typer's own usage errors as typer does, less what is too long; a bug of ours keeps its traceback."""
-    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
-    if callable(show) and isinstance(code, int):
-        from hydractl.cli.output import leader_is_silent
+def _failed(error: HydraError, document: CommandDocument) -> int:
+    """Say why the command failed, and return its exit code."""
+    from hydractl.cli.output import fail, leader_is_silent, refusal
 
+    # what the command line alone tells, every rank finds; an interrupted one may have nothing to add
+    if error.message and (not isinstance(error, UsageError) or leader_is_silent()):
+        fail(error)
+    document.fail(error)
+    refusal()  # an output that failed on its way to standard output is in part still there
+    return error.exit_code
+
+
+def _usage_or_bug(error: Exception, document: CommandDocument) -> int:
+    """Say what typer refuses, and why a file fails, as errors of ours; a bug of ours keeps its traceback."""
+    from hydractl.cli.output import leader_is_silent, refusal
+    from hydractl.cli.refusals import usage_error
+
+    if (refused := usage_error(error)) is not None:
+        return _failed(refused, document)
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if callable(show) and isinstance(code, int):  # a command without any word has its help
         if leader_is_silent():
-            if type(error).__name__ != "NoArgsIsHelpError":  # which says no word that was typed: the help
-                vars(error)["message"] = in_one_line(str(getattr(error, "message", "")))
             show()
         return code
     if isinstance(error, OSError):
-        from hydractl.cli.output import fail, refusal
-
-        refused = refusal()  # of what typer prints itself: help, the version
-        if refused is None and (error.filename is not None or error.errno in BROKEN_DISK):
+        failed = refusal()  # of what typer prints itself: help, the version
+        if failed is None and (error.filename is not None or error.errno in BROKEN_DISK):
             name = "a file of this command" if error.filename is None else os.fsdecode(error.filename)
-            refused = InputError(f"{name}: {error.strerror}")
-        if refused is not None:
-            fail(refused)
-            return refused.exit_code
-    if (short := short_of_memory(error)) is None:
-        raise error
-    from hydractl.cli.output import fail
-
-    fail(short)
-    return short.exit_code
+            failed = InputError(f"{name}: {error.strerror}")
+        if failed is not None:
+            return _failed(failed, document)
+    if (short := short_of_memory(error)) is not None:
+        return _failed(short, document)
+    raise error

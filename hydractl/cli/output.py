@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -12,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Protocol, TypeVar, cast
 
+from hydractl.cli.documents import DOCUMENT, write_json
 from hydractl.errors import HydraError, OutputError, UsageError, harmless, in_one_line
 from hydractl.parallel import LINGER_S
 from hydractl.publish import STDOUT
@@ -108,12 +108,13 @@ class Terminal:
                 sys.stdout.write("".join(f"{path}{'' if self.quiet else ': up to date'}\n" for path in paths))
 
     def document(self, value: object) -> None:
-        """Print one JSON document to stdout."""
+        """Print one JSON document to stdout, when the command ends."""
         if not self.speaks:
             return
-        unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-        with written_out():
-            sys.stdout.write(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=not unicode) + "\n")
+        if (document := DOCUMENT.get()) is None:
+            write_json(value)
+        else:
+            document.hold(value)
 
 
 @contextlib.contextmanager
@@ -205,14 +206,14 @@ def _tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console that decides on colour by the stream itself, and never cuts or interprets user data."""
-    from hydractl.cli.tables import PipedConsole
+    from hydractl.cli.tables import PipedConsole, WorkflowLog
 
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty()
     width = None if terminal else 200
     # Continuous-integration variables make rich write escapes into a pipe; a stream that is no terminal gets none.
     return PipedConsole(
-        file=stream,
+        file=cast("IO[str]", WorkflowLog(stream)) if on_github() else stream,
         force_terminal=terminal,
         # `no_color` alone would keep bold and dim
         color_system="auto" if terminal and "NO_COLOR" not in os.environ else None,
@@ -225,7 +226,7 @@ def say(message: str, *, style: str | None = None) -> None:
     """Print one literal line to stderr."""
     from rich.text import Text
 
-    console(stderr=True).print(Text(message, style=style or ""), soft_wrap=True)
+    console(stderr=True).print(Text(harmless(message), style=style or ""), soft_wrap=True)
 
 
 def fail(error: HydraError) -> None:
@@ -256,7 +257,7 @@ def annotate(kind: str, message: str) -> None:
     """Print an annotation as GitHub Actions reads it."""
     for sign, escaped in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
         message = message.replace(sign, escaped)
-    say(f"::{kind} title=hydractl::{message}")
+    sys.stderr.write(f"::{kind} title=hydractl::{harmless(message)}\n")
 
 
 def summarize(lines: Iterable[str]) -> None:
@@ -291,12 +292,7 @@ def table(
     """Return a table of literal texts, its first `left` columns left-aligned; a narrow terminal folds, never cuts it."""
     from hydractl.cli.tables import Grid
 
-    return Grid(
-        columns=tuple(map(harmless, columns)),
-        rows=tuple(tuple(map(harmless, row)) for row in rows),
-        title=title and harmless(title),
-        left=left,
-    )
+    return Grid(columns=tuple(columns), rows=tuple(map(tuple, rows)), title=title, left=left)
 
 
 def model_cell(reference: str) -> str:

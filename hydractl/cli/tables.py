@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil
+from typing import IO, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -13,13 +15,14 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from hydractl.errors import harmless
+from hydractl.errors import harmless_line
 
 NARROWEST_FIRST_COLUMN = 14
 KEPT_DROPPED = (("■", "·"), ("#", "."))
 SHADES = ("░▒▓█", ":+*#")
 CROSS = ("×", "x")
 GAP = 3
+COMMANDS_OF_RUNNER = re.compile(r"(?m)^(\s*)(?=::)|(?=##\[)")
 
 
 class PipedConsole(Console):
@@ -30,8 +33,38 @@ class PipedConsole(Console):
         raise BrokenPipeError
 
 
+class WorkflowLog:
+    """A stream of a GitHub Actions job. The runner obeys lines that begin with `::`, and `##[`: neither stands in it as such."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text that begins a line."""
+        return self._stream.write(COMMANDS_OF_RUNNER.sub(r"\1\\", text))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any attribute
+        return getattr(self._stream, name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class Literals:
+    """What holds texts of somebody else: whatever they are, they are shown as one line each that steers no terminal."""
+
+    def __post_init__(self) -> None:
+        """Escape every text, so that widths are those of what is shown."""
+        for field in fields(self):
+            object.__setattr__(self, field.name, _literal(getattr(self, field.name)))
+
+
+def _literal(value: Any) -> Any:  # noqa: ANN401 - of any field
+    if isinstance(value, str):
+        return harmless_line(value)
+    return tuple(map(_literal, value)) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid(Literals):
     """A table of texts, right-aligned but for the first `left` columns.
 
     Where it is wider than the terminal, headings that are wider than their column are stacked word by word, then the first
@@ -118,12 +151,12 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(Text(harmless(name)), Text(harmless(value)))
+        grid.add_row(Text(harmless_line(name)), Text(harmless_line(value)))
     return grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadMaps:
+class HeadMaps(Literals):
     """Kept and dropped heads of one tower, layers by heads: one map a member, side by side while they fit.
 
     Attributes:
@@ -209,7 +242,7 @@ class RankMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Newspaper:
+class Newspaper(Literals):
     """Short lines read downwards, in as many columns as fit but none shorter than ten lines."""
 
     lines: tuple[str, ...]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import re
+from pathlib import Path
 
 import pytest
 import typer
@@ -24,7 +28,7 @@ def raising(monkeypatch):
     """Make `hydractl schema` raise whatever is wanted."""
 
     def install(error: BaseException) -> None:
-        def command() -> None:
+        def command(json: bool = False) -> None:
             raise error
 
         fake = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -117,26 +121,30 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["prun"], "No such command 'prun'. Did you mean 'prune', 'run'?"),
-        (["prune", "base.st", "-o", "x.st", "--kep", "3"], "No such option: --kep"),
-        (["prune", "base.st", "-o", "x.st", "--remove", "few"], "Invalid value for '--remove'"),
-        (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "greater than or equal to 0"),
-        (["prune", "base.st", "--keep", "3"], "Missing option '-o' / '--output' / '--out'"),
-        (["prune", "-o", "x.st"], "Missing argument"),
-        (["fuse", "a.st", "-o", "x.st", "--mlp", "mean"], "'mean' is not one of"),
-        (["schema", "mask"], "'mask' is not one of"),
+        (["prun"], "`prun`: `hydractl` has no such command\n\nhint: did you mean `prune`?"),
+        (["prune", "base.st", "-o", "x.st", "--kep", "3"], "`--kep`: `hydractl prune` has no such option\n\nhint: did you mean `--keep`?"),
+        (["prune", "base.st", "-o", "x.st", "--remove", "few"], "`--remove`: "),
+        (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "`--remove`: input should be greater than or equal to 0"),
+        (["prune", "base.st", "--keep", "3"], "`-o/--output/--out` is missing\n\nhint: see `hydractl prune --help`"),
+        (["prune", "-o", "x.st"], "`MODEL` is missing"),
+        (["prune", "a.st", "-o"], "option `-o` requires an argument"),
+        (["fuse", "a.st", "-o", "x.st", "--mlp", "mean"], "`--mlp`: `mean` is not one of `merge`, `keep`"),
+        (["schema", "mask"], "`KIND`: `mask` is not one of"),
         (["schema", "scores", "b"], "unexpected extra argument"),
-        (["score", "a.st", "-o", "x.json", "--method", "magnitud"], "Did you mean `magnitude`?"),
-        (["schema", "head-maks"], "Did you mean `head-mask`?"),
+        (["score", "a.st", "-o", "x.json", "--method", "magnitud"], "did you mean `magnitude`?"),
+        (["schema", "head-maks"], "did you mean `head-mask`?"),
     ],
-)
-def test_a_usage_error_is_2_and_says_what_was_meant(call, argv, text):
+)  # fmt: skip
+def test_a_refusal_of_the_parser_has_the_form_of_ours(call, argv, text):
     seen = call(*argv)
 
-    assert seen.code == 2
-    assert seen.out == ""
-    assert re.sub(r"\s+", " ", text).lower() in re.sub(r"\s+", " ", seen.err).lower()
-    assert seen.err.startswith("Usage: hydractl")
+    assert (seen.code, seen.out) == (2, "")
+    assert text in seen.err
+    assert re.fullmatch(r"error: .+\n\nhint: .+\n", seen.err)
+    again = call(argv[0], "--json", *argv[1:])
+    document = json.loads(again.out)["error"]
+    assert again.err == seen.err == "error: {message}\n\nhint: {hint}\n".format(**document)
+    assert (document["kind"], document["exit_code"]) == ("usage", 2)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +154,52 @@ def test_a_usage_error_is_2_and_says_what_was_meant(call, argv, text):
 def test_a_usage_error_is_one_line_whatever_was_typed(call, argv):
     seen = call(*(word.format("x\x1b[31m\n" * 10_000) for word in argv))
 
-    usage, way, *message = seen.err.splitlines()
-    assert (seen.code, usage.split(":")[0], way.split()[0], message[0]) == (2, "Usage", "Try", "")
-    assert len(message) == 2
-    assert message[1].startswith("Error: ")
-    assert len(message[1]) < 500
-    assert message[1].isprintable()
+    message, blank, hint = seen.err.splitlines()
+    assert (seen.code, blank) == (2, "")
+    assert message.startswith("error: ")
+    assert hint.startswith("hint: ")
+    assert len(message) < 500
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("error", [*errors.KINDS], ids=str)
+def test_a_failure_is_a_document_with_its_kind(call, raising, error):
+    classes = [errors.HydraError, *errors.HydraError.__subclasses__(), *errors.InputError.__subclasses__()]
+    raising(next(one for one in classes if one.kind == error)("what \x1b", hint="type this"))
+
+    seen = call("schema", "--json")
+
+    assert json.loads(seen.out) == {
+        "error": {"kind": error, "message": "what \\x1b", "hint": "type this", "exit_code": seen.code}
+    }
+    assert seen.code == errors.KINDS[error]
+    assert seen.err == "error: what \\x1b\n\nhint: type this\n"
+    assert call("schema").out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "message"),
+    [
+        (KeyboardInterrupt(), "interrupted", 130, "interrupted"),
+        (OSError(errno.EACCES, "Permission denied", "a.st"), "input", 3, "a.st: Permission denied"),
+        (ZeroDivisionError("ours"), "bug", 1, "ZeroDivisionError: ours"),
+    ],
+)
+def test_other_failures_are_documents_too(capsys, raising, error, kind, code, message):
+    raising(error)
+
+    with contextlib.suppress(ZeroDivisionError):
+        assert main(["schema", "--json"]) == code
+
+    told = json.loads(capsys.readouterr().out)["error"]
+    assert (told["kind"], told["exit_code"], told["message"]) == (kind, code, message)
+
+
+def test_every_kind_of_failure_is_in_the_docs_with_its_exit_code():
+    text = (Path(__file__).parents[2] / "docs/ci.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE)
+
+    assert {kind: int(code) for kind, code in rows} == errors.KINDS
 
 
 def test_an_option_that_takes_one_value_is_given_once():

@@ -192,13 +192,18 @@ def test_a_failed_check_shows_everything_and_exits_5(model, tmp_path, capsys):
     assert "failed: accuracy<0.99, found 0." in out
     assert "ok: nll>1000000000, found " in out
     assert "error: 1 of 2 checks failed for `base`: `accuracy<0.99` (found 0." in err
-    assert [c["failed"] for c in json.loads((tmp_path / "r.json").read_text())["checks"]] == [True, False]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert [c["failed"] for c in report["checks"]] == [True, False]
+    assert main([*argv, "--fail-if", "accuracy<0.99", "--fail-if", "nll>1e9", "--if-changed", "--json"]) == 5
+    told = json.loads(capsys.readouterr().out)
+    assert (told["error"]["kind"], told["error"]["exit_code"]) == ("check_failed", 5)
+    assert told["rows"] == report["rows"]
 
 
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        ([], 2, "Missing option '--data'"),
+        ([], 2, "`--data` is missing"),
         (["--data", "digits::splt=test"], 2, "unknown key `splt`"),
         (["--data", DATA, "--near", "far=noise"], 2, "an OOD data set cannot be called `far`"),
         (["--data", DATA, "--fail-if", "ece>"], 2, "`--fail-if ece>`: expected METRIC"),

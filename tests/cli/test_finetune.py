@@ -96,8 +96,8 @@ def test_the_result_for_a_script(call, asked):
 
 @pytest.mark.parametrize(("options", "code", "said"), [
     (["--lr", "fast"], 2, "`fast` is not a number"),
-    (["--recipe", "mnist"], 2, "'mnist' is not one of 'imagenet1k', 'cifar100'"),
-    (["--optimizer", "adam"], 2, "'adam' is not one of"),
+    (["--recipe", "mnist"], 2, "`mnist` is not one of `imagenet1k`, `cifar100`"),
+    (["--optimizer", "adam"], 2, "`adam` is not one of"),
     (["--momentum", "0.5"], 2, "`--momentum` has no effect with `--optimizer adamw`"),
     (["--keep-last", "--early-stop", "2"], 2, "`--keep-last` and `--early-stop` exclude each other"),
     (["--train", "gates"], 2, "`--train gates`"),

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.output import TerminalProgress, annotate
+from hydractl.cli.output import TerminalProgress, annotate, console, line, table
+from hydractl.cli.tables import facts
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 EVAL = "eval hydra.st --data digits::classes=0-6,limit=7 --no-latency --bootstrap 0 --name a|b --metrics nll"
@@ -40,6 +41,21 @@ def test_what_ends_a_line_is_escaped(capsys):
     annotate("warning", "50% of\r\nit")
 
     assert capsys.readouterr().err == "::warning title=hydractl::50%25 of%0D%0Ait\n"
+
+
+def test_no_text_is_a_command_to_the_runner(github, capsys):
+    hostile = "::add-mask::a"
+    TerminalProgress(steps=True, warnings=True).step(f"{hostile}\n  {hostile} ##[error]b")
+    out = console()
+    line(out, f"{hostile}\nx ::y")
+    out.print(table(["model"], [[hostile], ["x" * 198 + hostile]], title=hostile))
+    out.print(facts([(hostile, "x")]))
+
+    seen = capsys.readouterr()
+    assert seen.err == "\\::add-mask::a\n  \\::add-mask::a \\##[error]b\n"
+    assert seen.out.startswith("\\::add-mask::a\nx ::y\n")
+    assert seen.out.count("\\::add-mask::a") >= 4
+    assert not [text for text in seen.out.splitlines() if text.strip().startswith("::")]
 
 
 def test_no_bar_is_drawn(github, monkeypatch):

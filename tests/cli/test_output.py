@@ -89,6 +89,15 @@ def test_what_steers_a_terminal_is_shown_and_not_obeyed(capsys):
     )
 
 
+def test_a_document_on_a_terminal_steers_nothing(capsys):
+    Terminal(as_json=True).document({"\x9b": "\u202e\x1b\U000e0041é"})
+
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert "é" in shown
+    assert json.loads(shown) == {"\x9b": "\u202e\x1b\U000e0041é"}
+
+
 def test_json_is_plain():
     value = {"p": Path("x"), "e": Word.one, "t": (1, None), "r": Report(number=float("inf"))}
 

@@ -136,6 +136,10 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_code(pipeline, call):
     assert seen.code == 6
     assert "p.toml: stage `fuse` ended with exit code 6" in seen.err
     assert not Path("report.json").exists()
+    told = json.loads(call("run", "p.toml", "--json").out)
+    assert [one["stage"] for one in told["stages"]] == ["members", "members", "together", "fuse"]
+    assert told["error"] == told["stages"][-1]["result"]["error"]
+    assert (told["error"]["kind"], told["error"]["exit_code"]) == ("output_exists", 6)
     Path("my hydra.st").unlink()
     assert call("run", "p.toml", "-q").code == 0
 
@@ -224,7 +228,7 @@ def test_an_example_that_there_is_not_is_refused(call, name):
     seen = call("run", "--example", name)
 
     assert (seen.code, seen.out) == (2, "")
-    assert all(repr(one.value) in seen.err for one in runs.Example)
+    assert all(f"`{one.value}`" in seen.err for one in runs.Example)
 
 
 @pytest.mark.parametrize("name", runs.Example)

@@ -144,3 +144,27 @@ def test_facts_fold_values(width):
 
     assert max(map(len, lines)) <= width
     assert "".join(lines).count("x") == 200
+
+
+HOSTILE = "a\x1b[31m\x9b\u202e\u200b\u2066\n\r\t::error::b"
+ESCAPED = r"a\x1b[31m\x9b\u202e\u200b\u2066\n\r\t::error::b"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Grid(columns=("model", HOSTILE), rows=(("x", "1"),)),
+        Grid(columns=("model", "n"), rows=((HOSTILE, "1"), ("x", "2"))),
+        Grid(columns=("model", "n"), rows=(("x", "1"),), title=HOSTILE),
+        HeadMaps(names=(HOSTILE,), keep=(((0, 1),),), num_heads=2),
+        Newspaper(lines=(HOSTILE,)),
+        facts([(HOSTILE, "x")]),
+        facts([("x", HOSTILE)]),
+    ],
+)
+def test_a_text_is_one_line_that_steers_no_terminal(item):
+    text = "\n".join(shown(item, 120))
+
+    assert ESCAPED in text
+    assert text.replace("\n", "").isprintable()
+    assert text.count("\n") <= 4

@@ -59,7 +59,7 @@ class Ended:
         elif (
             self.code in DOCUMENTED - {0}
             and len(re.findall(r"^error: ", self.err, re.MULTILINE)) != 1
-            and "Usage: " not in self.err
+            and "Usage: " not in self.err  # of a command without arguments, whose help is the answer
         ):
             yield f"exit {self.code} without one error line: {self.err[:200]!r}"
         if "Traceback" in self.err or "panicked" in self.err:

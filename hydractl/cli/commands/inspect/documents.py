@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hydractl.cli.output import line, model_cell, table
-from hydractl.errors import harmless
+from hydractl.errors import harmless_line
 from hydractl.reporting.heads_figure import told_apart
 from hydractl.reporting.lineage import Node, lineage, pairs, short
 from hydractl.wording import counted
@@ -130,7 +130,7 @@ def lineage_tree(file: str, step: Step) -> Tree:
     def text(node: Node) -> Text:
         made = "(as above)" if node.again else node.step
         told = (node.name, short(node.sha256), made)
-        return Text(harmless("  ".join(filter(None, told))), overflow="fold")
+        return Text(harmless_line("  ".join(filter(None, told))), overflow="fold")
 
     def grow(tree: Tree, node: Node) -> Tree:
         for each in node.made_of:

@@ -121,7 +121,7 @@ def go(
         stages: Those to run.
         tree: Knows the commands.
         main: Runs a command line and returns its exit code.
-        json: Print one document.
+        json: Print one document, in which a stage that failed is the last.
         quiet: Print only paths.
 
     Raises:
@@ -135,16 +135,15 @@ def go(
         kept = io.StringIO()
         with contextlib.redirect_stdout(kept) if json else contextlib.nullcontext():
             code = main([*line, *flags])
+        if json:
+            result = jsons.loads(kept.getvalue() or "null")
+            results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
+            Terminal(as_json=True).document({"stages": results})
         if code:
             say(
                 f"{file}: stage `{stage.name}` ended with exit code {code}; the same command goes on from there"
             )
             raise typer.Exit(code)
-        results.append({"stage": stage.name, "command": ["hydractl", *line], "result": kept.getvalue()})
-    if json:
-        Terminal(as_json=True).document(
-            {"stages": [one | {"result": jsons.loads(str(one["result"]) or "null")} for one in results]}
-        )
 
 
 def _pair(text: str) -> tuple[str, str]:

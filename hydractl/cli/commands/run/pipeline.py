@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import typer
 
 from hydractl.cli.command import CONFIGURATIONS
+from hydractl.cli.refusals import usage_error
 from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.wording import did_you_mean, quoted
 
@@ -256,10 +257,9 @@ class _Reader:
         except typer.Exit as error:
             raise InputError(f"{where}: asks for help") from error
         except Exception as error:
-            said = getattr(error, "format_message", None)
-            if said is None:
+            if (refused := usage_error(error)) is None:
                 raise
-            raise InputError(f"{where}: {said()}") from error
+            raise InputError(f"{where}: {refused.message}", hint=refused.hint) from error
         finally:
             CONFIGURATIONS.reset(caught)
         return [str(path) for made in found for path in _outputs_of(made)]

@@ -1,0 +1,52 @@
+"""What typer's parser refuses, in the words and the form of our own errors."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hydractl.errors import UsageError
+from hydractl.wording import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def usage_error(error: Exception) -> UsageError | None:
+    """Return a refusal of the parser as an error of ours; None for another exception, and for a command's help."""
+    refusal = typer.BadParameter.__bases__[0]  # typer has no public name for it
+    if not isinstance(error, refusal) or type(error).__name__ == "NoArgsIsHelpError":
+        return None
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    command = "hydractl" if context is None else context.command_path
+    message = str(getattr(error, "message", "")).rstrip(".")
+    message = re.sub(r"'([^'\s]*)'", r"`\1`", f"{message[:1].lower()}{message[1:]}")
+    hint = None
+    if parameter is not None:
+        missing = type(error).__name__ == "MissingParameter"
+        message = f"{name_of(parameter)} is missing" if missing else f"{name_of(parameter)}: {message}"
+    elif type(error).__name__ == "NoSuchOption":
+        option = str(getattr(error, "option_name", ""))
+        message = f"`{option}`: `{command}` has no such option"
+        hint = did_you_mean(option, () if context is None else _options(context.command.params))
+    return UsageError(message, hint=hint or help_of(command))
+
+
+def name_of(parameter: Any) -> str:  # noqa: ANN401 - of a private class of typer's
+    """Return what an option or an argument is called in messages."""
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`"
+    return f"`{'/'.join((*parameter.opts, *parameter.secondary_opts))}`"
+
+
+def help_of(command: str) -> str:
+    """Return a hint at a command's help."""
+    return f"see `{command} --help`"
+
+
+def _options(parameters: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(
+        name for one in parameters for name in (*one.opts, *one.secondary_opts) if name.startswith("-")
+    )
