@@ -181,8 +181,10 @@ class Interrupted(HydraError):  # noqa: N818 - as above
     exit_code = 130
 
 
-KINDS = {
-    error.kind: error.exit_code
-    for error in (HydraError, *HydraError.__subclasses__(), *InputError.__subclasses__())
-}
+_TREE: tuple[type[HydraError], ...] = (
+    HydraError,
+    *HydraError.__subclasses__(),
+    *InputError.__subclasses__(),
+)
+KINDS = {error.kind: error.exit_code for error in _TREE}
 """Every kind of failure, and its exit code. A class of another module is of its parent's kind."""

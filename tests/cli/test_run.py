@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,47 @@ def test_what_a_file_says_wrongly_is_told_before_anything_runs(pipeline, call, o
     assert "p.toml: " in seen.err
     assert text in seen.err
     assert set(pipeline.iterdir()) == before
+
+
+DOUBLING = "[params]\na0 = 'xxxxxxxxxx'\n" + "".join(f"a{i + 1} = '{{a{i}}}{{a{i}}}'\n" for i in range(40))
+STAGE = "[[stage]]\nname = 's'\ncommand = 'prune'\nmodel = 'base.st'\nstrategy = 'random'\nkeep = 2\nverify = false\nout = 'r-{i}.st'\n"
+LONG = STAGE.replace("r-", "r" * 200 + "-") + "repeat = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (DOUBLING + STAGE, "params: has more than 1,000,000 letters with all that is filled in"),
+        (f"[params]\na = '{'x' * 1000}'\nb = '{'{a}' * 2000}'\n" + STAGE, "params.b: has more than 1,000,000"),
+        (STAGE + "repeat = 1000000000\n", "stage `s`: with it there are more than 10,000 command lines"),
+        ((STAGE + "repeat = 6000\n").replace("'s'", "'t'").replace("prune", "nothing"), "`nothing` is no command"),
+        (LONG + "[[stage]]\nname = 'f'\ncommand = 'fuse'\nmodels = [" + "'@s', " * 9_000 + "]\nout = 'h.st'\n",
+         "stage `f`: models: has more than 1,000,000 letters"),
+        (LONG + "[[stage]]\nname = 'f'\ncommand = 'fuse'\nmodels = 'x=" + "@s," * 9_000 + "'\nout = 'h.st'\n",
+         "stage `f`: models: has more than 1,000,000 letters"),
+        (STAGE + "members = 1000000000\n", "stands for 1000000000 outputs, at most 10000"),
+        (STAGE.replace("keep = 2", f"keep = 0x{'f' * 9999}"), "keep: is no text, number, truth value"),
+        (STAGE.replace("keep = 2", f"keep = {'9' * 9999}"), "is not TOML: "),
+        ("x = " + "[" * 99_999, "is not TOML: values are nested too deep"),
+        ("a." * 99_999 + "a = 1", "is not TOML: a key has too many parts"),
+        ("'a' . \"\\\"\" ." * 9_999 + "a = 1", "is not TOML: a key has too many parts"),
+        ("x = {" + "a." * 99_999 + "a = 1}", "is not TOML: a key has too many parts"),
+        ("#" * 1_000_001, "has more than 1,000,000 bytes"),
+        ("#" * 999_990 + "\n" + "a" * 8, "is not TOML"),
+    ],
+    ids=range(15),
+)  # fmt: skip
+def test_a_file_that_grows_is_refused_before_it_does(work, call, text, message):
+    Path("p.toml").write_text(text)
+    tracemalloc.start()
+
+    seen = call("run", "p.toml", "--dry-run")
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (seen.code, seen.out, seen.err.count("error: ")) == (3, "", 1)
+    assert message in seen.err
+    assert peak < 64_000_000
 
 
 def test_how_often_a_stage_is_repeated_names_what_says_it(pipeline, call):

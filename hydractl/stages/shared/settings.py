@@ -57,12 +57,17 @@ OUT_MODEL = replace(
 OUT_MEMBERS = replace(OUT_MODEL, placeholders=("{i}",))
 
 
+MOST_OUTPUTS = 10_000
+
+
 def numbered(out: Path, count: int) -> tuple[Path, ...]:
     """Return the names of so many outputs: `{i}` in one name stands for their numbers.
 
     Raises:
-        UsageError: If there are several and it has none.
+        UsageError: If there are several and it has none, or more than a folder should have.
     """
+    if count > MOST_OUTPUTS:
+        raise UsageError(f"`{out}`: stands for {count} outputs, at most {MOST_OUTPUTS} are made at once")
     if count > 1 and "{i}" not in out.stem:
         raise UsageError(
             f"{count} members need {count} names",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import typer
 
@@ -29,6 +29,12 @@ _BRACES = re.compile(r"\{([A-Za-z_]\w*)\}")
 _OUTPUTS = re.compile(r"(?:^|(?<=[=,]))@([A-Za-z_][\w-]*)")
 INDEX, PASSED = "i", {"i", "label"}
 """What may stand in braces besides parameters: some options read these themselves."""
+MOST_BYTES, MOST_LETTERS, MOST_LINES = 1_000_000, 1_000_000, 10_000
+"""Of a file; of one value with all that is filled in, and of all parameters together; of all stages together."""
+MOST_LETTERS_OF_LINES = 10 * MOST_LETTERS
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_DEEP_KEY = re.compile(rf"(?<![\w\"'-])(?:{_PART}\.[ \t]*+){{16}}")
+"""A key of many parts, for which tomllib takes memory as the square of their number."""
 OWN = ("name", "command", "repeat")
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number"}
 RUNS = {"force", "if_changed", "json", "quiet", "help"}
@@ -56,10 +62,15 @@ def read(path: Path, given: Mapping[str, str], tree: TyperGroup) -> tuple[Stage,
         UsageError: If it has no such parameter.
     """
     try:
-        return parsed(path, path.read_text(encoding="utf-8"), given, tree)
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    if len(content) > MOST_BYTES:
+        raise InputError(f"{path}: has more than {MOST_BYTES:,} bytes, which no pipeline needs")
+    try:
+        return parsed(path, content.decode(), given, tree)
+    except ValueError as error:
         raise InputError(
             f"{path}: is not TOML: {error}", hint="`hydractl run --example vit` prints a file that is"
         ) from error
@@ -69,9 +80,14 @@ def parsed(path: Path, text: str, given: Mapping[str, str], tree: TyperGroup) ->
     """Return the stages of a file's text, which may not be there yet; see `read`.
 
     Raises:
-        TOMLDecodeError: If it is not TOML.
+        ValueError: If it is not TOML, or not such that tomllib reads it.
     """
-    document = tomllib.loads(text)
+    if _DEEP_KEY.search(text):
+        raise ValueError("a key has too many parts")
+    try:
+        document = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("values are nested too deep") from error
     _check_keys(document, ("params", "stage"), f"{path}")
     params, stages = document.get("params", {}), document.get("stage", [])
     if not isinstance(params, dict):
@@ -98,15 +114,47 @@ def _resolved(path: Path, params: Mapping[str, object], given: Mapping[str, str]
                 hint=did_you_mean(name, params) or f"it has {quoted(params) or 'none'}",
             )
     found: dict[str, Value] = {}
+    letters = 0
     for name, default in params.items():
         where = f"{path}: params.{name}"
-        if not isinstance(default, str | int | float):
+        if not _is_value(default):
             raise InputError(f"{where}: is no text, number or truth value")
         if not NAME.fullmatch(name) or name in PASSED:
             raise InputError(f"{where}: cannot be a parameter's name")
         value = default if name not in given else _typed(name, given[name], default)
         found[name] = _filled(value, found, where)
+        letters += len(text_of(found[name]))
+        _check_letters(letters, f"{path}: params")
     return found
+
+
+def _is_value(value: object) -> TypeGuard[Value]:
+    """Return whether a value is one that an option may have: of numbers, what 64 bits hold."""
+    return abs(value) < 2**63 if type(value) is int else isinstance(value, str | int | float)
+
+
+def _check_letters(number: int, where: str, most: int = MOST_LETTERS) -> None:
+    if number > most:
+        raise InputError(
+            f"{where}: has more than {most:,} letters with all that is filled in",
+            hint="are parameters made of others again and again?",
+        )
+
+
+def _substituted(
+    pattern: re.Pattern[str], fill: Callable[[re.Match[str]], str], text: str, where: str
+) -> str:
+    """Return a text with matches replaced, whose length is looked at before it is made."""
+    letters = len(text)
+
+    def counted(match: re.Match[str]) -> str:
+        nonlocal letters
+        filled = fill(match)
+        letters += len(filled)
+        _check_letters(letters, where)
+        return filled
+
+    return pattern.sub(counted, text)
 
 
 def _typed(name: str, text: str, default: Value) -> Value:
@@ -115,7 +163,7 @@ def _typed(name: str, text: str, default: Value) -> Value:
         return text
     try:
         value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text
     kinds = (int, float) if type(default) is float else (type(default),)
     if type(value) not in kinds:
@@ -143,7 +191,7 @@ def _filled(value: Value, params: Mapping[str, Value], where: str) -> Value:
             )
         return text_of(params[name]) if name in params else match[0]
 
-    return _BRACES.sub(found, value)
+    return _substituted(_BRACES, found, value, where)
 
 
 def text_of(value: object) -> str:
@@ -157,6 +205,7 @@ class _Reader:
     def __init__(self, path: Path, params: Mapping[str, Value], tree: TyperGroup) -> None:
         self._path, self._params, self._tree = path, params, tree
         self._outputs: dict[str, list[str]] = {}
+        self._lines = self._letters = 0
 
     def stages(self, tables: Sequence[Mapping[str, Any]]) -> Iterator[Stage]:
         for number, table in enumerate(tables):
@@ -172,6 +221,8 @@ class _Reader:
             lines = []
             for params in self._repeated(table, where):
                 line = self._line(command, values, params, where)
+                self._letters += sum(map(len, line))
+                _check_letters(self._letters, where, MOST_LETTERS_OF_LINES)
                 self._outputs[name] += self._parsed(command, line, where)
                 lines.append(tuple(line))
             yield Stage(name=name, lines=tuple(lines))
@@ -186,14 +237,15 @@ class _Reader:
         return cast("TyperCommand", self._tree.commands[str(name)])
 
     def _repeated(self, table: Mapping[str, Any], where: str) -> Iterator[dict[str, Value]]:
-        if "repeat" not in table:
-            yield dict(self._params)
-            return
-        times = _filled(table["repeat"], self._params, f"{where}: repeat")
+        repeat = table.get("repeat", 1)
+        times = _filled(repeat, self._params, f"{where}: repeat")
         if type(times) is not int or times < 0:
-            raise InputError(f"{where}: repeat = {text_of(table['repeat'])}: {times!r} is no number of times")
+            raise InputError(f"{where}: repeat = {text_of(repeat)}: {times!r} is no number of times")
+        self._lines += times
+        if self._lines > MOST_LINES:
+            raise InputError(f"{where}: with it there are more than {MOST_LINES:,} command lines")
         for i in range(times):
-            yield {**self._params, INDEX: i}
+            yield {**self._params, INDEX: i} if "repeat" in table else dict(self._params)
 
     def _line(
         self, command: TyperCommand, values: Mapping[str, Any], params: Mapping[str, Value], where: str
@@ -224,14 +276,22 @@ class _Reader:
     def _values(self, value: object, params: Mapping[str, Value], where: str) -> list[str]:
         """Return a value's texts, with what `@STAGE` stands for; alone it is each of the outputs."""
         found: list[str] = []
+        letters = 0
         for each in value if isinstance(value, list) else [value]:
-            if not isinstance(each, str | int | float):
+            if not _is_value(each):
                 raise InputError(f"{where}: is no text, number, truth value or list of them")
             text = text_of(_filled(each, params, where))
             if whole := _OUTPUTS.fullmatch(text):
-                found += self._outputs_of(whole, where)
+                texts = self._outputs_of(whole, where)
             else:
-                found.append(_OUTPUTS.sub(lambda match: ",".join(self._outputs_of(match, where)), text))
+                texts = [
+                    _substituted(
+                        _OUTPUTS, lambda match: ",".join(self._outputs_of(match, where)), text, where
+                    )
+                ]
+            letters += sum(map(len, texts))
+            _check_letters(letters, where)
+            found += texts
         return found
 
     def _outputs_of(self, match: re.Match[str], where: str) -> list[str]:
