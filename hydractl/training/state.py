@@ -31,6 +31,7 @@ from hydractl.jsonfile import MAX_BYTES
 from hydractl.manifest.document import Digest, Document, Strict
 from hydractl.progress import Progress
 from hydractl.publish import Digested, publish, publish_text
+from hydractl.training.run_settings import changes
 
 if TYPE_CHECKING:
     import torch
@@ -51,9 +52,10 @@ _MARK = b'"hydractl.training-state/'
 class OtherRunError(OutputExists):
     """What an unfinished run keeps beside its output belongs to other options, inputs or versions than those of this run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, changes: str | None) -> None:
         super().__init__(
-            f"{path}: is kept by an unfinished run with other options, inputs or versions",
+            f"{path}: is kept by an unfinished run with other options, inputs or versions"
+            + (f": {changes}" if changes else ""),
             hint="run that command again to finish it, add `--force` to drop it and start anew, or choose another name with `-o`",
         )
 
@@ -118,6 +120,8 @@ class StateFile(Document):
     files: dict[str, str]
     digests: dict[str, Digest] = Field(default={})
     """Of each of the files, by its name."""
+    settings: dict[str, str] = Field(default={}, exclude_if=lambda value: not value)
+    """What the fingerprint is of, as `texts_of` has it."""
     own_digest: str = ""
     """Of this document without it."""
 
@@ -165,15 +169,17 @@ class Snapshot:
 class StateFolder:
     """The folder beside an output in which its run keeps its state."""
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
+    def __init__(self, path: Path, fingerprint: str, settings: Mapping[str, str] | None = None) -> None:
         """Name the folder; nothing is touched.
 
         Args:
             path: The folder.
             fingerprint: Digest of everything that the run's result hangs on.
+            settings: What of that a refusal may name, as `texts_of` has it.
         """
         self.path = path
         self.fingerprint = fingerprint
+        self._settings = dict(settings or {})
         self._digests: dict[str, str] | None = None  # None until the folder is this run's
 
     def resumed(self, *, force: bool, others: bool = False, progress: Progress) -> Snapshot:
@@ -251,7 +257,7 @@ class StateFolder:
         if found != found.sealed() or set(found.files.values()) != found.digests.keys():
             raise ManifestError(f"{self.path / NAME}: is damaged: its digest is another", hint=_ANEW)
         if found.fingerprint != self.fingerprint:
-            raise OtherRunError(self.path)
+            raise OtherRunError(self.path, changes(found.settings, self._settings))
         return found
 
     def load(self) -> Snapshot:
@@ -309,6 +315,7 @@ class StateFolder:
             winner=snapshot.winner,
             files={key: name for key, (name, _) in groups.items()},
             digests={name: known[name] for name in kept},
+            settings=self._settings,
         )
         publish_text(folder / NAME, document.sealed().to_json())
         for other in [path for path in folder.iterdir() if _OURS.fullmatch(path.name)]:

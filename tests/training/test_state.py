@@ -100,6 +100,14 @@ def test_another_run_is_refused_unless_forced(folder):
         other.check(force=False)
     assert "--force" in caught.value.hint
     assert other.check(force=True) is False
+    assert '"settings"' not in (folder.path / "state.json").read_text()  # the digest of older files stays
+
+
+def test_a_refusal_names_the_settings_that_differ(folder):
+    StateFolder(folder.path, ONE, {"lr": "0.1", "torch": "2.1"}).save(snapshot())
+
+    with pytest.raises(OtherRunError, match=r"inputs or versions: `lr` was 0\.1, is 0\.3$"):
+        StateFolder(folder.path, OTHER, {"lr": "0.3", "torch": "2.1"}).check(force=False)
 
 
 def test_force_starts_anew_and_says_so(folder):

@@ -25,9 +25,10 @@ from hydractl.parallel import follow_leader, rank
 from hydractl.progress import SILENT, Progress
 from hydractl.settings import spelled
 from hydractl.stages.finetune.config import FinetuneConfig
+from hydractl.stages.finetune.state import state_folder
 from hydractl.stages.finetune.subject import Jointly, Subject, is_own, of_each, stay_equal
 from hydractl.stages.finetune.teachers import lesson_of
-from hydractl.stages.finetune.work import Work, fingerprint_of, prepare
+from hydractl.stages.finetune.work import Work, prepare
 from hydractl.stages.shared.finite import check_finite, check_weights
 from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import claim, resumable, way_on
@@ -117,7 +118,7 @@ def run_finetune(config: FinetuneConfig, progress: Progress = SILENT) -> Finetun
         work = prepare(config, progress, own)
         follow_leader("claim")
         _check_weights(work)
-        folder = None if config.state is None else StateFolder(config.state, fingerprint_of(work))
+        folder = state_folder(work)
         start = Snapshot()
         if folder is not None:
             start = folder.resumed(force=config.force, others=config.if_changed, progress=progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -28,7 +27,7 @@ from hydractl.families.opening import OpenModel, check_tensors, open_model
 from hydractl.fusion.building import stored_specs
 from hydractl.manifest.header import Fate, Header, InputFile, Tokenization
 from hydractl.progress import Progress
-from hydractl.runtime import digest_text, pick_device, versions
+from hydractl.runtime import pick_device
 from hydractl.settings import spelled
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.head import fitted
@@ -46,7 +45,6 @@ from hydractl.training.noise import TAKES
 from hydractl.training.recipes.named import FOR_IMAGES, RECIPES
 from hydractl.training.recipes.parts import trainable
 from hydractl.training.recipes.recipe import PARTS, Recipe
-from hydractl.version import __version__
 from hydractl.wording import counted
 
 T = TypeVar("T", bound="Items | Shuffled")
@@ -379,15 +377,3 @@ def _data_inputs(
             "what may be known by heart"
         )
     return InputFile(name=trained.name, sha256=learnt), InputFile(name=validated.name, sha256=seen)
-
-
-def fingerprint_of(work: Work) -> str:
-    """Return the digest of everything that the result hangs on."""
-    told = {
-        "options": work.config.options(),
-        "seed": work.config.seed,
-        "inputs": [(file.name, file.sha256) for file in work.inputs],
-        "header": work.header.to_metadata(),
-        "versions": {"hydractl": __version__, **versions("torch", work.opened.family.library)},
-    }
-    return digest_text(json.dumps(told, sort_keys=True))

@@ -12,8 +12,8 @@ import contextlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +26,7 @@ from hydractl.progress import Progress
 from hydractl.publish import append
 from hydractl.stages.predict.lines import Line, text
 from hydractl.stages.shared.journals import LONGEST, first_line
+from hydractl.training.run_settings import changes, stored_texts
 from hydractl.training.state import DROPPED, OtherRunError
 
 SCHEMA = "hydractl.predictions-journal/1"
@@ -40,19 +41,23 @@ class Journal:
     Attributes:
         path: Where.
         fingerprint: Of everything that shapes a line but the inputs.
+        settings: What of that a refusal may name, as `texts_of` has it.
         blocks: Of an earlier run, how many lines each whole block has, and the digest of what was read for them.
         size: Bytes of the whole blocks and the first line; 0 where nothing is written yet.
         chain: The last block's digest.
         found: The fingerprint that is there.
+        first: Bytes of the first line.
         begun: Whether this run has written to it.
     """
 
     path: Path
     fingerprint: str
+    settings: Mapping[str, str] = field(default_factory=dict)
     blocks: list[tuple[int, str]]
     size: int = 0
     chain: str = ""
     found: str = ""
+    first: int = 0
     begun: bool = False
 
     def read(self) -> None:
@@ -72,13 +77,15 @@ class Journal:
 
     def _begin(self) -> None:
         """Write the first line, and cut off what is no whole block."""
-        head = f"{compact({'schema': SCHEMA, 'fingerprint': self.fingerprint})}\n".encode()
+        told = {"schema": SCHEMA, "fingerprint": self.fingerprint}
+        head = compact({**told, "settings": dict(self.settings)}).encode()
         if not self.size:
-            self.path.write_bytes(head)
-            self.size = len(head)
+            self.path.write_bytes(head + b"\n")
+            self.size = len(head) + 1
         elif self.found != self.fingerprint:
+            head = head if len(head) < self.first else compact(told).encode()
             with self.path.open("r+b") as file:
-                file.write(head)  # as long as the one that is there
+                file.write(head.ljust(self.first - 1))  # as long as the one that is there
         os.truncate(self.path, self.size)
 
     def check(self, sets: Iterable[Items | Stream]) -> list[int]:
@@ -96,10 +103,12 @@ class Journal:
             for part in parts_of(items, [count for count, _ in waiting]):
                 count, inputs = waiting.popleft()
                 if len(part) != count or identity(part, range(count)) != inputs:
-                    raise OtherRunError(self.path)
+                    first = sum(done) + 1
+                    raise OtherRunError(self.path, f"inputs {first} to {first + count - 1} are others now")
                 done[-1] += count
         if waiting:
-            raise OtherRunError(self.path)
+            count = sum(done)
+            raise OtherRunError(self.path, f"there were more than {count} inputs, there are {count}")
         return done
 
     def record(self, lines: Sequence[Line], items: Items, places: Sequence[int]) -> None:
@@ -150,12 +159,21 @@ def identity(items: Items, places: Sequence[int]) -> str:
     return sha.hexdigest()
 
 
-def open_journal(out: Path, fingerprint: str, *, also: str, anew: str | None, progress: Progress) -> Journal:
+def open_journal(
+    out: Path,
+    fingerprint: str,
+    settings: Mapping[str, str],
+    *,
+    also: str,
+    anew: str | None,
+    progress: Progress,
+) -> Journal:
     """Open the journal of an output, `<out>.journal`.
 
     Args:
         out: The output that is being made.
         fingerprint: Of everything that shapes it but the inputs.
+        settings: What of that a refusal may name, as `texts_of` has it.
         also: Of another run whose lines would be lines of this one; the journal becomes this run's with the next block.
         anew: Why what an earlier run left is dropped; None keeps it.
         progress: Hears of it.
@@ -165,7 +183,7 @@ def open_journal(out: Path, fingerprint: str, *, also: str, anew: str | None, pr
         ManifestError: If a damaged one is.
     """
     path = out.with_name(f"{out.name}.journal")
-    journal = Journal(path=path, fingerprint=fingerprint, blocks=[])
+    journal = Journal(path=path, fingerprint=fingerprint, settings=settings, blocks=[])
     if not os.path.lexists(path):
         return journal
     first, size = first_line(path, SCHEMA)
@@ -173,8 +191,8 @@ def open_journal(out: Path, fingerprint: str, *, also: str, anew: str | None, pr
         progress.warn(DROPPED.format(why=anew, where=path))
         return journal
     if first.get("fingerprint") not in {fingerprint, also}:
-        raise OtherRunError(path)
-    journal.found, journal.size = first["fingerprint"], size
+        raise OtherRunError(path, changes(stored_texts(first.get("settings")), settings))
+    journal.found, journal.first, journal.size = first["fingerprint"], size, size
     try:
         journal.read()
     except ValueError as error:

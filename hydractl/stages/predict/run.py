@@ -44,6 +44,7 @@ from hydractl.stages.shared.outputs import check_outputs, claim, resumable
 from hydractl.stages.shared.predictions import fits
 from hydractl.stages.shared.reading import open_reader, warn
 from hydractl.stages.shared.unchanged import replaces
+from hydractl.training.run_settings import texts_of
 from hydractl.training.state import FORCED, OTHERS, OtherRunError
 from hydractl.version import __version__
 from hydractl.wording import counted
@@ -218,7 +219,8 @@ class _Run:
             "told": told | {"skip_bad": False}
         }  # whose lines are those of a run that skips, too
         own, also = (digest_text(compact(each)) for each in (shaped, strict))
-        opened = partial(open_journal, self.config.out, own, also=also, progress=self.progress)
+        settings = texts_of(told | {"data": shaped["data"], "hydractl": __version__})
+        opened = partial(open_journal, self.config.out, own, settings, also=also, progress=self.progress)
         try:
             journal = opened(anew=FORCED if self.config.force or not self.sources else None)
             return journal, journal.check([source.items for source in self.sources])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -25,6 +26,7 @@ from hydractl.runtime import digest_text
 from hydractl.scoring.job import NOTHING_LEARNT, Memory
 from hydractl.stages.score.config import ScoreConfig
 from hydractl.stages.shared.journals import first_line
+from hydractl.training.run_settings import changes, stored_texts
 from hydractl.training.state import DROPPED, FORCED, OTHERS, OtherRunError
 
 SCHEMA = "hydractl.journal/1"
@@ -40,6 +42,7 @@ class Journal:
     Attributes:
         path: None where nothing is written: for a stream, and in a process that does not lead.
         fingerprint: Of everything that shapes the output.
+        settings: What of that a refusal may name, as `texts_of` has it.
         baseline: The objective before the first removal.
         done: What an earlier run removed.
         memory: What its search remembered then.
@@ -47,6 +50,7 @@ class Journal:
 
     path: Path | None = None
     fingerprint: str
+    settings: Mapping[str, str] = field(default_factory=dict)
     baseline: float | None = None
     done: tuple[Removal, ...] = ()
     memory: Memory = field(default_factory=lambda: NOTHING_LEARNT)
@@ -65,6 +69,7 @@ class Journal:
         return cls(
             path=path,
             fingerprint=str(first.get("fingerprint")),
+            settings=stored_texts(first.get("settings")),
             baseline=_NUMBER.validate_python(first.get("baseline")),
             done=tuple(Removal.model_validate(document, strict=True) for document in documents),
             memory=memories[-1] if memories else NOTHING_LEARNT,
@@ -76,7 +81,7 @@ class Journal:
             "schema": SCHEMA,
             "fingerprint": self.fingerprint,
             "baseline": self.baseline,
-        }
+        } | ({"settings": dict(self.settings)} if self.settings else {})
         last = len(self.done) - 1
         removals = [
             _document(r, self.memory if i == last else NOTHING_LEARNT) for i, r in enumerate(self.done)
@@ -135,7 +140,7 @@ def _followed(text: str) -> list[dict[str, object]]:
 
 
 def open_journal(
-    config: ScoreConfig, fingerprint: str, *, heads: Shape, team: Team, progress: Progress
+    config: ScoreConfig, new: Journal, *, heads: Shape, team: Team, progress: Progress
 ) -> Journal:
     """Open the journal of an output, `<out>.journal`; a stream has none.
 
@@ -143,7 +148,7 @@ def open_journal(
 
     Args:
         config: What was asked: which output is being made, and whether what another run left is dropped.
-        fingerprint: Of everything that shapes it.
+        new: The journal of a run that begins, without its path.
         heads: Those that may be removed.
         team: The processes.
         progress: Hears of it.
@@ -154,34 +159,35 @@ def open_journal(
     """
     if not team.leads:
         return Journal.parsed(team.told(""))
-    journal = _opened(config, fingerprint, heads=heads, progress=progress)
+    journal = _opened(config, new, heads=heads, progress=progress)
     team.told(journal.text())
     return journal
 
 
-def _opened(config: ScoreConfig, fingerprint: str, *, heads: Shape, progress: Progress) -> Journal:
+def _opened(config: ScoreConfig, new: Journal, *, heads: Shape, progress: Progress) -> Journal:
     if is_stream(config.out):
-        return Journal(fingerprint=fingerprint)
+        return new
     path = config.out.with_name(f"{config.out.name}.journal")
     text = _text(path)
     if config.force and text:
         progress.warn(DROPPED.format(why=FORCED, where=path))
+    new.path = path
     if config.force or not text:
-        return Journal(path=path, fingerprint=fingerprint)
+        return new
     try:
         found = Journal.parsed(text, path)
-        if found.fingerprint == fingerprint:
+        if found.fingerprint == new.fingerprint:
             _check_heads(found.done, heads)
     except ValueError as error:
         raise ManifestError(
             f"{path}: is damaged: {reason_of(error)}",
             hint="add `--force` to drop it and start anew",
         ) from error
-    if found.fingerprint != fingerprint and config.if_changed:
+    if found.fingerprint != new.fingerprint and config.if_changed:
         progress.warn(DROPPED.format(why=OTHERS, where=path))
-        return Journal(path=path, fingerprint=fingerprint)
-    if found.fingerprint != fingerprint:
-        raise OtherRunError(path)
+        return new
+    if found.fingerprint != new.fingerprint:
+        raise OtherRunError(path, changes(found.settings, new.settings))
     return found
 
 

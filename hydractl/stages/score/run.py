@@ -24,8 +24,15 @@ from hydractl.runtime import digest_text, torch_dtype
 from hydractl.scoring.job import Ranking, Samples, ScoreJob
 from hydractl.scoring.settings import BudgetMeaning
 from hydractl.stages.score.config import ScoreConfig, ScoreReport
-from hydractl.stages.score.journal import open_journal
-from hydractl.stages.score.training import State, check_training, offered, open_state, publish_scores
+from hydractl.stages.score.journal import Journal, open_journal
+from hydractl.stages.score.training import (
+    State,
+    check_training,
+    offered,
+    open_state,
+    publish_scores,
+    settings_of,
+)
 from hydractl.stages.shared.asked import asked_of, typed_by
 from hydractl.stages.shared.choosing import quota_of
 from hydractl.stages.shared.classes import Classes, ask
@@ -96,7 +103,7 @@ def _run(config: ScoreConfig, team: Team, own: Claim, progress: Progress) -> Sco
     document = _document(config, opened, options, data)
     journal = open_journal(
         config,
-        digest_text(document.to_json()),
+        Journal(fingerprint=digest_text(document.to_json()), settings=settings_of(document)),
         heads=scored,
         team=team,
         progress=progress,

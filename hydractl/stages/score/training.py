@@ -24,6 +24,7 @@ from hydractl.stages.shared.lineage import make_step
 from hydractl.stages.shared.outputs import check_outputs
 from hydractl.stages.shared.trained import stored_tensors
 from hydractl.training.feeding.feed import ItemFeed
+from hydractl.training.run_settings import texts_of
 from hydractl.training.state import Snapshot, StateFolder
 
 
@@ -68,6 +69,16 @@ class State(NamedTuple):
             self.folder.clear()
 
 
+def settings_of(document: HeadScores) -> dict[str, str]:
+    """Return what decides scores, as a refusal names it; of the model and data their names and digests."""
+    inputs = {"model": document.model, **{f"{role} data": data for role, data in document.data.items()}}
+    return texts_of(
+        {"method": document.method, "objective": document.objective, **document.options}
+        | {name: f"{one.reference[-30:]} ({one.sha256[:19]})" for name, one in inputs.items()}
+        | {"tool": document.tool}
+    )
+
+
 def open_state(config: ScoreConfig, opened: OpenModel, document: HeadScores, progress: Progress) -> State:
     """Open the state beside the output; a stream has none.
 
@@ -83,8 +94,12 @@ def open_state(config: ScoreConfig, opened: OpenModel, document: HeadScores, pro
     """
     if not config.entry.trains or is_stream(config.out):
         return State()
-    told = [document.to_json(), versions("torch", opened.family.library)]
-    folder = StateFolder(config.out.with_name(f"{config.out.name}.state"), digest_text(json.dumps(told)))
+    libraries = versions("torch", opened.family.library)
+    folder = StateFolder(
+        config.out.with_name(f"{config.out.name}.state"),
+        digest_text(json.dumps([document.to_json(), libraries])),
+        settings_of(document) | libraries,
+    )
     return State(folder, folder.resumed(force=config.force, others=config.if_changed, progress=progress))
 
 

@@ -366,15 +366,19 @@ def test_a_journal_that_is_not_of_this_run_is_refused(models, work, monkeypatch)
         (
             lambda: (work / FILES[1]).write_bytes((work / FILES[2]).read_bytes()),
             OutputExists,
-            "is kept by an unfinished run with other options, inputs",
+            "is kept by an unfinished run with other options, inputs or versions: inputs 2 to 2 are others now",
         ),
     ):
         change()
         with pytest.raises(error, match=f"out.jsonl.journal: {message}"):
             told(models, "flat", batch_size=1)
         journal.write_bytes(kept)
-    for other in ({"top_k": 1}, {"threshold": -0.2}, {"ood_score": "mi"}):
-        with pytest.raises(OutputExists, match="other options, inputs or versions"):
+    for other, changes in (
+        ({"top_k": 1}, "`top_k` was 5, is 1"),
+        ({"threshold": -0.2}, r"`below` was not set, is -0\.2"),
+        ({"ood_score": "mi"}, "`score` was msp, is mi"),
+    ):
+        with pytest.raises(OutputExists, match=f"other options, inputs or versions: {changes}$"):
             told(models, "flat", batch_size=1, **other)
     told(models, "flat", batch_size=1, force=True)
     (work / "out.jsonl").unlink()

@@ -163,7 +163,7 @@ def test_another_runs_journal_is_refused_unless_forced(model, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_score(circuit(model, out), Stopped(2))
 
-    with pytest.raises(OutputExists, match="other options, inputs or versions"):
+    with pytest.raises(OutputExists, match=r"other options, inputs or versions: `removals` was 5, is 4$"):
         run_score(circuit(model, out, budget=Budget(remove=4)))
     heard = Heard()
     report = run_score(circuit(model, out, budget=Budget(remove=4), force=True), heard)
