@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, TypeVar, cast
 
 from hydractl.cli.documents import DOCUMENT, write_json
-from hydractl.errors import HydraError, OutputError, UsageError, harmless, in_one_line
+from hydractl.errors import HydraError, OutputError, UsageError, harmless, harmless_line, in_one_line
 from hydractl.parallel import LINGER_S
 from hydractl.publish import STDOUT
 from hydractl.signals import heed_no_more_signals
@@ -198,7 +198,7 @@ def _tracked(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
+        task = bar.add_task(harmless_line(label), total=total)
         for item in items:
             yield item
             bar.advance(task)

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 
 from hydractl.inputs import LARGEST_SIDE
 from hydractl.jsonfile import compact
-from hydractl.manifest.document import Digest, Document, Option, Strict
+from hydractl.manifest.document import Digest, Document, Key, Option, Strict, Version
 from hydractl.manifest.heads import WIDEST, Mask, TowerHeads, TowerKeep
 from hydractl.manifest.threshold import FittedScores, Threshold
 
@@ -42,9 +42,9 @@ class Architecture(Strict):
             linear layer, in place of what its family reads.
     """
 
-    library: str
+    library: Key
     name: str
-    family: str
+    family: Key
     config: dict[str, JsonValue]
     towers: dict[str, TowerHeads]
     num_classes: int = Field(ge=0, le=WIDEST)
@@ -176,12 +176,12 @@ class Step(Strict):
     for names of outputs and folders.
     """
 
-    command: str
-    options: dict[str, Option]
+    command: Key
+    options: dict[Key, Option]
     inputs: tuple[InputFile, ...] = ()
     seed: int | None = None
-    results: dict[str, Option] = Field(default={})
-    versions: dict[str, str] = Field(default={})
+    results: dict[Key, Option] = Field(default={})
+    versions: dict[Key, Version] = Field(default={})
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
     typed: tuple[str, ...] | None = Field(default=None, exclude_if=lambda value: value is None)
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from hydractl.manifest.analyses import Analyses
 from hydractl.manifest.curves import Curves, Origin
-from hydractl.manifest.document import Digest, Document, Fingerprint, Option, Strict
+from hydractl.manifest.document import Digest, Document, Fingerprint, Key, Option, Strict, Version
 from hydractl.manifest.heads import HeadMask, HeadScores
 from hydractl.manifest.scopes import scopes
 from hydractl.manifest.threshold import Threshold
@@ -45,7 +45,7 @@ class Derived(Strict):
     """What was made of a model before it answered, by what, on which data if there are any, and by which it was chosen."""
 
     kind: str
-    options: dict[str, Option]
+    options: dict[Key, Option]
     data: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
     val: Fingerprint | None = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -188,15 +188,15 @@ class Report(Document):
     near: tuple[str, ...] = ()
     far: tuple[str, ...] = ()
     ood_val: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
-    ood_scores: tuple[str, ...] = Field(
+    ood_scores: tuple[Key, ...] = Field(
         default=(USUAL,), min_length=1, exclude_if=lambda value: value == (USUAL,)
     )
     definitions: dict[str, str]
-    options: dict[str, Option]
+    options: dict[Key, Option]
     scores: tuple[Fingerprint, ...] = Field(default=(), exclude_if=lambda value: not value)
     checks: tuple[Check, ...] = ()
     warnings: tuple[str, ...] = Field(default=(), exclude_if=lambda value: not value)
-    versions: dict[str, str]
+    versions: dict[Key, Version]
     asked: Digest | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def row_of(self, digest: str) -> Row | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
+from hydractl.errors import harmless
 from hydractl.reporting.chart import Figure, sample
 from hydractl.reporting.compared import Compared
 from hydractl.reporting.content import checks, facts, lineages, tables, title
@@ -19,7 +20,7 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
     """Return the page. What is of the user is text in it, whatever it says."""
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - `--help` does without
 
-    made = Environment(autoescape=True, undefined=StrictUndefined)
+    made = Environment(autoescape=True, undefined=StrictUndefined, finalize=_shown)
     template = made.from_string(files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
         mark=MARK,
@@ -37,3 +38,8 @@ def page(compared: Compared, figures: Sequence[Figure]) -> str:
         facts=tuple(facts(compared)),
         definitions=compared.reports[0].definitions,
     )
+
+
+def _shown(value: object) -> object:
+    """Return what the template shows of a value: a text of somebody else without unsafe characters, before it is escaped."""
+    return harmless(value) if type(value) is str else value  # not what is markup of ours

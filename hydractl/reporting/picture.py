@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hydractl.errors import UsageError
+from hydractl.errors import UsageError, is_safe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,5 +52,5 @@ def picture(
 
 
 def printable(text: str) -> str:
-    """Return a text without line breaks and undecodable bytes, which a figure cannot show."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    """Return a text with `?` for each unsafe character and line break, which a figure cannot show."""
+    return "".join(letter if is_safe(letter) else "?" for letter in text)

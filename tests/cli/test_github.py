@@ -16,7 +16,9 @@ from hydractl.cli.output import TerminalProgress, annotate, console, line, table
 from hydractl.cli.tables import facts
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
-EVAL = "eval hydra.st --data digits::classes=0-6,limit=7 --no-latency --bootstrap 0 --name a|b --metrics nll"
+EVAL = (
+    "eval hydra.st --data digits::classes=0-6,limit=7 --no-latency --bootstrap 0 --name a|<b> --metrics nll"
+)
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_the_headline_table_is_added_to_the_summary(github, work, call):
 
     lines = github.read_text().splitlines()
     assert lines[:3] == ["before", "| model | NLL |", "|---|---:|"]
-    assert re.fullmatch(r"\| a\\\|b \| [\d.]+ \|", lines[3])
+    assert re.fullmatch(r"\| a\\\|&lt;b&gt; \| [\d.]+ \|", lines[3])
     assert lines[5].startswith("- ❌ failed: `nll>0`, found ")
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from hydractl.errors import ManifestError
 from hydractl.heads.masks import full_mask
 from hydractl.manifest.document import Document, Fingerprint
-from hydractl.manifest.header import Header, check_mask_fits
+from hydractl.manifest.header import Header, Step, check_mask_fits
 from hydractl.manifest.heads import HeadMask, HeadScores, MaskOrigin, Removal, TowerKeep, TowerScores
 from hydractl.manifest.record import Record
 from hydractl.manifest.report import DOCUMENTS
@@ -60,7 +60,7 @@ layers = st.integers(1, 5).flatmap(
 )
 words = st.text(max_size=8).filter(lambda s: s.isprintable())
 options = st.dictionaries(
-    words,
+    st.from_regex(r"[A-Za-z][A-Za-z0-9_.:@+-]{0,7}", fullmatch=True),
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words
     | st.lists(words, max_size=2).map(tuple) | st.lists(st.integers(), max_size=2).map(tuple),
     max_size=4,
@@ -336,3 +336,20 @@ def test_every_document_says_what_it_is():
     assert {d.schema_name() for d in ours} == {
         "hydractl.scores/1", "hydractl.head-mask/1", "hydractl.report/1", "hydractl.checkpoint/1", "hydractl.record/1",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"command": "`x`"}, {"command": "<img>"}, {"command": "a\n"}, {"command": ""}, {"command": "-rf"}, {"command": "a\u202e"},
+        {"options": {"a b": 1}}, {"options": {"](http://x)": 1}}, {"results": {"|": 1}}, {"versions": {"a\x1b": "1"}},
+        {"versions": {"torch": "1](http://x)"}}, {"versions": {"torch": "é"}}, {"versions": {"torch": "x" * 99}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_card_shows_as_it_is_has_a_pattern(update):
+    step = {"command": "finetune", "options": {"lr": 1}, "results": {}, "versions": {"torch": "2.1.0+cu121"}}
+
+    assert Step.model_validate_json(json.dumps(step))
+    with pytest.raises(ValidationError):
+        Step.model_validate_json(json.dumps(step | update))

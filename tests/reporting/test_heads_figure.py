@@ -213,7 +213,13 @@ def test_a_wrapped_name_fits_its_place(name, letters, lines):
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("a\nb", "a?b"), ("\udcff.json", "?.json"), ("$x_1$ é 日", "$x_1$ é 日")]
+    ("name", "shown"),
+    [
+        ("a\nb", "a?b"),
+        ("\udcff.json", "?.json"),
+        ("a\u202e\u200b\u3164", "a???"),
+        ("$x_1$ é 日", "$x_1$ é 日"),
+    ],
 )
 def test_what_a_figure_cannot_show(name, shown):
     assert printable(name) == shown

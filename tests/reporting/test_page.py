@@ -165,6 +165,14 @@ def test_what_reports_say_is_text():
     assert "49" not in " ".join(read.texts["h1"])
 
 
+def test_no_character_steers_a_page():
+    steering = "\x1b]0;a\x07\u202e\u200b\x9b"
+    text = made(seeded(0, names=(f"a{steering}b", "base"), near=(steering,)))
+
+    assert not set(text) & set(steering.replace("]0;a", ""))
+    assert "a\\x1b]0;a\\x07\\u202e\\u200b\\x9bb" in text
+
+
 def test_class_names_are_text_however_many():
     report = seeded(0)
     classes = tuple(f"<script>{i}</script>" for i in range(1000))

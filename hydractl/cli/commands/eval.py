@@ -118,17 +118,20 @@ def conclude(report: EvalReport, terminal: Terminal) -> None:
 
 def markdown(document: Report) -> Iterator[str]:
     """Yield the lines of the headline table and of what came of the conditions."""
+    from hydractl.hub.readme import code
+    from hydractl.reporting.markdown import literal
+
     columns, heads = _headline(document)
 
     def row(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        return f"| {' | '.join(map(literal, cells))} |"
 
     yield row(["model", *heads])
     yield f"|---|{'---:|' * len(heads)}"
     yield from map(row, _cells(document, columns, heads))
     yield ""
     for check in document.checks:
-        yield f"- {'❌ failed' if check.failed else '✅ ok'}: `{check.condition}`, found {check.found:.6g}"
+        yield f"- {'❌ failed' if check.failed else '✅ ok'}: {code(check.condition)}, found {check.found:.6g}"
 
 
 def show(report: EvalReport, out: Console) -> None:
