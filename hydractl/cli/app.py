@@ -212,9 +212,10 @@ def _finished(command: C) -> C:
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; errors become messages here and nowhere else."""
     from hydractl.cli.documents import command_document
+    from hydractl.cli.output import write_json
 
     arguments = sys.argv[1:] if argv is None else list(argv)
-    with command_document(arguments) as document:
+    with command_document(arguments, write_json) as document:
         try:
             return _run(arguments, document)
         except Exception as error:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import typer
 
-from hydractl.errors import HydraError, Interrupted, OutputError, harmless, reason_of
+from hydractl.errors import HydraError, Interrupted, OutputError, reason_of
 
 DOCUMENT: ContextVar[CommandDocument | None] = ContextVar("document", default=None)
 """The document of the command line that runs."""
@@ -22,12 +21,14 @@ REPORT_A_BUG = "please report it, with the lines above: https://github.com/hydra
 class CommandDocument:
     """The document of one command line. A result waits here until the command ends, for a check may fail after it."""
 
-    def __init__(self, *, wanted: bool) -> None:
+    def __init__(self, *, wanted: bool, write: Callable[[object], None]) -> None:
         """Begin.
 
         Args:
             wanted: Whether the command line has `--json`, and this process is the one that speaks.
+            write: Prints a document.
         """
+        self._write = write
         self._wanted = wanted
         self._stdout = sys.stdout
         self._caller = DOCUMENT.get()
@@ -49,7 +50,7 @@ class CommandDocument:
             document = {**(document if isinstance(document, dict) else {}), "error": self._error}
         if document is not None and self._wanted:
             self._wanted = False
-            write_json(document)
+            self._write(document)
 
     def fail(self, error: BaseException) -> None:
         """Note a failure and print the document; the command line that runs this one, such as `run`, fails by it too."""
@@ -69,26 +70,12 @@ class CommandDocument:
 
 
 @contextlib.contextmanager
-def command_document(arguments: Sequence[str]) -> Iterator[CommandDocument]:
-    """Hold the document of a command line while it runs."""
+def command_document(arguments: Sequence[str], write: Callable[[object], None]) -> Iterator[CommandDocument]:
+    """Hold the document of a command line while it runs; `write` prints it."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    document = CommandDocument(wanted="--json" in options and os.environ.get("RANK", "0") == "0")
+    document = CommandDocument(wanted="--json" in options and os.environ.get("RANK", "0") == "0", write=write)
     token = DOCUMENT.set(document)
     try:
         yield document
     finally:
         DOCUMENT.reset(token)
-
-
-def write_json(value: object) -> None:
-    """Print one JSON document to standard output.
-
-    Raises:
-        OutputError: If standard output cannot be written.
-    """
-    from hydractl.cli.output import written_out
-
-    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=not unicode)
-    with written_out():
-        sys.stdout.write(harmless(text, escape=lambda letter: json.dumps(letter)[1:-1]) + "\n")

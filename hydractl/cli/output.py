@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import sys
@@ -13,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, TypeVar, cast
 
-from hydractl.cli.documents import DOCUMENT, write_json
+from hydractl.cli.documents import DOCUMENT
 from hydractl.errors import HydraError, OutputError, UsageError, harmless, harmless_line, in_one_line
 from hydractl.parallel import LINGER_S
 from hydractl.publish import STDOUT
@@ -115,6 +116,18 @@ class Terminal:
             write_json(value)
         else:
             document.hold(value)
+
+
+def write_json(value: object) -> None:
+    """Print one JSON document to standard output.
+
+    Raises:
+        OutputError: If standard output cannot be written.
+    """
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=not unicode)
+    with written_out():
+        sys.stdout.write(harmless(text, escape=lambda letter: json.dumps(letter)[1:-1]) + "\n")
 
 
 @contextlib.contextmanager

@@ -30,7 +30,8 @@ def making(header: Header, reference: str) -> str:
         settings = dict(step.options) | ({} if step.seed is None else {"seed": step.seed})
         told = "; ".join(f"{name} {code(_written(value))}" for name, value in settings.items())
         lines.append(
-            f"{number}. {code(f'hydractl {step.command}')} of {inputs or 'nothing'}" + (f": {told}" if told else "")
+            f"{number}. {code(f'hydractl {step.command}')} of {inputs or 'nothing'}"
+            + (f": {told}" if told else "")
         )
     versions = ", ".join(f"{name} {version}" for name, version in steps[-1].versions.items())
     lines += ["", f"Versions: {versions}. `hydractl inspect {reference}` shows digests of all inputs."]

@@ -15,6 +15,7 @@ from hydractl.hub.repository import MAIN, Content
 from hydractl.hub.weights import weights_of
 from hydractl.manifest.header import Header, Kind
 from hydractl.manifest.report import Report, Row
+from hydractl.reporting.compared import check_known
 from hydractl.reporting.heads_figure import MOST_PANELS, Panel, draw_heads
 
 CARD = "README.md"
@@ -83,6 +84,7 @@ class Publication:
         if self.report is None:
             return None, None
         report = Report.read(self.report)
+        check_known(str(self.report), report)
         if (row := report.row_of(checkpoint.digest)) is not None:
             return report, row
         names = ", ".join(row.name for row in report.rows)

@@ -51,7 +51,7 @@ class Compared:
         """
         files, every = tuple(reports), tuple(reports.values())
         for name, report in reports.items():
-            _check_known(name, report)
+            check_known(name, report)
             _check_same(files[0], every[0], name, report)
         if over == SETS:
             _check_apart(reports)
@@ -160,7 +160,12 @@ def _together(quantity: Quantity, numbers: Sequence[Number], over: str, *, gap: 
     return student(values) if gap else student(values, low=metric.low, high=metric.high)
 
 
-def _check_known(name: str, report: Report) -> None:
+def check_known(name: str, report: Report) -> None:
+    """Refuse a report of metrics that this release does not know, whose names would be shown as they are.
+
+    Raises:
+        ManifestError: Naming them.
+    """
     strange = [metric for metric in report.definitions if metric[0] != "@" and metric not in METRICS]
     if strange:
         raise ManifestError(

@@ -262,6 +262,16 @@ def test_names_out_of_files_are_no_markup(models, tmp_path, call):
     assert "\x1b" not in card
 
 
+def test_a_report_of_unknown_metrics_is_no_card(models, tmp_path, call):
+    report = json.loads((models / "report.json").read_text())
+    report["definitions"]["<x>"] = "what"
+    (tmp_path / "odd.json").write_text(json.dumps(report))
+
+    code, _, err = call(models / "hydra.st", NAME, "--report", tmp_path / "odd.json", "--dry-run")
+
+    assert (code, "measures `<x>`, which this release of hydractl does not know" in err) == (3, True)
+
+
 def test_the_object_pushes_what_the_command_does(models, call, hub):
     with hub() as served:
         done = hydractl.load(models / "hydra.st").push_to_hub("org/object", message="As it is")
