@@ -120,7 +120,8 @@ def other_scores(folder: Path) -> None:
 
 
 CHANGES = {
-    "an option": ("prune at random", lambda _: None, ["--seed", "1"], "other options"),
+    "an option": ("prune at random", lambda _: None, ["--seed", "1"], "other options: without `--seed 1`"),
+    "a value": ("score", lambda _: None, ["--batch-size", "4"], "other options: without `--batch-size 4`"),
     "an image": ("score", changed_image, [], "`images` is not"),
     "weights": ("prune at random", other_weights, [], "`base.st` is not"),
     "what chooses a prior": ("eval of rivals", changed_image, [], "`images` is not"),
@@ -164,7 +165,7 @@ CHANGES = {
         "`hydra.st` is not",
     ),
     "how it is exported": ("export", lambda _: None, ["--tolerance", "0.01"], "other options"),
-    "how much is told": ("predict", lambda _: None, ["--top-k", "1"], "other options"),
+    "how much is told": ("predict", lambda _: None, ["--top-k", "1"], "other options: without `--top-k 1`"),
     "a file of the folder": (
         "finetune a folder",
         lambda folder: (folder / "tuned/config.json").unlink(),
@@ -184,6 +185,21 @@ def test_what_has_changed_is_made_again(folder, again, name):
     assert seen.code == 0
     assert f"Not up to date: {why}" in seen.err.replace("it was made with ", "").replace("its files are ", "")
     assert "up to date" in again(command, *more).out
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "text"),
+    [
+        (("a.st", "--keep", "2"), ("a.st", "--keep", "3"), ": `--keep 2`, now `--keep 3`"),
+        (("a.st", "--keep", "2"), ("a.st",), ": `--keep 2`, now left out"),
+        (("a.st",), ("b.st", "--no-verify"), ": `a.st`, now `b.st`, `--no-verify`"),
+        (("--fast", "--lr", "-1"), ("--lr", "-1"), ": `--fast`, now left out"),
+        (("a.st",), ("a.st",), ""),
+        (None, ("a.st",), ""),
+    ],
+)
+def test_options_that_differ_are_named(before, now, text):
+    assert unchanged._other_options(before, now) == text
 
 
 def test_another_version_makes_again(folder, again, monkeypatch):

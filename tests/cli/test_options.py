@@ -279,7 +279,7 @@ def test_a_larger_seed_is_wrong_usage(call, tmp_path, name, option):
     seen = call(name, *model, "-o", tmp_path / "out", option, 2**64)
 
     assert seen.code == 2
-    assert f"{option}': Input should be less than or equal to {LARGEST_SEED}" in seen.err
+    assert f"error: `{option}`: input should be less than or equal to {LARGEST_SEED}" in seen.err
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

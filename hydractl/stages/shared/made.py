@@ -34,6 +34,7 @@ class Made:
         path: Of the file, or the weights in a folder.
         command: Which one made it.
         asked: As `asked_of`; None where it does not say.
+        typed: As `typed_by`; None where it does not say.
         versions: Of what it hangs on, by name.
         inputs: The digests of what was read, in the order of the settings that name it.
         records: Whether it says any of that; a mask and predictions are told by what lies beside them.
@@ -45,6 +46,7 @@ class Made:
     path: Path
     command: str
     asked: str | None = None
+    typed: tuple[str, ...] | None = None
     versions: Mapping[str, str]
     inputs: tuple[str, ...] = ()
     records: bool = True
@@ -60,6 +62,7 @@ class Made:
             path=path,
             command=step.command,
             asked=step.asked,
+            typed=step.typed,
             versions=step.versions,
             inputs=inputs,
             masks=masks,
@@ -209,6 +212,7 @@ def _of_document(found: Document, path: Path) -> Made:
             path=path,
             command="score",
             asked=found.asked,
+            typed=found.typed,
             versions=found.versions,
             inputs=(found.model.sha256, *data),
         )

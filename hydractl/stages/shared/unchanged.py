@@ -6,20 +6,26 @@ name it, and the versions. All of that is told anew of the configuration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydractl.errors import HydraError, UsageError
+from hydractl.errors import VALUE, HydraError, UsageError, shortened
 from hydractl.publish import is_stream
 from hydractl.runtime import versions
 from hydractl.settings import Role, declared
-from hydractl.stages.shared.asked import Stage, asked_of, references, settings_of
+from hydractl.stages.shared.asked import Stage, asked_of, references, settings_of, typed_by
 from hydractl.stages.shared.settings import IF_CHANGED_BESIDE
+from hydractl.wording import quoted
 
 if TYPE_CHECKING:
     from hydractl.stages.shared.made import Made
+
+
+MOST_OPTIONS = 4
+"""That differ and are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +107,9 @@ def _why(config: Stage, outputs: Sequence[Made]) -> str | None:
     """Return why outputs are not what would be written; None if they are."""
     tell = [made for made in outputs if made.records]
     asked = asked_of(config)
-    if any(made.asked != asked for made in outputs if made.records or made.asked):
-        return "it was made with other options"
+    for made in outputs:
+        if made.asked != asked and (made.records or made.asked):
+            return "it was made with other options" + _other_options(made.typed, typed_by(config))
     for name, version in (pair for made in tell for pair in made.versions.items()):
         if (here := _installed(name)) != version:
             return f"it was made with {name} {version}, and here is {here}"
@@ -119,6 +126,29 @@ def _why(config: Stage, outputs: Sequence[Made]) -> str | None:
     tell.sort(key=lambda made: not made.masks)
     inputs = dict.fromkeys(digest for made in tell for digest in made.inputs if digest not in own)
     return _other_input(config, [*inputs])
+
+
+def _other_options(before: Sequence[str] | None, now: Sequence[str] | None) -> str:
+    """Return which arguments and options differ, as they were typed; nothing where one is unknown or they are typed alike."""
+    if before is None or now is None:
+        return ""
+    old, new = Counter(_options(before)), Counter(_options(now))
+    gone, added = (quoted(words, most=MOST_OPTIONS) for words in (old - new, new - old))
+    text = f"{gone}, now {added or 'left out'}" if gone else f"without {added}"
+    return shortened(f": {text}", VALUE) if gone or added else ""
+
+
+def _options(typed: Sequence[str]) -> Iterator[str]:
+    """Yield arguments, and options each with its value."""
+    option = ""
+    for word in typed:
+        if word.startswith("--"):
+            yield from filter(None, [option])
+            option = word
+        else:
+            yield f"{option} {word}".lstrip()
+            option = ""
+    yield from filter(None, [option])
 
 
 def _other_input(config: Stage, recorded: Sequence[str]) -> str | None:
