@@ -177,7 +177,7 @@ class TerminalProgress:
     def step(self, message: str) -> None:
         """Print what begins now."""
         if self._steps:
-            say(message, style="dim")
+            say(harmless_line(message), style="dim")
 
     def warn(self, message: str) -> None:
         """Print a warning, also in quiet mode."""
@@ -296,7 +296,7 @@ def line(out: Console, message: str) -> None:
     """Print one literal line of a result, unwrapped."""
     from rich.text import Text
 
-    out.print(Text(harmless(message)), soft_wrap=True)
+    out.print(Text(harmless_line(message)), soft_wrap=True)
 
 
 def table(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from hydractl.errors import harmless_line
 from hydractl.hub.layout import is_stock, labels_of
 from hydractl.hub.making import making
 from hydractl.hub.readme import Readme, code
@@ -147,7 +148,8 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
         data = facts.report.data.get(name)
         if data is None:
             continue
-        source, _, options = data.reference.removeprefix("hf:").partition("::")
+        reference = harmless_line(data.reference)
+        source, _, options = reference.removeprefix("hf:").partition("::")
         split = dict(pair.partition("=")[::2] for pair in options.split(",")).get("split")
         for metric, value in values.items():
             if METRICS[metric.partition("@")[0]].needs in {Needs.WEIGHTS, Needs.TIME}:
@@ -157,7 +159,9 @@ def _eval_results(facts: Facts) -> Iterator[EvalResult]:
             yield EvalResult(
                 task_type=facts.task,
                 dataset_type=source,
-                dataset_name=data.reference if name == ID_NAME else f"{name} as out-of-distribution data",
+                dataset_name=reference
+                if name == ID_NAME
+                else f"{harmless_line(name)} as out-of-distribution data",
                 dataset_split=split,
                 metric_type=metric,
                 metric_value=value.value,

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from hydractl.cli.app import command_tree
-from hydractl.cli.output import TerminalProgress, annotate, console, line, table
+from hydractl.cli.output import TerminalProgress, annotate, console, line, say, table
 from hydractl.cli.tables import facts
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
@@ -48,14 +48,15 @@ def test_what_ends_a_line_is_escaped(capsys):
 def test_no_text_is_a_command_to_the_runner(github, capsys):
     hostile = "::add-mask::a"
     TerminalProgress(steps=True, warnings=True).step(f"{hostile}\n  {hostile} ##[error]b")
+    say(f"x\n  {hostile}")
     out = console()
     line(out, f"{hostile}\nx ::y")
     out.print(table(["model"], [[hostile], ["x" * 198 + hostile]], title=hostile))
     out.print(facts([(hostile, "x")]))
 
     seen = capsys.readouterr()
-    assert seen.err == "\\::add-mask::a\n  \\::add-mask::a \\##[error]b\n"
-    assert seen.out.startswith("\\::add-mask::a\nx ::y\n")
+    assert seen.err == "\\::add-mask::a\\n  ::add-mask::a \\##[error]b\nx\n  \\::add-mask::a\n"
+    assert seen.out.startswith("\\::add-mask::a\\nx ::y\n")
     assert seen.out.count("\\::add-mask::a") >= 4
     assert not [text for text in seen.out.splitlines() if text.strip().startswith("::")]
 

@@ -69,7 +69,8 @@ def _show(one: Known, out: Console) -> None:
 
 def _references(title: str, sets: tuple[Data, ...], out: Console) -> None:
     """Show what to type, one a line and whole, so that it can be pasted."""
-    line(out, f"\n{title}:")
+    out.print()
+    line(out, f"{title}:")
     for one in sets:
         line(out, f"  {one.typed}{'' if one.samples is None else f'   {one.samples:,} samples'}")
         line(out, f"    {one.read}")
