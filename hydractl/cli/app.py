@@ -74,7 +74,12 @@ class Strict(typer.core.TyperCommand):
         Raises:
             UsageError: If an option has two values, or is given beside its opposite, or a word is none of those that may be chosen.
         """
-        typed, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        try:
+            typed, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:  # the parser leaves it out where an option lacks its value
+                vars(error)["ctx"] = ctx
+            raise
         for option in self.params:
             if not isinstance(option, typer.core.TyperOption) or option.multiple or given.count(option) < 2:
                 continue

@@ -115,7 +115,10 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
     raising(errors.DataError("corrupt image"))
     monkeypatch.setenv("RANK", "1")
 
-    assert call("schema").err == "rank 1: error: corrupt image\n"
+    seen = call("schema", "--json")
+
+    assert seen.err == "rank 1: error: corrupt image\n"
+    assert seen.out == ""  # the first process prints the document
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_a_rank_says_which_it_is_when_it_fails(call, raising, monkeypatch):
         (["prune", "base.st", "-o", "x.st", "--remove", "-1"], "`--remove`: input should be greater than or equal to 0"),
         (["prune", "base.st", "--keep", "3"], "`-o/--output/--out` is missing\n\nhint: see `hydractl prune --help`"),
         (["prune", "-o", "x.st"], "`MODEL` is missing"),
-        (["prune", "a.st", "-o"], "option `-o` requires an argument"),
+        (["prune", "a.st", "-o"], "option `-o` requires an argument\n\nhint: see `hydractl prune --help`"),
         (["fuse", "a.st", "-o", "x.st", "--mlp", "mean"], "`--mlp`: `mean` is not one of `merge`, `keep`"),
         (["schema", "mask"], "`KIND`: `mask` is not one of"),
         (["schema", "scores", "b"], "unexpected extra argument"),
