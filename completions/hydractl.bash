@@ -173,7 +173,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --val -o --output --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --method --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --gradient-checkpointing --compile --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --num-workers --arch --force --wait --if-changed --json -q --quiet --provenance -h --help'
+                _hydractl_words '--data --val -o --output --out --max-length --recipe --optimizer --lr --layer-decay --weight-decay --momentum --schedule --min-lr-rate --warmup --clip --ema --swa --label-smoothing --mixup --cutmix --dropout --drop-path --augment --precision --steps --epochs --batch-size --accumulate --train --last-blocks --freeze-blocks --reset-head --keep-head --method --eval-every --early-stop --patience-delta --keep-best --keep-last --batches --teacher --teacher-temperature --teacher-weight --gradient-checkpointing --compile --save-every --seed --order-seed --dropout-seed --head-seed --num-classes --pooling --img-size --mean --std --device --num-workers --skip-bad --arch --force --wait --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -233,7 +233,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--data --near --far --compare --temperature --corrupt --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --curves --save-predictions --analyse --scores --max-length --batch-size --num-workers --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
+                _hydractl_words '--data --near --far --compare --temperature --corrupt --fit --ood-val --val --name --metrics --ood-score --knn-k --latency --no-latency --bootstrap --fail-if --threshold-for --delta --store -o --output --out --curves --save-predictions --analyse --scores --max-length --batch-size --num-workers --skip-bad --classes --template --device --dtype --arch --seed --force --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -316,7 +316,7 @@ _hydractl() {
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '-o --output --out --top-k --ood-score --fit --knn-k --threshold --skip-bad --max-length --classes --template --arch --batch-size --num-workers --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
+                _hydractl_words '-o --output --out --top-k --ood-score --fit --knn-k --threshold --skip-bad -0 --null --max-length --classes --template --arch --batch-size --num-workers --device --dtype --force --wait --if-changed --json -q --quiet -h --help'
             else
                 _hydractl_files 'st|safetensors'
             fi
@@ -377,18 +377,18 @@ _hydractl() {
         ;;
     import)
         case $prev in
-        --arch | --num-classes | --head-seed | --img-size | --mean | --std)
-            : # any text
-            ;;
         -o | --output | --out | --labels | --tokenizer | --provenance)
             _hydractl_files ''
+            ;;
+        --arch | --num-classes | --head-seed | --img-size | --mean | --std | --weights-key | --rename)
+            : # any text
             ;;
         --pooling)
             _hydractl_words 'own mean'
             ;;
         *)
             if [[ $cur == -* ]]; then
-                _hydractl_words '--arch -o --output --out --num-classes --head-seed --pooling --img-size --mean --std --labels --tokenizer --ema --force --if-changed --json -q --quiet --provenance -h --help'
+                _hydractl_words '-o --output --out --arch --num-classes --head-seed --pooling --img-size --mean --std --labels --tokenizer --ema --weights-key --rename --force --if-changed --json -q --quiet --provenance -h --help'
             else
                 _hydractl_files 'pth|pt|bin|ckpt|tar|safetensors|json'
             fi

@@ -82,7 +82,7 @@ def score(
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
         out: Output file; `-` is standard output.
         method: How heads are scored. circuit: greedy removal by an objective on validation data (Algorithm 1); taylor: |weight × gradient| of q, k and v (appendix D.1.1); michel: mean |∂loss/∂gate| of gates on heads' outputs (Michel et al. 2019); gnorm: greedy removal by the norms of q, k and v gradients (Greedy-Gnorm); hies: importance as michel has it, and entropy of attention (HIES); headmap: layer by layer the heads whose masking raises the loss most (HeadMap); cahp: heads grouped by how they tell classes apart, one of each group; finds their number (CAHP); l0: learned gates that a penalty closes (Voita et al. 2019); dsp: learned gates of which K stay open (Li et al. 2021); magnitude: mean |weight|: a control; random: uniform random scores: a control.
-        data: Labelled data, validation for circuits, calibration or training data else: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        data: Labelled data, validation for circuits, calibration or training data else: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         limit: Use N samples of it, drawn with the seed (hies: 32 by default).
         max_length: Tokens of a text at most; default: as many as the model reads.
         objective: What the kept heads should be good at: acc, ood (AUROC), avg of both (default), nll, ece, fpr95, or a sum such as `0.5*acc+0.5*auroc` or `acc-0.1*nll`. More is better: nll, ece and fpr95 are subtracted, whichever sign is written.
@@ -146,7 +146,7 @@ def prune(
     *,
     out: str | Path,
     scores: str | Path | Sequence[str | Path] | None = ...,
-    masks: str | Path | Sequence[str | Path] | None = ...,
+    mask: str | Path | Sequence[str | Path] | None = ...,
     keep: str | int | None = ...,
     remove: int | None = ...,
     keep_fraction: float | None = ...,
@@ -180,7 +180,7 @@ def prune(
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
         out: Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.
         scores: Scores; several make one member each. `-` is standard input.
-        masks: A head-mask file instead of scores; several make one member each.
+        mask: A head-mask file instead of scores; several make one member each.
         keep: Keep N heads a layer, on average over the model; `auto`: as many as cahp or l0 chose, or the knee of a greedy method's objective.
         remove: Remove R heads in all.
         keep_fraction: Keep this share of all heads.
@@ -228,7 +228,7 @@ def finetune(
     weight_decay: float | None = ...,
     momentum: float | None = ...,
     schedule: Literal["constant", "cosine", "linear"] | None = ...,
-    floor: float | None = ...,
+    min_lr_rate: float | None = ...,
     warmup: str | int | float | None = ...,
     clip: float | None = ...,
     ema: float | None = ...,
@@ -271,6 +271,7 @@ def finetune(
     std: str | float | Sequence[str | float] | None = ...,
     device: str | None = ...,
     num_workers: str | int | None = ...,
+    skip_bad: bool | None = ...,
     arch: str | None = ...,
     force: bool | None = ...,
     wait: bool | None = ...,
@@ -282,7 +283,7 @@ def finetune(
 
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        data: Labelled training data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        data: Labelled training data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         val: Labelled validation data.
         out: Output file, or a folder: one that is there, or a name with a slash at its end. `-` is standard output.
         max_length: Tokens of a text at most; default: as many as the model reads.
@@ -293,7 +294,7 @@ def finetune(
         weight_decay: Of matrices only (default 0.01 for adamw, 0 for sgd).
         momentum: Of sgd only (default 0.9).
         schedule: After the warm-up (default: cosine).
-        floor: Where the schedule ends, as a fraction of the peak (default 0).
+        min_lr_rate: Where the schedule ends, as a fraction of the peak (default 0).
         warmup: Warm-up in steps, or as a fraction such as 0.05 (default).
         clip: Largest norm of the gradient.
         ema: Validate and keep a running mean of the weights that forgets so slowly, e.g. 0.999.
@@ -336,6 +337,7 @@ def finetune(
         std: What it is divided by then; likewise.
         device: auto, cpu, cuda, cuda:N or mps.
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
+        skip_bad: Leave out images that cannot be read, and say how many. Each image is decoded once more.
         arch: Architecture of a bare .safetensors file.
         force: Replace an existing output, and start anew where an unfinished run could be gone on with.
         wait: Wait while another command makes the same output, rather than exit 6.
@@ -383,7 +385,7 @@ def fuse(
         max_loss: With `--merge-trunk auto`: how many nats of NLL merging may cost (default 0).
         force_merge: Average members whose lineage does not tell that one base is theirs.
         own_from: Let members own everything from block L on, and readout and head, even while it is equal: to train the hydra.
-        data: Labelled data to measure on what merging did: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        data: Labelled data to measure on what merging did: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         temperature: Store a temperature: the number that, dividing all logits, lowers the NLL most on this labelled held-out data. Or the number.
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass (default 64).
@@ -434,6 +436,7 @@ def evaluate(
     max_length: int | None = ...,
     batch_size: int | None = ...,
     num_workers: str | int | None = ...,
+    skip_bad: bool | None = ...,
     classes: str | Sequence[str] | None = ...,
     template: str | Sequence[str] | None = ...,
     device: str | None = ...,
@@ -449,7 +452,7 @@ def evaluate(
 
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        data: In-distribution data, with labels: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        data: In-distribution data, with labels: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         near: OOD data close to it.
         far: OOD data far from it; also photos, noise, manual, letters.
         compare: One more row: a model, or an ensemble of several. `mc:MODEL::passes=N,rate=R` keeps dropout active, `laplace:MODEL::val=DATA,data=DATA` doubts the last layer, `bayesvlm:` a CLIP's projections, `vilu:` its answers, `swag:MODEL,MODEL,...` draws weights around checkpoints.
@@ -476,6 +479,7 @@ def evaluate(
         max_length: Tokens of a text at most; default: as many as the model reads.
         batch_size: Samples in one forward pass.
         num_workers: Processes that decode and augment images, 0 for threads of this one; the result is the same. `auto` (default) takes some where images are many and cores too.
+        skip_bad: Leave out images that cannot be read, and say how many. Each image is decoded once more.
         classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
         device: auto, cpu, cuda, cuda:N or mps.
@@ -533,6 +537,7 @@ def predict(
     knn_k: int | None = ...,
     threshold: str | Path | float | None = ...,
     skip_bad: bool | None = ...,
+    null: bool | None = ...,
     max_length: int | None = ...,
     classes: str | Sequence[str] | None = ...,
     template: str | Sequence[str] | None = ...,
@@ -551,7 +556,7 @@ def predict(
 
     Args:
         model: A checkpoint, a folder of timm, transformers or OpenCLIP (also `local-dir:PATH`), a Hub id `org/name[@revision]` (also `hf-hub:ID`), `arch:NAME[::K=V,...]` for random weights, or `-`.
-        data: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line.
+        data: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME; image files; folders may be nested and need no classes. `-`: standard input, a text or the path of an image a line. A name that holds `::` ends with it: `a::b.png::`.
         out: A file that ends in .jsonl, .csv, .parquet, which decides its form; by default standard output, as JSON lines.
         top_k: Tell the K most probable classes.
         ood_score: What tells OOD samples: msp, entropy, mi, msp+mi, energy, max-logit (default msp); or mahalanobis, relative-mahalanobis, knn, vim, where MODEL holds it (`eval --fit DATA --store PATH`) or `--fit` is given.
@@ -559,6 +564,7 @@ def predict(
         knn_k: Which nearest sample `knn` looks at (default 50).
         threshold: Accept inputs whose OOD score is below X, or as the REPORT of `eval --threshold-for` says; `none` accepts or refuses nothing. Default: as the checkpoint says.
         skip_bad: Tell of an image that cannot be read in its line, and go on.
+        null: Standard input is texts or paths that end with a NUL byte, as `find -print0` writes them, not with the line.
         max_length: Tokens of a text at most; default: as many as the model reads.
         classes: Classes of a zero-shot model: `a,b,c`, a file with one name a line, or a JSON list.
         template: What a class is asked with, holding `{label}`; give several to average. Default: "A photo of a {label}."
@@ -607,7 +613,7 @@ def export(
         out: Output file: `.onnx` for ONNX, `.pt2` for a program of torch.export.
         with_preprocess: For images: take uint8 pixels (B, height, width, channels) of any size; resize, crop and normalise are in the graph.
         quantize: For ONNX: weights and what they are multiplied with as whole numbers of 8 bits. Needs `--data`, on which the effect is measured.
-        data: Labelled data, on which the exported model is compared and measured too: digits, shapes, reviews, intents, a folder, a .jsonl, .csv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
+        data: Labelled data, on which the exported model is compared and measured too: digits, shapes, reviews, intents, a folder, a .jsonl, .json, .csv, .tsv or .parquet file, .tar shards, hf:org/name, or preset:NAME.
         ood: OOD data, to measure the AUROC with; also photos, noise, manual, letters.
         tolerance: Exit 5, and write nothing, if an output of the exported model is further from the model's own, relative to the largest value where that is above 1.
         report: Write what was measured on `--data`, as `eval` reports it.

@@ -12,7 +12,7 @@ SUMMARIES = {
     "export": "Write a model as one file that runs without hydractl: ONNX, or a program of torch.export.",
     "inspect": "Show what a file is: sizes, heads, fuse plan, scores, predictions, lineage; or compare choices of heads.",
     "lineage": "Draw the chain of stages and files that led to a model, back to its base; or verify those files.",
-    "import": "Make a base of weights that a training script saved.",
+    "import": "Make a base of weights that a training script saved; of several files, a base each.",
     "push": "Push a base, a member or a hydra to the Hub: weights, configuration, head masks, report and a card, in one commit.",
     "data": "List the data sets that have names, `preset:NAME`, or show all that is known of some: references, licence, OOD sets.",
     "schema": "Print the JSON Schema of scores, head masks or reports.",
