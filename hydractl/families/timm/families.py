@@ -89,7 +89,7 @@ def _family(row: Row) -> Family:
         describe=lambda name, options: describe(row, name, options),
         build=build,
         initialise=initialise,
-        evaluation_config=lambda architecture: evaluation_config(architecture.name, architecture.config),
+        evaluation_config=lambda architecture: evaluation_config(row, architecture.name, architecture.config),
         adopt=_adopt if row.adopts else None,
         rules=RULES,
         on_disk=row.on_disk,

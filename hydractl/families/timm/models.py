@@ -201,12 +201,13 @@ def check_covered(row: Row, name: str, library: Any) -> None:  # noqa: ANN401 - 
         raise UnsupportedModelError(f"`{name}` is not supported: {reason}", hint=SUPPORTED)
 
 
-def evaluation_config(name: str, options: Mapping[str, object]) -> dict[str, object]:
+def evaluation_config(row: Row, name: str, options: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of every module that options make, by path, which answers of trained weights depend on.
 
     timm has no table of the values that an architecture sets; modules hold them, defaults and all.
     """
-    library = create(name, {k: v for k, v in options.items() if k not in TRAINING_ONLY})
+    read = {k: v for k, v in options.items() if k not in TRAINING_ONLY}
+    library = create(name, {**read, **row.build_options})
     settings: dict[str, object] = {name: tuple(t.shape) for name, t in library.state_dict().items()}
     for path, module in library.named_modules():
         settings[path] = type(module).__qualname__

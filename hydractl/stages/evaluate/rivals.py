@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from hydractl.data.inputs import Reading, encoded, open_items
+from hydractl.data.inputs import Reading, encoded, open_items, reading_differences
 from hydractl.data.items import Items
 from hydractl.errors import DataError, UnsupportedModelError
 from hydractl.families.opening import OpenModel, build_checked
 from hydractl.families.probe import blank_inputs, probe_inputs
+from hydractl.families.registry import architecture_differences
 from hydractl.families.tower import Towers
 from hydractl.fusion.building import hydra_from_state, load_any
 from hydractl.fusion.classes import Classes, prompts_of
@@ -26,13 +27,13 @@ from hydractl.rivals.bayesvlm import TEXT, VISION, Compared, Pairs, Watched
 from hydractl.rivals.dropout import Thinned
 from hydractl.rivals.laplace import GRID, LastLayer
 from hydractl.rivals.reference import DATA, FEWEST, VAL, BayesVlm, Laplace, McDropout, Rival, Swag, Vilu
-from hydractl.rivals.swag import Drawn, check_one_training
+from hydractl.rivals.swag import ONE_TRAINING, Drawn, check_one_training
 from hydractl.rivals.vilu import Judged, Lessons, contrast_of
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.training.feeding.feed import ItemFeed
-from hydractl.wording import counted
+from hydractl.wording import counted, quoted
 
 
 class Asked(NamedTuple):
@@ -88,6 +89,7 @@ def check_made_of(rival: Rival, files: Sequence[OpenModel], classes: Classes | N
         contrast_of(_unfilled(first), name=first.reference)
     elif isinstance(rival, Swag):
         check_one_training([_unfilled(one) for one in files], [one.reference for one in files])
+        _check_same_model(files)
     elif isinstance(rival, Laplace):
         LastLayer(load_any(first), rival, [probe_inputs(first.header)], name=first.reference)
     else:
@@ -95,6 +97,23 @@ def check_made_of(rival: Rival, files: Sequence[OpenModel], classes: Classes | N
         watched = Watched(model := load_any(first), name=first.reference)
         for tower, reads in ((VISION, first.header.preprocess), (TEXT, tokenization)):
             watched.checked(tower, blank_inputs(reads, 1, device=model.device))
+
+
+def _check_same_model(files: Sequence[OpenModel]) -> None:
+    """Refuse checkpoints that compute or read items otherwise than the first, which answers with all of their weights.
+
+    Raises:
+        UnsupportedModelError: With what differs.
+    """
+    first = files[0].header
+    for other in files[1:]:
+        header = other.header
+        differences = architecture_differences(header.architecture, first.architecture)
+        if differences := (*differences, *reading_differences(header.preprocess, first.preprocess)):
+            raise UnsupportedModelError(
+                f"{other.reference}: differs from {files[0].reference}: {quoted(differences)}",
+                hint=ONE_TRAINING,
+            )
 
 
 def check_made(named: NamedModels, opened: Sequence[OpenModel], classes: Classes | None) -> None:

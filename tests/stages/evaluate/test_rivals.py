@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hydractl.data.reference import DataRef
@@ -361,6 +363,7 @@ def test_a_rival_that_cannot_be_made_is_refused_before_a_row_is_measured(model, 
         (f"both=base.st,laplace:h.st::prior=1,data={TRAIN}", r"h\.st: .* several models"),
         ("swag:base.st,less.st::samples=2", r"less\.st: differs from .*base\.st in the shape"),
         ("swag:less.st,other.st::samples=2", r"other\.st: keeps other heads than .*less\.st in layer 0"),
+        ("swag:base.st,relu.st::samples=2", r"relu\.st: differs from .*base\.st: `act_layer=relu`"),
         ("both=swag:base.st,base.st::samples=2,swag:base.st,less.st", r"less\.st: differs"),
     ],
 )
@@ -368,7 +371,13 @@ def test_what_files_cannot_be_made_into_is_said_before_a_row_is_measured(
     model, tmp_path, monkeypatch, late, said
 ):
     run_fuse(FuseConfig(models=(str(model), str(model)), out=tmp_path / "h.st", verify=False))
-    base().save(tmp_path / "base.st")
+    whole = base()
+    whole.save(tmp_path / "base.st")
+    architecture = whole.header.architecture
+    changed = architecture.model_copy(update={"config": architecture.config | {"act_layer": "relu"}})
+    replace(whole, header=whole.header.model_copy(update={"architecture": changed})).save(
+        tmp_path / "relu.st"
+    )
     for name, heads in (("less", (0, 2)), ("other", (1, 2))):
         base().pruned(heads, (0,), (1,)).save(tmp_path / f"{name}.st")
     monkeypatch.chdir(tmp_path)
