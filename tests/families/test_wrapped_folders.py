@@ -22,7 +22,8 @@ NAME, OPTIONS = (
 
 
 def of_timm(folder):
-    config = {"architecture": NAME, "num_classes": 7, "model_args": OPTIONS}
+    cfg = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    config = {"architecture": NAME, "num_classes": 7, "model_args": OPTIONS, "pretrained_cfg": cfg}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file(timm.create_model(NAME, num_classes=7, **OPTIONS).state_dict(), folder / "model.safetensors")
