@@ -13,6 +13,7 @@ from hydractl.errors import CheckpointError
 from hydractl.families.opening import load_model, open_model
 from hydractl.families.probe import largest_difference
 from hydractl.families.registry import FAMILIES
+from hydractl.hub.layout import files_of
 from hydractl.manifest.header import Tokenization
 from hydractl.stages.importing.config import ImportConfig
 from hydractl.stages.importing.run import run_import
@@ -111,6 +112,8 @@ def test_batches_are_answered_as_the_library_answers_one_text_at_a_time(tmp_path
         opened, tokenizer = open_model(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
         how = opened.header.preprocess.model_copy(update={"max_length": 9})
         assert (how.padding_side, how.truncation_side, how.names) == ("right", "left", names)
+        written = json.loads(files_of(opened.header)["tokenizer_config.json"])
+        assert (written["padding_side"], written["model_input_names"]) == ("right", ["input_ids", *names])
         limits = {"truncation": True, "max_length": 9, "return_tensors": "pt"}
         expected = torch.cat(
             [
