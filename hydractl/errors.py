@@ -147,6 +147,10 @@ class DataError(InputError):
     kind = "data"
 
 
+class UnreadableError(DataError):
+    """An image of a set cannot be read; the message names it."""
+
+
 class OutputError(InputError):
     """A place that cannot be written: missing folder, no permission, full disk."""
 

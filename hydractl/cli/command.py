@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from hydractl.cli.output import Terminal
+from hydractl.errors import UnreadableError
 from hydractl.publish import STDOUT, is_stdout
 from hydractl.runtime import enough_memory
 from hydractl.settings import Declared, Setting, configured, options_of, spelled
@@ -80,7 +82,7 @@ def command(
             looks = getattr(made, "if_changed", False) and not compares
             if not (looks and _is_up_to_date(made, terminal, unchanged)):
                 _check_inputs(made)
-                with enough_memory(typed):
+                with enough_memory(typed), _naming_skip_bad(made):
                     function(made, terminal)
             if isinstance(statement, Path) and terminal.speaks:
                 write_statement(statement, made)
@@ -93,6 +95,17 @@ def command(
         return run
 
     return made
+
+
+@contextmanager
+def _naming_skip_bad(config: object) -> Iterator[None]:
+    """Let an image that cannot be read end a command with the option that leaves it out, if the command has it."""
+    try:
+        yield
+    except UnreadableError as error:
+        if hasattr(config, "skip_bad"):
+            error.hint = f"{error.hint or 'leave the image out'}, or add `--skip-bad`"
+        raise
 
 
 def _check_inputs(config: object) -> None:

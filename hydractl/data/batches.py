@@ -20,7 +20,7 @@ from torch import Tensor
 from hydractl.data.crew import cores, unshared
 from hydractl.data.decoding import at_least
 from hydractl.data.preprocess import EvalTransform, Normalised, PerItem, TrainTransform, pixels, sample_seed
-from hydractl.errors import DataError
+from hydractl.errors import DataError, UnreadableError
 
 if TYPE_CHECKING:
     from hydractl.data.items import ImageSet
@@ -35,10 +35,6 @@ _PART = 16
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class UnreadableError(DataError):
-    """An image of a set cannot be read; the message names it."""
 
 
 class Batch(NamedTuple, Generic[T_co]):

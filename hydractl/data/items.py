@@ -16,7 +16,7 @@ from typing_extensions import override
 from hydractl.data.corruptions.names import Corruption
 from hydractl.data.crew import Crew
 from hydractl.data.decoding import upright
-from hydractl.errors import DataError
+from hydractl.errors import DataError, UnreadableError
 from hydractl.wording import quoted
 
 LABELS_HINT = (
@@ -275,7 +275,7 @@ class ImageSet(Items):
             return self.store.item_digest(self.places[index])
         except DataError as error:
             if not self.lenient:
-                raise
+                raise UnreadableError(error.message, hint=error.hint) from error
             return hashlib.sha256(error.message.encode()).digest()
 
     @property

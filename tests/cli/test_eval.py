@@ -16,6 +16,7 @@ from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from support.builders import base
+from support.pictures import digits_folder
 
 DATA = "digits::split=test,classes=0-6,limit=40"
 QUICK = ["--no-latency", "--bootstrap", "0", "--device", "cpu"]
@@ -245,6 +246,19 @@ def test_every_refusal_is_one_message_and_leaves_nothing(
     assert "Traceback" not in err
     assert out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_that_cannot_be_read_is_answered_with_the_option_that_leaves_it_out(model, tmp_path, call):
+    root = digits_folder(tmp_path / "d", DATA)
+    (root / "0" / "bad.png").write_bytes(b"no image")
+
+    seen = call("eval", model, "--data", root, *QUICK)
+    assert seen.code == 3
+    assert "bad.png: is not an image that can be decoded" in seen.err
+    assert seen.err.rstrip().endswith(", or add `--skip-bad`")
+    seen = call("eval", model, "--data", root, *QUICK, "--skip-bad")
+    assert seen.code == 0
+    assert "warning: d: left out 1 of" in seen.err
 
 
 def test_existing_output_is_kept(model, tmp_path, capsys):

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from hydractl.data.reference import DataRef, SourceKind
 from hydractl.data.sources.rows import Rows
-from hydractl.errors import DataError, HubError, reason_of
+from hydractl.errors import DataError, HubError, UnreadableError, reason_of
 from hydractl.hubclient import asking, without_bars
 from hydractl.progress import Progress
 from hydractl.wording import did_you_mean, quoted
@@ -196,7 +196,7 @@ class ImageFiles:
             raise DataError(f"{self.where}: row {row} names no image file: {cell!r:.80}")
         file = self.folder / cell
         if not os.path.isfile(file):  # noqa: PTH113 - `Path.is_file` raises where a path is too long
-            raise DataError(
+            raise UnreadableError(
                 f"{self.where}: row {row} names `{cell}`, which is not there",
                 hint=f"paths start from `{self.folder}`",
             )

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import torch
 
 from hydractl.claims import Claim
-from hydractl.data.batches import UnreadableError
 from hydractl.data.crew import Crew
 from hydractl.data.inputs import lenient
 from hydractl.data.items import Items
-from hydractl.errors import DataError
+from hydractl.errors import DataError, UnreadableError
 from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
