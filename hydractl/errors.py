@@ -6,7 +6,7 @@ HydraError               1
 │  ├─ ManifestError      a JSON file of ours
 │  ├─ CheckpointError    a safetensors file
 │  ├─ UnsupportedModelError
-│  ├─ DataError
+│  ├─ DataError          below it UnreadableError, an image
 │  └─ OutputError        a place that cannot be written
 ├─ HubError              4
 ├─ CheckFailed           5

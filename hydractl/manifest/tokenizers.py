@@ -85,7 +85,7 @@ def check_settings(settings: Mapping[str, object], where: str) -> None:
         if settings.get(name):
             raise UnsupportedModelError(
                 f"{where}: its tokenizer's `{name}` is set, which is not supported: it {effect}",
-                hint=f"remove it from {SETTINGS}, if the model was trained without it",
+                hint=f"set it to false in {SETTINGS}, if the model was trained without it",
             )
 
 

@@ -56,7 +56,7 @@ def test_exit_codes_are_those_of_the_contract():
 
     assert found == {
         "HydraError": 1, "UsageError": 2, "InputError": 3, "ManifestError": 3, "CheckpointError": 3,
-        "UnsupportedModelError": 3, "DataError": 3, "OutputError": 3, "HubError": 4, "CheckFailed": 5, "OutputExists": 6,
+        "UnsupportedModelError": 3, "DataError": 3, "UnreadableError": 3, "OutputError": 3, "HubError": 4, "CheckFailed": 5, "OutputExists": 6,
         "Interrupted": 130,
     }  # fmt: skip
 
