@@ -76,7 +76,7 @@ def test_a_folder_is_told_of_as_the_base_made_of_it(tmp_path, name):
 
 def test_a_zero_shot_model_tells_how_classes_are_asked_about(tmp_path):
     opened = open_model(str(pair("clip", tmp_path).save(tmp_path / "bare.st")))
-    named = with_classes(opened, Classes(names=("circle", "square"), templates=("a {label}",)))
+    named = with_classes(opened, Classes(names=("1", "2"), templates=("a {label}",)))
     run_fuse(
         FuseConfig(
             models=(str(tmp_path / "bare.st"),),
