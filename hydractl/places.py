@@ -54,7 +54,7 @@ class Content:
         if suffix in self.suffixes or (stream and self.streams) or is_folder(path):
             return
         if stream or self.decides or suffix[1:2].isalpha():
-            stem = path.stem.strip("-") or "output"
+            stem = path.name.removesuffix(".pth.tar").removesuffix(suffix).strip("-") or "output"
             fits = path.parent / (stem if stem.endswith(self.suffixes) else stem + self.suffixes[0])
             raise UsageError(
                 f"`{option} {path}`: {self.what} is a file that ends in {' or '.join(self.suffixes)}",

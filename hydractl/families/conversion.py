@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError
-from hydractl.families.base import Family
+from hydractl.families.base import Family, name_in_memory
 from hydractl.manifest.header import Architecture
+from hydractl.source import INDEX, Located
 
 if TYPE_CHECKING:
     import torch
+
+
+@contextmanager
+def naming_import(
+    located: Located, family: Family, names: Iterable[str], expected: Collection[str]
+) -> Iterator[None]:
+    """Name `import` in what is raised of a folder whose tensors have a prefix that its architecture has not.
+
+    Raises:
+        CheckpointError: What came, with another hint.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        probe, known = max(expected, key=len), {name_in_memory(family, name) for name in names}
+        if probe not in known and any(name.endswith(f".{probe}") for name in known):
+            index = located.path / INDEX
+            file = index if len(located.weights) > 1 and index.is_file() else located.weights[0]
+            error.hint = (
+                f"its tensors have a prefix, which `import` takes off: `hydractl import {shlex.quote(str(file))} --arch "
+                f"{shlex.quote(str(located.path))} -o base.st`"
+            )
+        raise
 
 
 def convert(

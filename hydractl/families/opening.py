@@ -19,6 +19,7 @@ from hydractl.families.base import (
     place_of,
     without_wrapper,
 )
+from hydractl.families.conversion import naming_import
 from hydractl.families.folder import base_header, describe_folder, expected_specs
 from hydractl.families.gate import answer_problem, check_weights
 from hydractl.families.options import check_filled
@@ -146,7 +147,8 @@ def open_model(
         state = {names[name]: tensor for name, tensor in checkpoint.tensors().items()}
         checkpoint = _adopted(state, checkpoint, header)
     if family.adopt is not None and located.config is not None and checkpoint.specs.keys() != expected.keys():
-        state = family.adopt(str(located.path), described.architecture, checkpoint.tensors())
+        with naming_import(located, family, checkpoint.specs, expected):
+            state = family.adopt(str(located.path), described.architecture, checkpoint.tensors())
         checkpoint = _adopted(state, checkpoint, header)
     absent = sorted(expected.keys() - checkpoint.specs.keys())
     lacks = described.lacks
@@ -157,7 +159,8 @@ def open_model(
             raise CheckpointError(f"{reference}: {lacks}", hint=classifier_hint(reference))
     if lacks:
         checkpoint, expected = _without_classifier(family, checkpoint, expected)
-    check_tensors(checkpoint.name, checkpoint.specs, expected)
+    with naming_import(located, family, checkpoint.specs, expected):
+        check_tensors(checkpoint.name, checkpoint.specs, expected)
     return OpenModel(
         reference=reference,
         checkpoint=checkpoint,

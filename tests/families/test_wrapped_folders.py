@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
 
+from hydractl.cli.app import main
 from hydractl.errors import CheckpointError
 from hydractl.families.opening import load_model, open_model
 from support.builders import base
@@ -55,10 +57,22 @@ def test_what_a_wrapper_puts_before_names_goes(tmp_path, make, prefix):
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())
 
 
-def test_what_has_more_is_no_wrapper(tmp_path):
-    of_timm(tmp_path / "m")
-    state = load_file(tmp_path / "m" / "model.safetensors")
-    more = {f"module.{name}": t for name, t in state.items()} | {"module.extra.weight": torch.ones(1)}
-    save_file(more, tmp_path / "m" / "model.safetensors")
-    with pytest.raises(CheckpointError, match="lacks"):
-        open_model(str(tmp_path / "m"))
+@pytest.mark.parametrize("make", FOLDERS.values(), ids=FOLDERS)
+def test_of_what_has_more_the_hint_is_a_command_that_works(tmp_path, make):
+    folder = tmp_path / "m"
+    make(folder)
+    state = load_file(folder / "model.safetensors")
+    more = {f"student.{name}": t for name, t in state.items()} | {"loss.weight": torch.ones(1)}
+    save_file(more, folder / "model.safetensors")
+
+    with pytest.raises(CheckpointError, match="lacks") as caught:
+        open_model(str(folder))
+
+    command = (
+        caught.value.hint.partition("`hydractl ")[2].rstrip("`").replace("base.st", str(tmp_path / "b.st"))
+    )
+    assert main([*shlex.split(command), "-q"]) == 0
+    save_file(state, folder / "model.safetensors")
+    plain, found = (load_model(open_model(str(p))).library_state() for p in (folder, tmp_path / "b.st"))
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in plain.items())

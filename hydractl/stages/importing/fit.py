@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError
-from hydractl.families.base import COMPILED, Family, is_replaceable, place_of
+from hydractl.families.base import COMPILED, Family, is_replaceable, name_in_memory, place_of
 from hydractl.families.conversion import convert, encoder_of
 from hydractl.families.registry import FAMILIES
 from hydractl.manifest.header import Architecture, Header
@@ -76,13 +76,10 @@ def fit(
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in tensors.items()}
     found = _without_prefix(where, plain, expected, lambda names: names == expected.keys())
     if found is None:
-        bare = _without_common(plain, expected)
-        made = convert(family, architecture, bare)
-        fits_better = made is not None and _distance(made, expected) < _distance(bare, expected)
-        if made is not None and fits_better:
-            found = Fitted(tensors=made, converted=family.library)
-        else:
-            found = Fitted(tensors=bare)
+        found = _on_disk(where, plain, expected, family, lambda names: names == expected.keys())
+        made = convert(family, architecture, found.tensors)
+        if made is not None and _distance(made, expected) < _distance(found.tensors, expected):
+            found = replace(found, tensors=made, converted=family.library)
     _check(where, {k: spec_of(v) for k, v in found.tensors.items()}, expected, family, architecture)
     return found
 
@@ -116,9 +113,9 @@ def fit_encoder(
     wanted = {n: s for n, s in expected.items() if not is_replaceable(family, n)}
     found = _without_prefix(where, plain, wanted, lambda names: wanted.keys() <= names)
     if found is None:
-        bare = _without_common(plain, expected)
-        made = encoder_of(family, architecture, bare)
-        found = Fitted(tensors=bare) if made is None else Fitted(tensors=made, converted=family.library)
+        found = _on_disk(where, plain, expected, family, lambda names: wanted.keys() <= names)
+        made = encoder_of(family, architecture, found.tensors)
+        found = found if made is None else replace(found, tensors=made, converted=family.library)
     kept = {n: t for n, t in found.tensors.items() if n in expected or place_of(family, n).layer is not None}
     if new:
         kept = {n: t for n, t in kept.items() if place_of(family, n).part != "head"}
@@ -133,6 +130,23 @@ def fit_encoder(
     if not new:
         _check_head(where, plain, fitted, expected, header)
     return fitted
+
+
+def _on_disk(
+    where: str,
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, TensorSpec],
+    family: Family,
+    fits: Callable[[KeysView[str]], bool],
+) -> Fitted:
+    """Return the tensors without the prefix that leaves names as the library stores them, or else without a common one."""
+    wanted = [name for name in expected if not is_replaceable(family, name)]
+    in_memory = {name_in_memory(family, name): tensor for name, tensor in tensors.items()}
+    found = _without_prefix(where, in_memory, wanted, fits)
+    if found is None or not found.prefix:
+        return Fitted(tensors=_without_common(tensors, expected))
+    beneath = {k.removeprefix(found.prefix): v for k, v in tensors.items() if k.startswith(found.prefix)}
+    return replace(found, tensors=beneath)
 
 
 def _without_prefix(
