@@ -22,12 +22,15 @@ DATA = frozenset(
             for pure, system in (("", ""), ("", "Posix"), ("", "Windows"), ("Pure", ""), ("Pure", "Posix"), ("Pure", "Windows"))
         ),
         *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-        "numpy.dtype", "numpy.ndarray", "decimal.Decimal", "fractions.Fraction", "types.SimpleNamespace", "uuid.UUID",
+        "numpy.dtype", "numpy.ndarray", "decimal.Decimal", "fractions.Fraction", "types.SimpleNamespace", "typing.Any",
+        "uuid.UUID",
         *(f"numpy.{name}" for name in ("bool_", "float32", "float64", "int32", "int64")),
     }
 )  # fmt: skip
 """What the standard library and numpy have for data."""
 NUMERIC = re.compile(r"b1|[iu][1248]|f[248]")
+CONTENT, VALUE = "_content", "_val"
+"""Where dictionaries of OmegaConf have their items, and these their values."""
 DEEPEST, MOST_ITEMS = 3, 64
 """Of what becomes plain: objects may hold themselves, or one another many times."""
 
@@ -94,7 +97,8 @@ def attributes(value: object) -> Mapping[str, object]:
         return {str(key): item for key, item in value.items()}
     if isinstance(value, Record):
         parts = value.state if isinstance(value.state, tuple) else (value.state,)
-        return {str(k): item for part in parts if isinstance(part, dict) for k, item in part.items()}
+        found = {str(k): item for part in parts if isinstance(part, dict) for k, item in part.items()}
+        return attributes(found[CONTENT]) if isinstance(found.get(CONTENT), Mapping) else found
     return {}
 
 
@@ -117,6 +121,8 @@ def to_plain(value: object, *, depth: int = DEEPEST) -> object:
     if value.name.endswith(".multiarray._reconstruct") and isinstance(value.state, tuple):
         numbers = _numbers(value.state[-3::2]) if len(value.state) == 5 else []
         return numbers or value
+    if isinstance(value.state, dict) and VALUE in value.state and depth:
+        return to_plain(value.state[VALUE], depth=depth - 1)
     if value.name.endswith("Path"):
         return "/".join(map(str, value.args)).replace("//", "/")
     is_enumeration = len(value.args) == 1 and value.state is None

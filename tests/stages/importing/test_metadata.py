@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,7 +126,20 @@ class Pool(enum.Enum):
     AVG = "avg"
 
 
+class Node:
+    """As OmegaConf keeps a value, and a dictionary of values."""
+
+    def __init__(self, value, kind=Any):
+        self._metadata, self._parent = {"ref_type": kind}, None
+        if isinstance(value, dict):
+            self._content = {key: Node(item) for key, item in value.items()}
+        else:
+            self._val = value
+
+
 HOLDERS = {
+    "OmegaConf": lambda s: {"state_dict": s, "hyper_parameters": Node({"arch": NAME, "num_classes": 7, **KWARGS})},
+    "OmegaConf, nested": lambda s: {"state_dict": s, "config": Node({"model": {"arch": NAME, "num_classes": 7, **KWARGS}})},
     "a namespace": lambda s: {"model": s, "args": argparse.Namespace(model=NAME, nb_classes=7, **KWARGS)},
     "a dictionary": lambda s: {"state_dict": s, "config": {"arch": NAME, "num_classes": 7, "model_args": KWARGS}},
     "Lightning": lambda s: {
