@@ -109,7 +109,7 @@ RANGED = [
 NEEDED = {
     "model": "a",
     "models": ("a",),
-    "source": "a",
+    "sources": ("a",),
     "arch": "vit",
     "out": "a",
     "data": "digits",
