@@ -162,7 +162,12 @@ COMPANIONS = {
     },
 }
 """What an option is typed with; where nothing is said, `ALWAYS`."""
-ABOUT = {("model", "head_seed"): ["arch:vit"], ("data", "null"): ["-"]}
+ABOUT = {
+    (FinetuneConfig, "model", "head_seed"): ["arch:vit"],
+    (BenchConfig, "model", "head_seed"): ["arch:vit"],
+    (PredictConfig, "data", "null"): ["-"],
+    (PruneConfig, "out", "members"): ["-o", "a{i}.st"],
+}
 """What is typed for an argument beside an option where any other will not do."""
 CASES = [(name, option) for name, config in CONFIGS.items() for option in options_of(config)]
 
@@ -197,7 +202,7 @@ def words_for(name, option):
         return [spelled(name) if on else setting.spelled[-1].split("/")[1]], on
     text = TEXTS.get(name, "a.b")
     if setting.holds is not None:
-        text = f"a{{i}}{setting.holds.suffixes[0]}"
+        text = f"a{setting.holds.suffixes[0]}"
     if setting.choices and setting.parse is None:
         text = next(c for c in reversed(setting.choices) if c != option.default)
     elif kind in (int, float):
@@ -216,7 +221,9 @@ def required(config, option):
     """Return what a command cannot do without, in order, and what one option is typed with."""
     needed = [o for o in options_of(config) if o.default is ... or o.name == option.name]
     return [
-        word for one in needed for word in ABOUT.get((one.name, option.name)) or words_for(one.name, one)[0]
+        word
+        for one in needed
+        for word in ABOUT.get((config, one.name, option.name)) or words_for(one.name, one)[0]
     ]
 
 
