@@ -164,7 +164,6 @@ COMPANIONS = {
 """What an option is typed with; where nothing is said, `ALWAYS`."""
 ABOUT = {
     (FinetuneConfig, "model", "head_seed"): ["arch:vit"],
-    (BenchConfig, "model", "head_seed"): ["arch:vit"],
     (PredictConfig, "data", "null"): ["-"],
     (PruneConfig, "out", "members"): ["-o", "a{i}.st"],
 }
