@@ -88,7 +88,7 @@ def test_one_that_cannot_be_read_stops_the_push(hub, content, text):
                 Target(name=NAME, message="x"),
             )
         assert served.repositories[NAME].made == 0
-    assert "mend it on the Hub" in caught.value.hint
+    assert "correct it on the Hub" in caught.value.hint
 
 
 def test_a_card_that_was_edited_on_the_hub_keeps_the_edits(hub, tmp_path):

@@ -102,7 +102,7 @@ class _Look:
             model=str(stage["model"]) if starts else self.terms.model,
             data=self.config.data,
             val=self.config.val,
-            out=Path(str(stage["out"])),
+            out=Path(str(stage["out"]).replace("{i}", "0")),  # where a stage is repeated, its first output
             recipe=self.config.recipe,
             method=None if method is None else str(method),
         )
