@@ -110,9 +110,15 @@ def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -
     scaled = [name for name, own in rows if {*own} != {1.0}]
     others = [name for name, own in rows if 1.0 in own]
     yield (
-        f"the comparison of {listed(compared)} is unfair: {listed(scaled)} {'store' if len(scaled) > 1 else 'stores'} a temperature, "
-        f"{listed(others)} {'do' if len(others) > 1 else 'does'} not; `--temperature DATA` fits one for every row"
+        f"the comparison of {listed(compared)} is unfair: {_first(scaled)} {'store' if len(scaled) > 1 else 'stores'} a temperature, "
+        f"{_first(others)} {'do' if len(others) > 1 else 'does'} not; `--temperature DATA` fits one for every row"
     )
+
+
+def _first(rows: Sequence[str]) -> str:
+    """Return the names of the first rows in a list, and how many others there are."""
+    few = 3
+    return listed(rows if len(rows) <= few else [*rows[:few], counted(len(rows) - few, "other")])
 
 
 def of_row(

@@ -97,12 +97,12 @@ class _Look:
     def _trains(self, stage: Stage, *, starts: bool) -> None:
         if not starts:
             check_classes(self.base)  # of whose folder `finetune` would make a classifier: another model
-        method = stage.get("method")
+        method, out = stage.get("method"), str(stage["out"])
         config = FinetuneConfig(
             model=str(stage["model"]) if starts else self.terms.model,
             data=self.config.data,
             val=self.config.val,
-            out=Path(str(stage["out"]).replace("{i}", "0")),  # where a stage is repeated, its first output
+            out=Path(out.replace("{i}", "0") if "repeat" in stage else out),  # the first of a repeated stage
             recipe=self.config.recipe,
             method=None if method is None else str(method),
         )
