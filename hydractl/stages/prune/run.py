@@ -30,7 +30,7 @@ from hydractl.stages.prune.diverse import DiverseReport
 from hydractl.stages.prune.masks import choose_masks
 from hydractl.stages.prune.plan import Plan
 from hydractl.stages.shared.finite import check_weights
-from hydractl.stages.shared.images import warn_assumed
+from hydractl.stages.shared.images import warn_of_folder
 from hydractl.stages.shared.lineage import make_step, warn_temperature
 from hydractl.stages.shared.outputs import check_models, claim
 from hydractl.stages.shared.unchanged import replaces
@@ -125,7 +125,7 @@ def _run(config: PruneConfig, team: Team, own: Claim, progress: Progress) -> Pru
         )
     check_weights(opened)
     warn_temperature(opened, progress)
-    warn_assumed(opened, progress)
+    warn_of_folder(opened, progress)
     chosen = choose_masks(config, opened, team, progress)
     plans = [
         Plan.of(opened, mask, specs, path=path, sources=sources)

@@ -75,10 +75,15 @@ def check_takes(header: Header, *, where: str) -> None:
         )
 
 
-def warn_assumed(opened: OpenModel, progress: Progress) -> None:
-    """Warn of what is taken for granted of a library's folder, and of how images are read where nothing says it."""
+def warn_of_folder(opened: OpenModel, progress: Progress) -> None:
+    """Warn of what a library's folder says and the user may not expect."""
     for note in opened.notes:
         progress.warn(f"{opened.reference}: {note}")
+
+
+def warn_assumed(opened: OpenModel, progress: Progress) -> None:
+    """Warn as `warn_of_folder` does, and of how images are read where nothing says it."""
+    warn_of_folder(opened, progress)
     how = opened.header.preprocess
     if not opened.header.assumed or not isinstance(how, Preprocess):
         return

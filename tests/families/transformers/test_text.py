@@ -47,11 +47,9 @@ def test_a_saved_folder_is_the_model(tmp_path, variant, options):
     how = header.preprocess
     assert isinstance(how, Tokenization)
     assert how.tokenizer is not None
-    assert (how.pad_id, how.names, how.max_length) == (
-        0,
-        sample.header.preprocess.names,
-        sample.header.preprocess.max_length,
-    )
+    listed = transformers.AutoTokenizer.from_pretrained(tmp_path / "m").model_input_names
+    assert how.names == tuple(name for name in sample.header.preprocess.names if name in listed)
+    assert (how.pad_id, how.max_length) == (0, sample.header.preprocess.max_length)
     inputs = sample.inputs()
     assert largest_difference(load_model(opened)(inputs), sample.library()(inputs)) <= 1e-5
 

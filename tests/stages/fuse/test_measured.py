@@ -233,7 +233,7 @@ def test_options_that_have_no_effect(changes, message):
     (["--temperature", "0"], "a temperature lies between 0.001 and 1000", 2),
     (["--data", "noise"], "noise: has no labels, which `--data` needs", 3),
     (["--temperature", "noise"], "noise: has no labels, which `--temperature` needs", 3),
-    (["--data", "digits"], "the data have 10 classes", 3),
+    (["--data", "digits"], "digits: has 10 classes and the model 7", 3),
 ])  # fmt: skip
 def test_what_cannot_be_measured_is_refused(members, tmp_path, capsys, options, message, code):
     assert main(["fuse", *map(str, members), "--mlp", "keep", "-o", str(tmp_path / "h.st"), *options]) == code
