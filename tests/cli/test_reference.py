@@ -32,7 +32,9 @@ def test_every_command_has_a_section_and_a_link_to_it(sections):
 def test_every_option_has_one_row_that_says_what_it_does(sections, name):
     command = next(command for command in describe(command_tree()) if command.name == name)
     rows = {row["name"]: row["told"] for row in ROW.finditer(sections[f"hydractl {name}"])}
-    typed = [word for row in rows for word in re.findall(r"(?<![\w-])--?[a-z0-9][\w-]*", row.partition("<")[0])]
+    typed = [
+        word for row in rows for word in re.findall(r"(?<![\w-])--?[a-z0-9][\w-]*", row.partition("<")[0])
+    ]
 
     assert sorted(typed) == sorted({*command.spellings} - {"-h", "--help"})
     assert not command.metavar or command.metavar in {row.removesuffix("...").upper() for row in rows}

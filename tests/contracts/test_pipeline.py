@@ -1,0 +1,57 @@
+"""Text classifiers: what transformers' pipeline says of a folder that hydractl writes, one text at a time, is what `predict` says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import transformers
+
+import hydractl.auto.registering  # noqa: F401 - lets transformers know members and hydras
+from hydractl.families.opening import open_model
+from hydractl.fusion.loaded import load
+from hydractl.hub.layout import is_stock
+from hydractl.publish import Folder
+from hydractl.stages.fuse.config import FuseConfig
+from hydractl.stages.fuse.run import run_fuse
+from support.builders import Sample
+from support.text_folders import save_text_model
+from support.variants import VARIANTS
+
+TEXTS = (
+    "the cat sat",
+    "",
+    "mat",
+    "Ünknown ﬁ\u200b words 🐈",
+    "the cat on a mat " * 40,
+    "sat on\n\tthe  mat",
+    "[SEP] cat",
+)
+"""Texts of all lengths: none, one word, words and letters that nothing knows, more than a model reads, a special token."""
+READ = [v for v in VARIANTS if v.family.startswith("transformers") and "vocab_size" in v.options]
+FIRST = list({v.family: v for v in reversed(READ)}.values())
+
+
+@pytest.mark.spread(alike=True)
+@pytest.mark.parametrize("variant", FIRST, ids=str)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_pipeline_says_what_predict_says(tmp_path, variant, side):
+    sample = save_text_model(variant, tmp_path / "library")
+    settings = tmp_path / "library" / "tokenizer_config.json"
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"padding_side": side, "model_max_length": 20})
+    )
+    sample = Sample(open_model(str(tmp_path / "library")).header, sample.state)
+    members = [
+        str(sample.pruned((0, 1), (2,), (0, i + 1)).tuned(i).save(tmp_path / f"{i}.st")) for i in range(2)
+    ]
+    run_fuse(FuseConfig(models=tuple(members), out=Folder(tmp_path / "hydra"), verify=False))
+
+    folders = ["hydra", *["library"] * is_stock(sample.header)]
+    for folder in folders:
+        ask = transformers.pipeline("text-classification", model=str(tmp_path / folder), top_k=None)
+        expected = load(tmp_path / folder).predict(list(TEXTS), batch_size=4)
+        for text, row in zip(TEXTS, expected.probabilities.tolist(), strict=True):
+            (answer,) = ask([text], truncation=True)
+            scores = {int(one["label"].removeprefix("LABEL_")): one["score"] for one in answer}
+            assert scores == pytest.approx(dict(enumerate(row)), abs=1e-5), (folder, text)
