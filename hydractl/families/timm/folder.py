@@ -37,7 +37,7 @@ def read_config(row: Row, config: Mapping[str, object], folder: Path) -> Describ
         options = {k: v for k, v in options.items() if (k, v) != ("global_pool", "")} | {"num_classes": 1}
         pretrained = {k: v for k, v in pretrained.items() if k != "label_names"}
     name = untagged(str(config["architecture"]))  # a tag names settings, which the folder itself has
-    library = _created(row, name, options, pretrained)
+    library = _created(name, options, pretrained)
     check_covered(row, name, library)
     built = {"num_classes": library.num_classes, "in_chans": library.in_chans}
     options |= {**built, "img_size": list(library.patch_embed.img_size)}
@@ -115,15 +115,12 @@ def _sections(config: Mapping[str, object], where: str) -> tuple[dict[str, Any],
     return {**options}, {k: v for k, v in pretrained.items() if v is not None}
 
 
-def _created(row: Row, name: str, options: Mapping[str, object], pretrained: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
+def _created(name: str, options: Mapping[str, object], pretrained: Mapping[str, object]) -> Any:  # noqa: ANN401 - timm is untyped
     """Return the model that timm makes of a folder, on the meta device."""
     for key in TO_THE_MODEL:
         check_values(name, f"pretrained_cfg.{key}", pretrained.get(key))
-    config = {
-        "architecture": name,
-        "model_args": {**options, **row.build_options},
-        "pretrained_cfg": {**pretrained},
-    }
+    # without the row's `build_options`: the class is not known before the model is there, and others do not take them
+    config = {"architecture": name, "model_args": {**options}, "pretrained_cfg": {**pretrained}}
     with tempfile.TemporaryDirectory() as place:  # timm reads such a file from a folder alone
         (Path(place) / "config.json").write_text(compact(config), encoding="utf-8")
         return create(name, options, source=f"local-dir:{place}")

@@ -174,6 +174,16 @@ def test_a_field_alone_is_honoured_as_timm_does_or_refused(saved, tmp_path, chan
         assert not [name for name in backbone.checkpoint.specs if name.startswith("head.")]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("resnet18", "ResNet"), ("cait_xxs24_224", "Cait"), ("swin_tiny_patch4_window7_224", "Swin")],
+)
+def test_a_folder_of_another_class_is_refused_by_the_name_of_its_class(saved, tmp_path, name, kind):
+    folder = edited(saved, tmp_path, configured(architecture=name, model_args={}, pretrained_cfg={}))
+    with pytest.raises(HydraError, match=f"`{name}` is not supported: class {kind}"):
+        open_model(str(folder))
+
+
 def check_answers(folder):
     """Compare class names, inputs and logits with timm's own."""
     with warnings.catch_warnings():
