@@ -180,11 +180,12 @@ def _number(config: FinetuneConfig, opened: OpenModel, items: Classed) -> int:
 
 def _told(opened: OpenModel, number: int, names: tuple[str, ...], *, fits: bool) -> str:
     """Say what classifier is made, and why."""
+    new = f"A new classifier for {_classes(number, names)}"
+    if opened.lacks:
+        return f"{new}; {opened.reference}: {opened.lacks}"
     had = opened.header.architecture.num_classes
     reason = (
-        "the model has none"
-        if opened.lacks
-        else ""
+        ""
         if opened.is_random
         else "in place of the model's own"
         if fits
@@ -192,7 +193,7 @@ def _told(opened: OpenModel, number: int, names: tuple[str, ...], *, fits: bool)
         if had != number
         else "the model's reads something else or has others"
     )
-    return f"A new classifier for {_classes(number, names)}{f', {reason}' if reason else ''}"
+    return f"{new}, {reason}" if reason else new
 
 
 def _classes(number: int, names: tuple[str, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -141,7 +142,8 @@ def test_classes_beyond_the_datas_have_no_names_and_leave_room(tmp_path, folder)
     work, heard = prepared(texts_config(out, folder, num_classes=5))
     names = (*ANIMALS, "unnamed class 3", "unnamed class 4")
     assert work.header.labels == names
-    assert "A new classifier for 5 classes (bird, cat, dog, 2 unnamed), the model has none" in heard.steps
+    reason = f"{folder / 'm'}: is a BertModel, which does not classify"
+    assert f"A new classifier for 5 classes (bird, cat, dog, 2 unnamed); {reason}" in heard.steps
     assert not heard.warnings
     run_finetune(work.config)
     head = open_model(str(out)).checkpoint.tensor("classifier.weight")
@@ -288,10 +290,20 @@ def test_a_new_classifier_must_train(tmp_path):
 # models without a classifier
 
 
+def test_a_classifier_that_is_lost_is_named_before_another_is_drawn(tmp_path, folder):
+    shutil.copytree(folder, tmp_path / "setfit")
+    (tmp_path / "setfit" / "m" / "model_head.pkl").write_bytes(b"")
+    _, heard = prepared(texts_config(tmp_path / "out.st", tmp_path / "setfit"))
+    assert any(
+        "model_head.pkl`, a pickle, which is not read and would be lost" in step for step in heard.steps
+    )
+
+
 def test_a_backbone_gets_a_classifier(tmp_path, folder):
     work, heard = prepared(texts_config(tmp_path / "out.st", folder, head_seed=4))
 
-    assert "A new classifier for 3 classes (bird, cat, dog), the model has none" in heard.steps
+    reason = f"{folder / 'm'}: is a BertModel, which does not classify"
+    assert f"A new classifier for 3 classes (bird, cat, dog); {reason}" in heard.steps
     assert work.header.labels == ANIMALS
     found = _build(work).states[0]
     fresh = work.opened.family.initialise(work.header.architecture, 4)
