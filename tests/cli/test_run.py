@@ -265,6 +265,18 @@ def test_examples_are_the_files_that_there_are(call):
     assert f"<{'|'.join(runs.Example)}>" in call("run", "-h").out
 
 
+def test_under_json_a_pipeline_without_a_command_is_a_document(work, call):
+    Path("p.toml").write_text('[[stage]]\nname = "a"\ncommand = "doctor"\nrepeat = 0\n')
+
+    assert json.loads(call("run", "p.toml", "--json").out) == {"stages": []}
+
+
+def test_under_json_an_example_is_a_document(call):
+    text = call("run", "--example", "vit").out
+
+    assert json.loads(call("run", "--example", "vit", "--json").out) == {"pipeline": text}
+
+
 @pytest.mark.parametrize("name", ["foo", "../examples/vit", ""])
 def test_an_example_that_there_is_not_is_refused(call, name):
     seen = call("run", "--example", name)

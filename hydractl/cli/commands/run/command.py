@@ -83,17 +83,19 @@ def run(
       hydractl run hydra.toml --set members=5
       hydractl run hydra.toml --from fuse --dry-run
     """
-    Terminal(as_json=json, quiet=quiet)
+    terminal = Terminal(as_json=json, quiet=quiet)
     if (file is None) == (example is None):
         raise UsageError(
             "give a pipeline file, or `--example`",
             hint="`hydractl run --example vit > hydra.toml` writes one",
         )
     if example is not None:
+        text = (Path(__file__).parent / "examples" / f"{example.value}.toml").read_text(encoding="utf-8")
+        if json:
+            terminal.document({"pipeline": text})
+            return
         with written_out():
-            sys.stdout.write(
-                (Path(__file__).parent / "examples" / f"{example.value}.toml").read_text(encoding="utf-8")
-            )
+            sys.stdout.write(text)
         return
     tree = context.find_root().command
     if file is None or not isinstance(tree, TyperGroup):
@@ -127,7 +129,9 @@ def go(
     Raises:
         Exit: With the exit code of a stage that failed.
     """
-    results = []
+    results: list[dict[str, object]] = []
+    if json:
+        Terminal(as_json=True).document({"stages": results})  # which may stay empty: `repeat = 0`
     for stage, line in lines_of(stages, tree):
         if not (json or quiet):
             say(f"\n{stage.name}: $ hydractl {shlex.join(line)}", style="bold")
@@ -138,7 +142,6 @@ def go(
         if json:
             result = jsons.loads(kept.getvalue() or "null")
             results.append({"stage": stage.name, "command": ["hydractl", *line], "result": result})
-            Terminal(as_json=True).document({"stages": results})
         if code:
             say(
                 f"{file}: stage `{stage.name}` ended with exit code {code}; the same command goes on from there"
