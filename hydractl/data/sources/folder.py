@@ -146,10 +146,11 @@ def _files(root: Path, what: Content, progress: Progress) -> tuple[tuple[str, ..
 def _walk(root: Path, below: str, what: Content) -> tuple[list[str], list[str]]:
     """Return the paths, from `root` on, of files of the kind and of others at any depth in one of its folders.
 
-    They come folder by folder, sorted as `sorted(os.walk(...))` has them; a folder that a link leads back to is read once.
+    They come folder by folder, sorted as `sorted(os.walk(...))` has them; a folder that a link leads back to is read once,
+    and one that holds the folder itself not at all: its other folders are other classes.
     """
     listed: dict[str, tuple[list[str], list[str]]] = {}
-    waiting, seen = [below], set[Path]()
+    waiting, seen = [below], {*(root / below).resolve().parents}
     while waiting:
         folder = waiting.pop()
         if (place := (root / folder).resolve()) in seen:

@@ -186,6 +186,7 @@ def test_images_below_a_class_are_those_of_torchvision(nested, heard):
 
 def test_a_folder_holds_the_same_images_with_and_without_labels(nested):
     (nested / "bee" / "back").symlink_to(nested / "bee")
+    (nested / "bee" / "up").symlink_to(nested)  # where other classes are
 
     labelled, unlabelled = (open_data(str(nested), labelled=each) for each in (True, False))
 
