@@ -321,9 +321,12 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
     for part in split_keys(rest) if separator and not ends_name else ():
         key, equals, value = part.partition("=")
         if not equals:
+            example = "digits::split=test,classes=0-6"
+            if [*options][-1:] == ["classes"]:
+                example = f"classes={options['classes']}+{part}"
             raise UsageError(
                 f"`{text}`: expected key=value after `::`, found `{part}`",
-                hint=f"for example `digits::split=test,classes=0-6`; a name that holds `::` ends with it: `{text}::`",
+                hint=f"for example `{example}`; a name that holds `::` ends with it: `{text}::`",
             )
         if key not in known:
             raise UsageError(

@@ -120,6 +120,7 @@ def test_every_part_is_read():
         ("digits::", "expected key=value after `::`, found ``", "for example"),
         ("digits::split", "expected key=value after `::`, found `split`", "for example"),
         ("digits::split=a,", "found ``", "for example"),
+        ("t/::classes=cat,dog", "found `dog`", "`classes=cat+dog`"),
         ("digits::split=a,split=b", "the key `split` is given twice", None),
         ("digits::split=", "`split` has an empty value", "split=VALUE"),
         ("digits::classes=", "`classes` has an empty value", "classes=VALUE"),
