@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from PIL import Image
 from typing_extensions import override
@@ -223,7 +225,8 @@ class LabelReader:
         for row, value in enumerate(rows, 0 if self._withheld else begin):
             if isinstance(value, int) and (value < 0 or (top is not None and value > top)):
                 raise DataError(
-                    f"{self.where}: row {row} has label {value}, out of range 0..{'' if top is None else top}"
+                    f"{self.where}: row {row} has label {value}, out of range 0..{'' if top is None else top}",
+                    hint="count the labels from 0, or give names; only where every label is -1 are labels withheld",
                 )
         self._codes.extend(self._code(row, value) for row, value in enumerate(values, begin))
 
@@ -232,7 +235,7 @@ class LabelReader:
         value = str(cell) if isinstance(cell, bool) else cell.strip() if isinstance(cell, str) else cell
         if isinstance(value, str) and _NUMBER.fullmatch(value):
             value = int(value) if value.lstrip("-").isdigit() else float(value)
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             return int(value)
         if value == "" or not isinstance(value, int | str):
             raise DataError(

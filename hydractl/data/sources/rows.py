@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,6 +28,8 @@ _EXAMPLES: Mapping[Content, str] = MappingProxyType(
     }
 )
 _DELIMITERS = (",", ";", "\t", "|")
+_BEGINNING = 65536
+"""How many letters of a table are searched for its delimiter."""
 _QUOTES = 'a cell in quotes ends with a quote, and a quote within it is written twice: `"say ""hi"""`'
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 
@@ -38,7 +41,10 @@ def _read_csv(path: Path) -> Rows:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(text)
     lines = _csv_lines(path, text, delimiter)
     line, head = next(lines, (1, []))
-    if len(set(head)) != len(head):
+    named = [
+        name for name in head if name.strip()
+    ]  # spreadsheets write columns without a name behind the last one
+    if len(set(named)) != len(named):
         raise DataError(f"{path}: line {line}: two columns share a name: {', '.join(head)}")
     rows: Rows = []
     for line, cells in lines:
@@ -68,9 +74,17 @@ def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, lis
 
 
 def _delimiter(text: str) -> str:
-    """Return what parts the names of the columns: what gives most of them, a comma where that is one."""
-    head = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
-    return max(_DELIMITERS, key=lambda delimiter: len(next(csv.reader([head], delimiter=delimiter), ())))
+    """Return what parts the names of the columns: what gives most of them, a comma where that is one.
+
+    Delimiters that part the first row into as many cells go before others: a name of a column may hold a delimiter, too.
+    """
+
+    def fit(delimiter: str) -> tuple[bool, int]:
+        rows = csv.reader(io.StringIO(text[:_BEGINNING], newline=""), delimiter=delimiter)
+        head, *row = [*islice(filter(None, rows), 2)] or [[]]
+        return len(head) > 1 and [*map(len, row)] == [len(head)], len(head)
+
+    return max(_DELIMITERS, key=fit)
 
 
 def _named(delimiter: str) -> str:
@@ -123,7 +137,7 @@ def _read_list(path: Path) -> Rows:
     rows: Rows = []
     for number, name in enumerate(read_bytes(path).removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         line = os.fsdecode(name).strip()  # a path may be no UTF-8
-        image, _, label = line.rpartition(" ")
+        image, label = [*line.rsplit(maxsplit=1), "", ""][:2]
         if not line:
             continue
         if not image or not _WHOLE.fullmatch(label):
@@ -131,7 +145,7 @@ def _read_list(path: Path) -> Rows:
                 f"{path}: line {number} is no path with a label after it: `{line[:60]}`",
                 hint="a .txt file lists images, one a line: `cats/1.png 3`",
             )
-        rows.append({"image": image.rstrip(), "label": int(label)})
+        rows.append({"image": image, "label": int(label)})
     return rows
 
 

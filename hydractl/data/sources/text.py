@@ -42,5 +42,7 @@ def decode_text(data: bytes, *, where: str) -> str:
         ) from error
     if "\0" in text:
         line = 1 + text.count("\n", 0, text.index("\0"))
+        if 4 * text.count("\0") < len(text):
+            hint = None  # UTF-16 that can be read as UTF-8 is half of NUL bytes
         raise DataError(f"{where}: line {line} holds a NUL, which no text does", hint=hint)
     return text

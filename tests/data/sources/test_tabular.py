@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+from decimal import Decimal
 
 import datasets
 import numpy as np
@@ -406,6 +407,32 @@ def test_an_encoding_that_nothing_tells_is_named_in_the_hint(tmp_path, encoding)
     assert f"iconv -f {encoding.upper().replace('16-', '16')} -t UTF-8" in caught.value.hint
 
 
+def test_nul_bytes_in_text_that_is_no_utf_16_get_no_hint_at_it(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\nthe cat\0,x\n")
+
+    with pytest.raises(DataError, match="line 2 holds a NUL") as caught:
+        _texts(tmp_path / "t.csv")
+    assert caught.value.hint is None
+
+
+@pytest.mark.parametrize(
+    "head", ["text;label;;", ";text;label;", 'text;label;"a, b, c";', "text;label;a, b, c;"]
+)
+def test_columns_without_a_name_and_names_with_delimiters_are_in_nobodys_way(tmp_path, head):
+    cells = {"text": "so, so", "label": "x"}
+    row = ";".join(cells.get(name, "") for name in head.split(";"))
+    (tmp_path / "t.csv").write_text(f"{head}\r\n{row}\r\n")
+
+    assert _texts(tmp_path / "t.csv")[:2] == (("so, so",), ("x",))
+
+
+def test_labels_may_be_decimal_numbers(tmp_path):
+    labels = [Decimal("1.00"), Decimal(0)]
+    pd.DataFrame({"text": ["a", "b"], "label": labels}).to_parquet(tmp_path / "t.parquet")
+
+    assert _texts(tmp_path / "t.parquet")[2:] == ((1, 0), True)
+
+
 def test_one_column_may_hold_any_delimiter_but_its_own(tmp_path):
     (tmp_path / "t.csv").write_text("text\na; b\tc | d\n")
 
@@ -437,7 +464,7 @@ def test_without_labels_the_columns_are_named(tmp_path):
 def test_a_list_of_images_may_hold_a_name_that_is_no_utf_8(here, picture):
     name = os.fsencode(here) + b"/\xff.png"
     picture(0).save(os.fsdecode(name))
-    (here / "t.txt").write_bytes(b"\xff.png 1\nimg/1.png 0\n")
+    (here / "t.txt").write_bytes(b"\xff.png 1\nimg/1.png\t0\r\n")
 
     assert open_data(str(here / "t.txt")).image(0).size == (9, 7)
 
