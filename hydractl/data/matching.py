@@ -219,7 +219,11 @@ def _warn_indices(
     items: Classed, model_labels: Sequence[str], indices: Sequence[int], *, called: str, progress: Progress
 ) -> None:
     """Say that names are taken for indices, where they could be something else."""
-    name, index = items.class_names[0], indices[0]
+    numbers = counters(
+        model_labels
+    )  # in its names, which count otherwise where the alphabet has ordered them
+    at = next((i for i, index in enumerate(indices) if numbers and numbers[index] != index), 0)
+    name, index = items.class_names[at], indices[at]
     other = _other_order(items)
     if not model_labels and not other and are_numerals(items.class_names):
         return

@@ -135,6 +135,15 @@ def test_an_order_that_is_insisted_on_needs_as_many_classes():
     assert not names_agree(data(("x", "y"), ()), ("a", "b"), 2)
 
 
+def test_a_warning_shows_a_number_that_a_models_class_of_another_number_takes(heard):
+    model_labels = sorted(f"class{i}" for i in range(11))  # as torchvision has them
+
+    aligned = align_labels(data(("0", "1", "2"), (2,)), model_labels, num_classes=11, progress=heard)
+
+    assert aligned == (2,)
+    assert heard.warnings[0].endswith("taken for the model's class indices (`2` is `class10`)")
+
+
 def test_numbers_are_the_models_indices(heard):
     # sorted as text, "10" comes before "2": order would be wrong
     aligned = align_labels(data(("2", "10"), (1, 0)), tuple("abcdefghijkl"), num_classes=12, progress=heard)
