@@ -18,6 +18,10 @@ from hydractl.progress import Progress
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """The files that name the images of a folder, with their labels."""
 ALL = "all"
+_METADATA_HINT = (
+    "its column `file_name` holds paths from its folder, and a .csv file has commas; "
+    "a file that is meant for something else needs another name"
+)
 
 
 def is_saved(ref: DataRef) -> bool:
@@ -66,7 +70,11 @@ def open_listed(ref: DataRef, progress: Progress) -> ArrowTable:
     elif ref.split is not None and root == Path(ref.source):
         raise DataError(f"{root}: `{ref.split}` has no metadata file", hint="leave `split=` out")
     progress.step(f"Reading {root}")
-    with _readable(root, "images with a metadata file"), quiet(), TemporaryDirectory() as cache:
+    with (
+        _readable(root, "images with a metadata file", hint=_METADATA_HINT),
+        quiet(),
+        TemporaryDirectory() as cache,
+    ):
         builder = datasets.load_dataset_builder(
             "imagefolder", data_files={ALL: f"{glob.escape(str(root.absolute()))}/**"}, cache_dir=cache
         )
@@ -104,11 +112,11 @@ def _splits(root: Path) -> list[str]:
 
 
 @contextmanager
-def _readable(root: Path, what: str) -> Iterator[None]:
+def _readable(root: Path, what: str, *, hint: str | None = None) -> Iterator[None]:
     import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415 - as above
 
     try:
         yield
     # the latter are what malformed files of the library's own end in
     except (OSError, pa.ArrowException, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DataError(f"{root}: cannot be read as {what}: {reason_of(error)}") from error
+        raise DataError(f"{root}: cannot be read as {what}: {reason_of(error)}", hint=hint) from error

@@ -156,8 +156,10 @@ def test_bad_metadata(listed, content, message):
     root, _ = listed
     (root / "one" / "metadata.csv").write_text(content)
 
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as caught:
         open_data(f"{root}/one::classes=x").fingerprint()
+    if "must be" in message:
+        assert "its column `file_name` holds paths" in caught.value.hint
 
 
 def test_a_folder_of_files_has_no_columns(folder):
