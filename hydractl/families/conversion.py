@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hydractl.errors import CheckpointError
-from hydractl.families.base import Family, name_in_memory
+from hydractl.families.base import Family, name_in_memory, place_of
 from hydractl.manifest.header import Architecture
 from hydractl.source import INDEX, Located
+from hydractl.tensors import TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +32,39 @@ def naming_import(
     except CheckpointError as error:
         probe, known = max(expected, key=len), {name_in_memory(family, name) for name in names}
         if probe not in known and any(name.endswith(f".{probe}") for name in known):
-            index = located.path / INDEX
-            file = index if len(located.weights) > 1 and index.is_file() else located.weights[0]
-            error.hint = (
-                f"its tensors have a prefix, which `import` takes off: `hydractl import {shlex.quote(str(file))} --arch "
-                f"{shlex.quote(str(located.path))} -o base.st`"
-            )
+            error.hint = f"its tensors have a prefix, which `import` takes off: {_import(located)}"
         raise
+
+
+def trained_head_hint(
+    located: Located, family: Family, specs: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]
+) -> str | None:
+    """Return how to read a folder whose classifier has another name than the architecture's, or None.
+
+    Args:
+        located: The folder.
+        family: The family that reads it.
+        specs: Its tensors.
+        expected: Those of the architecture in memory.
+    """
+    heads = [n for n in expected if n.endswith(".weight") and place_of(family, n).part == "head"]
+    if len(heads) != 1 or heads[0] in map(partial(name_in_memory, family), specs):
+        return None
+    same = [n for n in specs if n.endswith(".weight") and specs[n].shape == expected[heads[0]].shape]
+    stems = [
+        n.removesuffix(".weight") for n in same if n not in expected and place_of(family, n).layer is None
+    ]
+    if len(stems) != 1:
+        return None
+    way = _import(located, f" --rename {shlex.quote(stems[0])}={heads[0].removesuffix('.weight')}")
+    return f"if `{stems[0]}` is its classifier: {way}"
+
+
+def _import(located: Located, options: str = "") -> str:
+    """Return the command that makes a base of a folder."""
+    index = located.path / INDEX
+    file = index if len(located.weights) > 1 and index.is_file() else located.weights[0]
+    return f"`hydractl import {shlex.quote(str(file))} --arch {shlex.quote(str(located.path))}{options} -o base.st`"
 
 
 def convert(

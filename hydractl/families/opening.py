@@ -19,7 +19,7 @@ from hydractl.families.base import (
     place_of,
     without_wrapper,
 )
-from hydractl.families.conversion import naming_import
+from hydractl.families.conversion import naming_import, trained_head_hint
 from hydractl.families.folder import base_header, describe_folder, expected_specs
 from hydractl.families.gate import answer_problem, check_weights
 from hydractl.families.options import check_filled
@@ -140,7 +140,7 @@ def open_model(
         raise UnsupportedModelError(f"{reference}: {described.lacks}", hint=classifier_hint(reference))
     family = FAMILIES[described.architecture.family]
     header = base_header(described)
-    expected = expected_specs(family, header)
+    expected, stored = expected_specs(family, header), checkpoint.specs
     if checkpoint.specs.keys() != expected.keys() and (
         names := without_wrapper(family, checkpoint.specs, expected)
     ):
@@ -156,7 +156,8 @@ def open_model(
     if not lacks and classifies and absent and all(is_replaceable(family, name) for name in absent):
         lacks = f"lacks {counted(len(absent), 'tensor')} of its classifier, for example `{absent[0]}`"
         if not backbone:
-            raise CheckpointError(f"{reference}: {lacks}", hint=classifier_hint(reference))
+            hint = trained_head_hint(located, family, stored, expected) or classifier_hint(reference)
+            raise CheckpointError(f"{reference}: {lacks}", hint=hint)
     if lacks:
         checkpoint, expected = _without_classifier(family, checkpoint, expected)
     with naming_import(located, family, checkpoint.specs, expected):

@@ -257,6 +257,18 @@ def test_a_folder_around_a_model_names_it(tmp_path, inner):
     assert str(tmp_path / inner) in caught.value.hint
 
 
+def test_a_classifier_of_another_name_says_how_to_read_it(tmp_path):
+    save_text_model(BERT, tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {name.replace("classifier.", "fc."): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(HydraError, match="lacks 2 tensors of its classifier") as caught:
+        open_model(str(tmp_path))
+    assert (
+        f"`hydractl import {path} --arch {tmp_path} --rename fc=classifier -o base.st`" in caught.value.hint
+    )
+
+
 def test_an_adapter_alone_says_what_to_do(tmp_path):
     write("adapter_config.json", {"peft_type": "LORA"})(tmp_path)
     save_file({"base_model.model.x.lora_A.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
