@@ -282,7 +282,12 @@ def _no_weights(folder: Path, config: dict[str, object] | None) -> CheckpointErr
         last = max(inner, key=lambda path: int(re.sub(r"\D", "", path.name) or 0))
         return CheckpointError(
             f"{folder}: holds no model itself, but the folder `{last.name}` in it does",
-            hint=f"name that folder: `{shlex.quote(str(last))}`",
+            hint=f"name that folder: `{shlex.quote(str(last))}`"
+            + (
+                "; `1_Pooling/config.json` beside it is not read then: for the mean over tokens add `--pooling mean` to `finetune`"
+                if (folder / "1_Pooling").is_dir()
+                else ""
+            ),
         )
     return CheckpointError(
         f"{folder}: no safetensors weights in this folder",

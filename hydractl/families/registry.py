@@ -168,9 +168,14 @@ def family_for_config(config: Mapping[str, object], *, where: str, backbone: boo
     if found := [*same, *own] if backbone else [*own, *same]:
         return found[0]
     _refuse(config.get("model_type"), where=where)
-    kind = config.get("model_type") or config.get("architectures") or "unknown"
+    if "model_type" not in config:
+        raise UnsupportedModelError(
+            f"{where}: config.json names no `model_type` and no `architecture`: no library reads it",
+            hint='add the `"model_type"` that transformers has for the model, for example `"bert"`; or take the folder that '
+            "`save_pretrained` wrote",
+        )
     raise UnsupportedModelError(
-        f"{where}: models of type `{kind}` are not supported",
+        f"{where}: models of type `{config['model_type']}` are not supported",
         hint=f"supported families: {', '.join(FAMILIES)}",
     )
 

@@ -255,6 +255,10 @@ def test_a_folder_around_a_model_names_it(tmp_path, inner):
     with pytest.raises(HydraError, match="holds no model itself") as caught:
         open_model(str(tmp_path))
     assert str(tmp_path / inner) in caught.value.hint
+    write("1_Pooling/config.json", {"pooling_mode_mean_tokens": True})(tmp_path)
+    with pytest.raises(HydraError, match="holds no model itself") as caught:
+        open_model(str(tmp_path))
+    assert "`--pooling mean`" in caught.value.hint
 
 
 def test_a_classifier_of_another_name_says_how_to_read_it(tmp_path):
