@@ -11,7 +11,7 @@ from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Tokenization
 from hydractl.wording import quoted
 
-MODULES = "modules.json"
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 POOLINGS = ("cls", "mean")
 """Poolings of sentence-transformers that a classifier may have here; the first is the family's own."""
 ENCODER = "store the encoder alone: `SentenceTransformer(FOLDER)[0].auto_model.save_pretrained(OTHER)`, and its tokenizer likewise"
@@ -133,13 +133,16 @@ def with_sentence_settings(described: Described, folder: ModelFolder) -> Describ
         texts = texts.model_copy(update={"max_length": min(length, texts.max_length)})
     if lowercase and texts.tokenizer is not None:
         texts = texts.model_copy(update={"tokenizer": _lowercased(texts.tokenizer)})
-    normalizes = any(str(module.get("type", "")).endswith("Normalize") for module in folder.sentence_modules)
+    notes = []
+    if any(str(module.get("type", "")).endswith("Normalize") for module in folder.sentence_modules):
+        notes.append("`modules.json` scales embeddings to length one; a new classifier reads them unscaled")
+    if folder.sentence_modules and (prompt := folder.read(PROMPTS).get("default_prompt_name")):
+        notes.append(f"texts get no prompt, although `{PROMPTS}` has the default `{prompt}`")
     return replace(
         described,
         preprocess=texts,
         pools="mean" if _pooling_modes(folder) == ["mean"] else None,
-        notes=("`modules.json` scales embeddings to length one; a new classifier reads them unscaled",)
-        * normalizes,
+        notes=tuple(notes),
     )
 
 
@@ -255,6 +258,11 @@ RULES = (
         effect="`mean` and `cls` are what the new classifier reads; others are refused",
         problem=_pooling,
         hint=ENCODER,
+    ),
+    Rule(
+        library="transformers",
+        name="`default_prompt_name` of `config_sentence_transformers.json`",
+        effect="left out, with a warning: texts have no prompt when a classifier is trained, nor when it is asked",
     ),
     Rule(
         library="transformers",

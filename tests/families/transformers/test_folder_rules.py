@@ -151,6 +151,9 @@ CLASSIFIERS = {
     ],
     "`modules.json` of sentence-transformers": [(write("modules.json", SENTENCE), LIBRARY)],
     "`1_Pooling/config.json`": [(write("1_Pooling/config.json", {"pooling_mode": "max"}), LIBRARY)],
+    "`default_prompt_name` of `config_sentence_transformers.json`": [
+        (write("config_sentence_transformers.json", {"default_prompt_name": "query"}), LIBRARY)
+    ],
     "`sentence_bert_config.json`": [(write("sentence_bert_config.json", {"max_seq_length": 3}), LIBRARY)],
     "`model_head.pkl` of SetFit": [(write("model_head.pkl", "cos"), f"{BACKBONE}a pickle")],
 }  # fmt: skip
@@ -243,6 +246,8 @@ def test_texts_are_cut_and_lowercased_as_sentence_transformers_does(tmp_path):
     text = "The CAT sat on a mat"
     expected = tokens(text.lower(), truncation=True, max_length=4)["input_ids"]
     assert encode_texts([text], how)["input_ids"].tolist() == [expected]
+    write("config_sentence_transformers.json", {"default_prompt_name": "query"})(tmp_path)
+    assert "`query`" in open_model(str(tmp_path), backbone=True).notes[0]
     write("sentence_bert_config.json", {"max_seq_length": "long"})(tmp_path)
     with pytest.raises(HydraError, match="max_seq_length"):
         open_model(str(tmp_path), backbone=True)
