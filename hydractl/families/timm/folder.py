@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -151,10 +150,7 @@ def _class_names(options: Mapping[str, Any], pretrained: Mapping[str, Any]) -> t
         raise ValueError(f"has {table.num_classes()} label names for {number} classes")
     if absent := [i for i in range(table.num_classes()) if not table.has_label(i)]:
         raise ValueError(f"`label_names` has no name for class {absent[0]}")
-    labels = tuple(table.index_to_label_name(i) for i in range(table.num_classes()))
-    if twice := [name for name, times in Counter(labels).items() if times > 1]:
-        raise ValueError(f"`label_names` gives two classes the name `{twice[0]}`")
-    return labels
+    return tuple(table.index_to_label_name(i) for i in range(table.num_classes()))
 
 
 def _check_pooling(where: str, config: Mapping[str, object], library: Any, *, lacks: bool) -> None:  # noqa: ANN401 - as above
@@ -275,7 +271,7 @@ RULES = (
     Rule(
         library="timm",
         name="`label_names`",
-        effect="the names of the classes, a list or an object of all class numbers; others, and repeated names, are refused",
+        effect="the names of the classes, a list or an object of all class numbers; others are refused, and two classes of one name are a warning",
         problem=_names_problem,
         as_backbone=True,
     ),
