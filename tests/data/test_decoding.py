@@ -152,7 +152,7 @@ def test_deep_images_are_refused_by_all(tmp_path):
         lambda: list(undecoded(items, 3)),
         lambda: Encoder(images=HOW, texts=None)([tmp_path / "deep.png"]),
     ):
-        with pytest.raises(DataError, match="mode `I(;16)?` has more than 8 bits a channel"):
+        with pytest.raises(DataError, match=r"mode `I(;16)?` has more than 8 bits a channel"):
             ask()
 
 
