@@ -12,8 +12,8 @@ from hydractl.cli.app import main
 from hydractl.data.reference import DataRef
 from hydractl.manifest.report import Report
 from hydractl.metrics.table import METRICS
-from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from support.builders import base
 from support.pictures import digits_folder
@@ -175,7 +175,7 @@ def test_an_interrupted_run_leaves_nothing(model, tmp_path, monkeypatch, capsys)
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hydractl.stages.evaluate.run._ask", interrupted)
+    monkeypatch.setattr("hydractl.stages.evaluate.measure_row._predict", interrupted)
 
     assert main(["eval", model, "--data", DATA, *QUICK, "-o", str(tmp_path / "r.json")]) == 130
 

@@ -12,7 +12,7 @@ from hydractl.checkpoint import Checkpoint
 from hydractl.cli.app import main
 from hydractl.families.opening import open_model
 from hydractl.fusion.building import load_any
-from hydractl.stages.evaluate.saved import SavedPredictions
+from support.predictions import SavedPredictions
 from support.reviews import GADGETS, arch, gibberish, reviews
 
 BARE = (

@@ -29,11 +29,11 @@ from hydractl.rivals.reference import BayesVlm
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.shared.classes import Naming
 from support.builders import base
 from support.heard import Heard
 from support.pairs import pair
+from support.predictions import SavedPredictions
 
 N, P, Q, F = 12, 5, 4, 3
 SCALE = math.exp(1.2)

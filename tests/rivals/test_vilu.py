@@ -24,12 +24,12 @@ from hydractl.rivals.vilu import Judge, Judged, Lessons, contrast_of, loss_of, t
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.shared.classes import Naming
 from hydractl.training.feeding.feed import ItemFeed
 from support.builders import base
 from support.heard import Heard
 from support.pairs import pair
+from support.predictions import SavedPredictions
 
 F, C, SCALE = 6, 4, 30.0
 DATA, FOREIGN = "digits::classes=0-4,limit=40", "noise::limit=12,size=8"

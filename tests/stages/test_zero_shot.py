@@ -25,7 +25,6 @@ from hydractl.scoring.circuit import streams as circuit_streams
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.run import run_finetune
 from hydractl.stages.fuse.config import FuseConfig
@@ -39,6 +38,7 @@ from hydractl.training.recipes.recipe import Recipe
 from support.builders import base as classifier
 from support.heard import Heard
 from support.pairs import ARCHITECTURES, WORDS, pair, write_tokenizer
+from support.predictions import SavedPredictions
 
 DATA, OTHERS = "digits::classes=0-4,limit=40", "digits::classes=9,limit=20"
 NAMES = ("0", "1", "2", "3", "4")

@@ -33,16 +33,18 @@ def together(world, work):
         return [future.result() for future in [pool.submit(process, rank) for rank in range(world)]]
 
 
-def as_processes(monkeypatch, stage, references, *, opening=None):
+def as_processes(monkeypatch, stage, references, *, opening=None, loading=None):
     """Let threads of one process be processes of one run of a stage; each sets the team it is of as `team` of what is returned.
 
     Args:
         monkeypatch: Undoes it.
-        stage: The module that starts the team and loads models.
+        stage: The module that starts the team.
         references: The models.
         opening: The module that opens them, if that is another.
+        loading: The module that loads them, if that is another.
     """
-    own, gate, load = threading.local(), threading.Lock(), stage.load_any
+    loading = loading or stage
+    own, gate, load = threading.local(), threading.Lock(), loading.load_any
     opened = {reference: open_model(reference) for reference in references}
 
     def one_by_one(*args, **named):
@@ -51,7 +53,7 @@ def as_processes(monkeypatch, stage, references, *, opening=None):
 
     monkeypatch.setattr(stage, "start_team", lambda _: contextlib.nullcontext(own.team))
     monkeypatch.setattr(opening or stage, "open_reader", lambda reference, **_: opened[reference])
-    monkeypatch.setattr(stage, "load_any", one_by_one)
+    monkeypatch.setattr(loading, "load_any", one_by_one)
     return own
 
 

@@ -19,7 +19,7 @@ from hydractl.parallel import refuse_shared_input
 from hydractl.places import PREDICTIONS, REPORT, WEIGHTS, output
 from hydractl.rivals.reference import BayesVlm, Laplace, Rival, Vilu
 from hydractl.settings import Role, Setting, by_default, check, flag, required, setting
-from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.fail_if import DELTA, OPTION, Condition, parse_risk
 from hydractl.stages.evaluate.refs import (
     OOD_STREAMS,
     ROWS,
@@ -31,7 +31,6 @@ from hydractl.stages.evaluate.refs import (
     check_whole,
     model_name,
 )
-from hydractl.stages.evaluate.risk import DELTA, OPTION, parse_risk
 from hydractl.stages.shared import settings as shared
 from hydractl.stages.shared.asked import Reference
 from hydractl.stages.shared.classes import NOTHING_NAMED, Naming

@@ -54,18 +54,20 @@ class Loaded:
 
 def count_sizes(row: Loaded, metrics: Sequence[str], opened: Sequence[OpenModel] = ()) -> dict[str, Value]:
     """Return parameters, and multiply-accumulates for one sample, of which sums are over the models of a row; and of training."""
-    found = _training(opened, row) if TRAINING in metrics else {}
+    sizes = _training(opened, row) if TRAINING in metrics else {}
     if "parameters" in metrics:
-        found["parameters"] = Value(value=float(sum(count_parameters(m) for m in row.models)))
+        sizes["parameters"] = Value(value=float(sum(count_parameters(m) for m in row.models)))
     pairs = [*zip(row.models, row.preprocess, strict=True)]
     if "macs" in metrics:
-        found["macs"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
+        sizes["macs"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
     if "macs_textbook" in metrics:
         with ExitStack() as stack:
             for i, model in enumerate(row.models):
-                stack.enter_context(_whole(model, apart=not any(map(_is_one_network, opened[i : i + 1]))))
-            found["macs_textbook"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
-    return found
+                stack.enter_context(
+                    _textbook(model, separately=not any(map(_is_one_network, opened[i : i + 1])))
+                )
+            sizes["macs_textbook"] = Value(value=float(sum(_macs(m, p) for m, p in pairs)))
+    return sizes
 
 
 def check_training_told(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
@@ -106,32 +108,32 @@ def measure_latencies(
         seed: Of the intervals' resamples.
         progress: Hears what begins.
     """
-    found: list[dict[str, Value]] = [{} for _ in rows]
-    doubts = []
+    latencies: list[dict[str, Value]] = [{} for _ in rows]
+    caveats = []
     for metric, size in (("latency_ms", 1), ("latency_batch_ms", batch_size)):
         if metric not in metrics:
             continue
         progress.step(f"Measuring time at batch {size}")
         calls = [_call(row, size) for row in rows]
         begin, ran = perf_counter(), thread_time()
-        for values, times in zip(found, _in_turn(calls), strict=True):
+        for values, times in zip(latencies, _in_turn(calls), strict=True):
             values[metric] = _median(torch.tensor(times, dtype=torch.float64) * 1e3, seed)
         share = (thread_time() - ran) / (perf_counter() - begin)
         if share < LEAST_SHARE and all(model.device.type == "cpu" for row in rows for model in row.models):
-            doubts.append(
+            caveats.append(
                 f"`{metric}` was measured on a busy machine: the processor ran hydractl for {share:.0%} of the time, so times are too "
                 "long; measure again when nothing else runs"
             )
-            progress.warn(doubts[-1])
-    return found, doubts
+            progress.warn(caveats[-1])
+    return latencies, caveats
 
 
 def _training(models: Sequence[OpenModel], row: Loaded) -> dict[str, Value]:
     """Return multiply-accumulates of the training that led to a row, nothing where lineages do not say."""
     runs = _runs(models)
-    own = [m.training_macs for m in row.models if isinstance(m, Derived) and m.training_macs]
-    every = [*(runs or ()), *own]
-    return {TRAINING: Value(value=float(sum(every)))} if every and runs is not None else {}
+    derived = [m.training_macs for m in row.models if isinstance(m, Derived) and m.training_macs]
+    macs = [*(runs or ()), *derived]
+    return {TRAINING: Value(value=float(sum(macs)))} if macs and runs is not None else {}
 
 
 def _runs(models: Sequence[OpenModel]) -> list[int] | None:
@@ -140,8 +142,8 @@ def _runs(models: Sequence[OpenModel]) -> list[int] | None:
         step for model in models for step in steps_to(model.header.made_by) if step.command == "finetune"
     ]
     runs = {step.model_dump_json(): step.results.get(TRAINING) for step in steps}
-    told = [macs for macs in runs.values() if isinstance(macs, int)]
-    return told if len(told) == len(runs) else None
+    recorded = [macs for macs in runs.values() if isinstance(macs, int)]
+    return recorded if len(recorded) == len(runs) else None
 
 
 def _is_one_network(model: OpenModel) -> bool:
@@ -155,14 +157,14 @@ def _macs(model: Predictor, preprocess: Preprocess | Tokenization) -> int:
 
 
 @contextmanager
-def _whole(model: Predictor, *, apart: bool) -> Iterator[None]:
-    """Have all tokens run through every block, as in libraries' own models, and members `apart`."""
+def _textbook(model: Predictor, *, separately: bool) -> Iterator[None]:
+    """Have all tokens run through every block, as in libraries' own models, and members `separately` from the input on."""
     towers = [module for module in model.modules() if isinstance(module, Tower)]
     before = [(tower, tower.reads, tower.fork) for tower in towers]
     hooks = []
     for tower, reads, _ in before:
         tower.reads = None
-        tower.fork = 0 if apart and tower.members > 1 else tower.fork
+        tower.fork = 0 if separately and tower.members > 1 else tower.fork
         if reads is not None:
             hooks.append(tower.layers()[-1].register_forward_hook(partial(_cut, reads)))
     try:
@@ -201,8 +203,8 @@ def _in_turn(calls: Sequence[Callable[[], object]]) -> list[list[float]]:
     times: list[list[float]] = [[] for _ in calls]
     end = perf_counter() + BUDGET_S * len(calls)
     while len(times[0]) < LEAST or (len(times[0]) < MOST and perf_counter() < end):
-        for call, own in zip(calls, times, strict=True):
-            own.append(_seconds_of(call))
+        for call, seconds in zip(calls, times, strict=True):
+            seconds.append(_seconds_of(call))
     return times
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -26,16 +27,16 @@ from hydractl.manifest.scopes import ID_NAME
 from hydractl.metrics.table import FIT, TEMPERATURE, VAL
 from hydractl.parallel import Team
 from hydractl.progress import Progress
+from hydractl.stages.evaluate.caveats import check_apart, of_data, of_training
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.doubts import check_apart, of_data, of_training
-from hydractl.stages.evaluate.selection import check_count
-from hydractl.stages.evaluate.streamed import StreamedData
+from hydractl.stages.evaluate.selective_threshold import check_count
+from hydractl.stages.evaluate.streamed import Identity, StreamedData
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.predictions import PreparedData
-from hydractl.stages.shared.reading import digests, identified, warn
+from hydractl.stages.shared.reading import warn
 
 
-class FittedOn(NamedTuple):
+class RivalData(NamedTuple):
     """Data that a row is made with, and where they are read its labels, (N,), the models' classes."""
 
     items: Items
@@ -43,18 +44,18 @@ class FittedOn(NamedTuple):
     labels: Tensor | None
 
 
-class Known(NamedTuple):
+class DataSummary(NamedTuple):
     """What is known of the data once all of them were read.
 
     Attributes:
         labels: Of the ID set, (N,), the models' classes.
         fingerprints: Of every set, those with labels besides the ID set's under the names of their options.
-        doubts: What is to be known of them before numbers on them are believed, in a line each.
+        caveats: What is to be known of them before numbers on them are believed, in a line each.
     """
 
     labels: Tensor
     fingerprints: dict[str, Fingerprint]
-    doubts: tuple[str, ...]
+    caveats: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,46 +63,30 @@ class EvalData:
     """The data, ready for any row.
 
     Attributes:
+        config: Of the run.
         inputs: The ID set and the OOD sets, and those of validation.
         heldout: The split that temperatures are fitted on, and its labels (N,), the models' classes; None if there is none.
         fit: Training data that scores of features are fitted on, likewise.
         classes: What zero-shot models tell apart.
         fitted_on: What rows are made with, by its reference.
-        telling: Returns what is known of the data once all were read.
+        made_with: What tells the items of that, as `DIGEST`.
+        identities: Of every set; a stream tells its own once it has passed.
+        alignment: The labels' classes.
+        skipped: What was left out of the sets, in a line each.
+        progress: Hears what is doubtful.
     """
 
+    config: EvalConfig
     inputs: dict[str, PreparedData | StreamedData]
     heldout: tuple[PreparedData, Tensor] | None
     fit: tuple[PreparedData, Tensor] | None
     classes: Classes | None
-    fitted_on: dict[str, FittedOn]
-    telling: Callable[[], Known]
-
-    @property
-    def streamed(self) -> bool:
-        """Whether a set is a stream, which must pass once before the data are known."""
-        return any(isinstance(each, StreamedData) for each in self.inputs.values())
-
-    @cached_property
-    def known(self) -> Known:
-        """What is known of the data; raises as `learn`."""
-        return self.telling()
-
-    def learn(self) -> None:
-        """Take note of what is known of the data, all of which were read.
-
-        Raises:
-            DataError: If the labels of a stream do not fit the models, or validation data are what is tested on.
-            CheckFailed: If samples are too few for any threshold.
-        """
-        _ = self.known
-
-    def whole(self, name: str) -> PreparedData:
-        """Return a set that is no stream."""
-        found = self.inputs[name]
-        if not isinstance(found, PreparedData):
-            raise ValueError(f"{name} is a stream")  # noqa: TRY004 - a bug, which configurations refuse
-        return found
+    fitted_on: dict[str, RivalData]
+    made_with: dict[str, np.ndarray]
+    identities: dict[str, Identity | StreamedData]
+    alignment: ClassAlignment
+    skipped: Sequence[str]
+    progress: Progress
 
     @classmethod
     def open(
@@ -112,112 +97,125 @@ class EvalData:
         Raises:
             DataError: If a set cannot be used, one that needs labels has none, or they do not fit the models.
         """
-        models = [m for row in opened for m in row]
+        models = [*chain.from_iterable(opened)]
         for model in {m.reference: m for m in models}.values():
             warn(model, progress)
-        how = models[0].header.preprocess
-        opening = _Opening(config, how, progress)
-        sets = opening.sets()
-        rivals = {str(ref): opening.items(ref) for ref in config.fitted_on}
-        tested, judged = sets[ID_NAME], config.judged_on
+        opener = _Opener(config, models[0].header.preprocess, team, progress)
+        sets = opener.sets()
+        rivals = {str(ref): opener.items(ref) for ref in config.fitted_on}
+        tested, called = sets[ID_NAME], config.judged_on
         classes = config.naming.classes_of_all(models, data=tested.class_names)
-        labelled = {
-            n: found for n, found in sets.items() if n in {TEMPERATURE, FIT} and isinstance(found, Items)
-        }
-        labelled |= {called: rivals[ref] for ref, called in judged.items()}
-        meaning = Meaning(models, classes, progress)
-        if not isinstance(tested, Stream):
-            meaning.learn(tested)
-        else:
-            meaning.begin(tested, labelled)
-        known = {option: meaning.aligned(option, items) for option, items in labelled.items()}
-        limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
+        alignment = ClassAlignment(models, classes, progress)
+        labelled = {name: items for name in (TEMPERATURE, FIT) if isinstance(items := sets.get(name), Items)}
+        labels = alignment.align(tested, labelled | {called[ref]: rivals[ref] for ref in called})
         progress.step(f"Reading {len(sets)} data sets" if len(sets) > 1 else "Reading the data")
-        inputs: dict[str, PreparedData] = {}
-        streams: dict[str, StreamedData] = {}
-        for name, found in sets.items():
-            if isinstance(found, Stream):
-                streams[name] = StreamedData(
-                    stream=found,
-                    name=name,
-                    batch_size=config.batch_size,
-                    limit_bytes=limit,
-                    team=team,
-                    progress=progress,
-                    check=meaning.check if name == ID_NAME else None,
-                )
-            else:
-                inputs[name] = PreparedData(
-                    found,
-                    batch_size=config.batch_size,
-                    limit_bytes=limit,
-                    name=name,
-                    deal=Deal(team.rank, team.world, among=BATCHES),
-                )
-        read = {name: _read(each.dataset, team) for name, each in inputs.items()}
-        held = {name: (inputs.pop(name), known[name]) for name in (TEMPERATURE, FIT) if name in known}
-        seen = {ref: _read(found, team) for ref, found in rivals.items()}
-
-        def told() -> Known:
-            every = {
-                name: (streams[name].as_fingerprint(), streams[name].known.content)
-                if name in streams
-                else read[name]
-                for name in sets
-            }
-            passed = streams[ID_NAME].known if isinstance(tested, Stream) else tested
-            labels = meaning.of(passed)
-            prints = {name: print_ for name, (print_, _) in every.items()}
-            contents = {name: content for name, (_, content) in every.items()}
-            doubts = (
-                *opening.doubts,
-                *of_data(config, prints, contents),
-                *of_training(config, contents[ID_NAME], {ref: content for ref, (_, content) in seen.items()}),
-            )
-            for doubt in doubts:
-                progress.warn(doubt)
-            check_apart(config, prints)
-            check_count(config, len(labels))
-            return Known(labels, prints, doubts)
-
+        limit = CACHE_BYTES // len(sets) if len(models) > 1 else 0
+        streams = {
+            name: opener.streamed(items, name, limit, alignment)
+            for name, items in sets.items()
+            if isinstance(items, Stream)
+        }
+        prepared = {
+            name: opener.prepared(items, name, limit)
+            for name, items in sets.items()
+            if isinstance(items, Items)
+        }
+        identities = {
+            name: streams[name] if name in streams else Identity.of(prepared[name].dataset, team)
+            for name in sets
+        }
+        made_with = {ref: Identity.of(items, team) for ref, items in rivals.items()}
+        heldout, fit = (
+            (prepared[name], labels[name]) if name in labelled else None for name in (TEMPERATURE, FIT)
+        )
         return cls(
+            config=config,
             inputs={
-                name: streams[name] if name in streams else inputs[name] for name in sets if name not in held
+                name: streams[name] if name in streams else prepared[name]
+                for name in sets
+                if name not in labelled
             },
-            heldout=held.get(TEMPERATURE),
-            fit=held.get(FIT),
+            heldout=heldout,
+            fit=fit,
             classes=classes,
             fitted_on={
-                ref: FittedOn(rivals[ref], print_, known.get(judged.get(ref, "")))
-                for ref, (print_, _) in seen.items()
+                ref: RivalData(items, made_with[ref].fingerprint, labels.get(called.get(ref, "")))
+                for ref, items in rivals.items()
             },
-            telling=told,
+            made_with={ref: identity.content for ref, identity in made_with.items()},
+            identities=identities,
+            alignment=alignment,
+            skipped=opener.skipped,
+            progress=progress,
         )
 
+    @property
+    def streamed(self) -> bool:
+        """Whether a set is a stream, which must pass once before the data are known."""
+        return any(isinstance(inputs, StreamedData) for inputs in self.inputs.values())
 
-class _Opening:
-    """Opens the data, and notes in `doubts` what is left out of them."""
+    @cached_property
+    def summary(self) -> DataSummary:
+        """What is known of the data; raises as `validate`."""
+        config, tested = self.config, self.inputs[ID_NAME]
+        identities = {
+            name: identity.identity if isinstance(identity, StreamedData) else identity
+            for name, identity in self.identities.items()
+        }
+        labels = self.alignment.labels(tested.digest if isinstance(tested, StreamedData) else tested.dataset)
+        fingerprints = {name: identity.fingerprint for name, identity in identities.items()}
+        contents = {name: identity.content for name, identity in identities.items()}
+        caveats = (
+            *self.skipped,
+            *of_data(config, fingerprints, contents),
+            *of_training(config, contents[ID_NAME], self.made_with),
+        )
+        for caveat in caveats:
+            self.progress.warn(caveat)
+        check_apart(config, fingerprints)
+        check_count(config, len(labels))
+        return DataSummary(labels, fingerprints, caveats)
 
-    def __init__(self, config: EvalConfig, how: Reading, progress: Progress) -> None:
-        self.config, self.how, self.progress = config, how, progress
-        self.doubts: list[str] = []
+    def validate(self) -> None:
+        """Take note of what is known of the data, all of which were read.
+
+        Raises:
+            DataError: If the labels of a stream do not fit the models, or validation data are what is tested on.
+            CheckFailed: If samples are too few for any threshold.
+        """
+        _ = self.summary
+
+    def prepared(self, name: str) -> PreparedData:
+        """Return a set that is no stream."""
+        inputs = self.inputs[name]
+        if not isinstance(inputs, PreparedData):
+            raise ValueError(f"{name} is a stream")  # noqa: TRY004 - a bug, which configurations refuse
+        return inputs
+
+
+class _Opener:
+    """Opens the data, and notes in `skipped` what is left out of them."""
+
+    def __init__(self, config: EvalConfig, how: Reading, team: Team, progress: Progress) -> None:
+        self.config, self.how, self.team, self.progress = config, how, team, progress
+        self.skipped: list[str] = []
 
     def items(self, ref: DataRef) -> Items:
         """Return a set, with `--skip-bad` without the images that cannot be read."""
         workers, progress = self.config.num_workers, self.progress
         if not self.config.skip_bad:
             return open_items(ref, self.how, workers=workers, progress=progress)
-        items, doubt = open_readable(ref, self.how, workers=workers, progress=progress)
-        self.doubts += [doubt] if doubt else []
+        items, caveat = open_readable(ref, self.how, workers=workers, progress=progress)
+        self.skipped += [caveat] if caveat else []
         return items
 
     def sets(self) -> dict[str, Items | Stream]:
         """Return every set: of a stream whose length nobody knows no more than is read at a time."""
         config = self.config
         refs = {ID_NAME: config.data} | {d.name: d.ref for d in config.ood + config.ood_val}
-        others = {TEMPERATURE: config.heldout, FIT: config.fit, VAL: config.val}
+        options = {TEMPERATURE: config.heldout, FIT: config.fit, VAL: config.val}
         sets: dict[str, Items | Stream] = {}
-        for name, ref in (refs | others).items():
+        for name, ref in (refs | options).items():
             if ref is not None and ref.endless and name not in {TEMPERATURE, FIT}:
                 check_skips(ref, skip_bad=config.skip_bad)
                 sets[name] = open_stream(ref, self.how, workers=config.num_workers, progress=self.progress)
@@ -225,11 +223,29 @@ class _Opening:
                 sets[name] = self.items(ref)
         return sets
 
+    def streamed(
+        self, stream: Stream, name: str, limit_bytes: int, alignment: ClassAlignment
+    ) -> StreamedData:
+        """Return a stream as model inputs; `alignment` looks at the labels of the ID set as they come."""
+        return StreamedData(
+            stream=stream,
+            name=name,
+            batch_size=self.config.batch_size,
+            limit_bytes=limit_bytes,
+            team=self.team,
+            progress=self.progress,
+            check=alignment.check if name == ID_NAME else None,
+        )
 
-def _read(items: Items, team: Team) -> tuple[Fingerprint, np.ndarray]:
-    """Return what tells a set from others, and what tells its items, as `DIGEST`."""
-    sha256, content = identified(items, digests(items, team))
-    return Fingerprint(reference=items.name, sha256=sha256, count=len(items)), content
+    def prepared(self, items: Items, name: str, limit_bytes: int) -> PreparedData:
+        """Return a set that is no stream as model inputs."""
+        return PreparedData(
+            items,
+            batch_size=self.config.batch_size,
+            limit_bytes=limit_bytes,
+            name=name,
+            deal=Deal(self.team.rank, self.team.world, among=BATCHES),
+        )
 
 
 UNLABELLED = "unlabelled data can be an OOD set: `--near NAME=DATA`"
@@ -239,58 +255,43 @@ _WITHOUT_LABELS = {
 }
 
 
-class Meaning:
+class ClassAlignment:
     """Which class of the models is which class of the data.
 
     A class name means the same in all sets, even where the ID set's classes are taken in order.
     """
 
-    def __init__(self, models: Sequence[OpenModel], asked: Classes | None, progress: Progress) -> None:
-        """Take note of the models' classes; `asked` are those that zero-shot ones tell apart."""
-        self._models = models
-        self._names = asked.names if asked else next((m.header.labels for m in models if m.header.labels), ())
-        self._count = len(self._names) if asked else models[0].header.num_classes
-        self._by_text = asked is not None
+    def __init__(self, models: Sequence[OpenModel], classes: Classes | None, progress: Progress) -> None:
+        """Take note of the models' classes; `classes` are those that zero-shot ones tell apart."""
+        stored = next((m.header.labels for m in models if m.header.labels), ())
+        self._names = classes.names if classes else stored
+        self._count = len(self._names) if classes else models[0].header.num_classes
+        self._by_text = classes is not None
         self._progress = progress
         self._classes: tuple[int, ...] | None = None
-        self._known: dict[str, int] = {}
+        self._class_by_name: dict[str, int] = {}
 
-    def learn(self, tested: Classed) -> tuple[int, ...]:
-        """Return for each class of the ID set the models', which is settled once.
-
-        Raises:
-            DataError: If it has no labels, or they do not fit the models.
-        """
-        if self._classes is None:
-            if not isinstance(tested, Stream):
-                required_labels(tested, "--data", hint=UNLABELLED)
-            self._classes = self._matched(tested, by_text=self._by_text)
-            self._known = dict(zip(tested.class_names, self._classes, strict=True))
-        return self._classes
-
-    def begin(self, tested: Stream, labelled: Mapping[str, Items]) -> None:
-        """Settle what a stream says of its classes beforehand.
+    def align(self, tested: Items | Stream, labelled: Mapping[str, Items]) -> dict[str, Tensor]:
+        """Settle the ID set's classes as far as they are known, and return the labels (N,) of other sets by what names them.
 
         Raises:
-            DataError: If it has no labels, or its classes do not fit the models or are needed before they are known.
+            DataError: If a set has no labels, or its classes do not fit the models or are needed before they are known.
         """
-        if tested.column is None:
-            required_labels(tested, "--data", hint=UNLABELLED)
-        if tested.class_names:
-            self.learn(tested)
-            return
-        late = f"{tested.name}: which classes there are is known at the end of the stream"
-        if labelled:
-            option = next(iter(labelled))
-            called = f"--{option}" if option in _WITHOUT_LABELS else option
-            raise DataError(
-                f"{late}, and `{called}` needs them before",
-                hint="add `limit=N` to `--data`: the first N rows are read before anything is computed",
-            )
-        if not self._count:
-            raise DataError(
-                f"{late}, and the model is asked about them", hint="name them: `--classes cat,dog`, or a file"
-            )
+        if isinstance(tested, Stream):
+            self._check_stream(tested, labelled)
+        if not isinstance(tested, Stream) or tested.class_names:
+            self._match_tested(tested)
+        return {option: self._aligned(option, items) for option, items in labelled.items()}
+
+    def labels(self, tested: Classed) -> Tensor:
+        """Return the labels (N,) of the ID set, the models' classes.
+
+        Raises:
+            DataError: If it has none, or they do not fit the models.
+        """
+        labels = required_labels(tested, "--data", hint=UNLABELLED)
+        classes = self._match_tested(tested)
+        return torch.tensor([classes[label] for label in labels])
 
     def check(self, reader: LabelReader) -> None:
         """Refuse what has come of the labels of a stream, if nothing that follows can mend it.
@@ -308,42 +309,56 @@ class Meaning:
                 hint="name the classes as the model does",
             )
 
-    def of(self, tested: Classed) -> Tensor:
-        """Return the labels (N,) of the ID set, the models' classes; raises as `learn`."""
-        labels = required_labels(tested, "--data", hint=UNLABELLED)
-        classes = self.learn(tested)
-        return torch.tensor([classes[label] for label in labels])
+    def _match_tested(self, tested: Classed) -> tuple[int, ...]:
+        """Return for each class of the ID set the models', which is settled once."""
+        if self._classes is None:
+            if not isinstance(tested, Stream):
+                required_labels(tested, "--data", hint=UNLABELLED)
+            self._classes = self._matched(tested, by_text=self._by_text)
+            self._class_by_name = dict(zip(tested.class_names, self._classes, strict=True))
+        return self._classes
 
-    def aligned(self, option: str, items: Items) -> Tensor:
-        """Return the labels (N,) of another set, likewise; the ID set's classes are settled.
+    def _check_stream(self, tested: Stream, labelled: Mapping[str, Items]) -> None:
+        """Refuse a stream without labels, or whose classes are needed before they are known."""
+        if tested.column is None:
+            required_labels(tested, "--data", hint=UNLABELLED)
+        late = f"{tested.name}: which classes there are is known at the end of the stream"
+        if labelled and not tested.class_names:
+            option = next(iter(labelled))
+            called = f"--{option}" if option in _WITHOUT_LABELS else option
+            raise DataError(
+                f"{late}, and `{called}` needs them before",
+                hint="add `limit=N` to `--data`: the first N rows are read before anything is computed",
+            )
+        if not self._count and not tested.class_names:
+            raise DataError(
+                f"{late}, and the model is asked about them", hint="name them: `--classes cat,dog`, or a file"
+            )
 
-        Args:
-            option: What names it.
-            items: The set.
-
-        Raises:
-            DataError: As `learn`.
-        """
+    def _aligned(self, option: str, items: Items) -> Tensor:
+        """Return the labels (N,) of another set, the models' classes; the ID set's classes are settled."""
         is_option = option in _WITHOUT_LABELS
         needs = f"--{option}" if is_option else option
         called = f"{needs} {items.name}" if is_option else option  # what a row is made with is named by it
-        own = required_labels(items, needs, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
-        if all(name in self._known for name in items.class_names):
-            return torch.tensor([self._known[items.class_names[label]] for label in own])
-        strange = [name for name in items.class_names if name not in self._known]
-        if not self._names and not (
-            items.by_position or (are_numerals(strange) and all(int(name) < self._count for name in strange))
-        ):
+        labels = required_labels(items, needs, hint=_WITHOUT_LABELS.get(option, LABELS_HINT))
+        strange = [name for name in items.class_names if name not in self._class_by_name]
+        if not strange:
+            return torch.tensor([self._class_by_name[items.class_names[label]] for label in labels])
+        if not (self._names or items.by_position or self._are_places(strange)):
             raise DataError(
                 f"`{called}`: its class `{strange[0]}` is not in `--data`, and the model's classes have no names",
                 hint="choose the classes of `--data` with `::classes=`, or name them alike",
             )
         try:
             # in order such classes could be others than those of the same place in the ID set
-            found = self._matched(items, by_text=self._by_text or nameless(self._names))
+            classes = self._matched(items, by_text=self._by_text or nameless(self._names))
         except DataError as error:
             raise DataError(f"`{called}`: {error.message}", hint=error.hint) from error
-        return torch.tensor([found[label] for label in own])
+        return torch.tensor([classes[label] for label in labels])
+
+    def _are_places(self, names: Sequence[str]) -> bool:
+        """Return whether names are the numbers of the models' classes."""
+        return are_numerals(names) and all(int(name) < self._count for name in names)
 
     def _matched(self, items: Classed, *, by_text: bool) -> tuple[int, ...]:
         return match_classes(

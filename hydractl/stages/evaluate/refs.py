@@ -46,10 +46,10 @@ class NamedData:
         Raises:
             UsageError: As there, or if it names several.
         """
-        name, rest = _split_name(text)
-        ref = DataRef.parse(rest)
-        ((own, _),) = DataRef.parse_all(rest)
-        return cls(name=name or own or _source_name(ref), ref=ref)
+        name, reference = _split_name(text)
+        ref = DataRef.parse(reference)
+        ((preset_name, _),) = DataRef.parse_all(reference)
+        return cls(name=name or preset_name or _source_name(ref), ref=ref)
 
     @classmethod
     def parse_all(cls, text: str, *, endless: bool = False) -> tuple[Self, ...]:
@@ -60,13 +60,13 @@ class NamedData:
         Raises:
             UsageError: If the name or the reference is malformed, or one name is for several sets.
         """
-        name, rest = _split_name(text)
-        found = DataRef.parse_all(rest, endless=endless)
-        if name is not None and len(found) > 1:
+        name, reference = _split_name(text)
+        sets = DataRef.parse_all(reference, endless=endless)
+        if name is not None and len(sets) > 1:
             raise UsageError(
-                f"`{text}`: one name for {len(found)} data sets", hint=f"leave it out: `{rest}` has names"
+                f"`{text}`: one name for {len(sets)} data sets", hint=f"leave it out: `{reference}` has names"
             )
-        return tuple(cls(name=name or own or _source_name(ref), ref=ref) for own, ref in found)
+        return tuple(cls(name=name or preset_name or _source_name(ref), ref=ref) for preset_name, ref in sets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +106,17 @@ class NamedModels:
         Raises:
             UsageError: If the name or a reference is malformed.
         """
-        name, rest = _split_name(text)
-        given = _split_models(rest)
-        parsed = [parse_rival(one) if is_rival(one) else (one, None) for one in given]
-        each = [(one, made) for found, made in parsed for one in _checkpoints(found, made)]
-        models, rivals = tuple(zip(*each, strict=True))
+        name, row = _split_name(text)
+        parsed = [parse_rival(ref) if is_rival(ref) else (ref, None) for ref in _split_models(row)]
+        checkpoints = [
+            (model, rival)
+            for refs, rival in parsed
+            for model in (refs.split(",") if isinstance(rival, Swag) else [refs])
+        ]
+        models, rivals = tuple(zip(*checkpoints, strict=True))
         if name is None:
             name = model_name(models[0]) + ("" if rivals[0] is None else f" {rivals[0].KIND}")
-        return cls(name=name, models=models, rivals=rivals if any(rivals) else (), typed=rest)
+        return cls(name=name, models=models, rivals=rivals if any(rivals) else (), typed=row)
 
     def each(self) -> Iterator[tuple[str, Rival | None]]:
         """Yield every model with what is made of it."""
@@ -209,32 +212,32 @@ def check_rivals(model: str, compared: Sequence[NamedModels], fitted: Sequence[s
         raise UsageError(
             f"`{model}`: MODEL answers as it is", hint=f"make it another row: `--compare NAME={model}`"
         )
-    made = [row.name for row in compared if any(row.rivals)]
-    if made and fitted:
+    rival_rows = [row.name for row in compared if any(row.rivals)]
+    if rival_rows and fitted:
         raise UsageError(
-            f"`--ood-score {fitted[0]}`: is of features of models as they are, which `{made[0]}` is not",
+            f"`--ood-score {fitted[0]}`: is of features of models as they are, which `{rival_rows[0]}` is not",
             hint="leave the row out, or choose scores of logits for it in a report of its own",
         )
 
 
 def _split_name(text: str) -> tuple[str | None, str]:
     """Split at the first `=`, unless what stands before it is the beginning of a reference."""
-    name, equals, rest = text.partition("=")
+    name, equals, reference = text.partition("=")
     if not equals or ":" in name or "/" in name:
         return None, text
-    return name, rest
+    return name, reference
 
 
 def _split_models(text: str) -> tuple[str, ...]:
     """Split at commas, except at those between the models or the options of a reference that has some."""
     models: list[str] = []
     for part in text.split(","):
-        last, told, options = models[-1].partition("::") if models else ("", "", "")
-        arch = told and last.startswith("arch:")
-        takes = told and (arch or is_rival(last))
-        joins = models and not told and of_several(last) and not is_rival(part)
+        last, has_options, options = models[-1].partition("::") if models else ("", "", "")
+        arch = has_options and last.startswith("arch:")
+        takes_options = has_options and (arch or is_rival(last))
+        joins = models and not has_options and of_several(last) and not is_rival(part)
         goes_on = arch and unclosed(split_options(options)[-1])
-        if joins or goes_on or (takes and (OPTION.match(part) or _continues(options, part))):
+        if joins or goes_on or (takes_options and (OPTION.match(part) or _continues(options, part))):
             models[-1] += f",{part}"
         else:
             models.append(part)
@@ -244,10 +247,6 @@ def _split_models(text: str) -> tuple[str, ...]:
 def _continues(options: str, part: str) -> bool:
     """Return whether a part renames one more class of the data that the last option names."""
     return continues(split_keys(options.rpartition("::")[2])[-1], part)
-
-
-def _checkpoints(models: str, made: Rival | None) -> Sequence[str]:
-    return models.split(",") if isinstance(made, Swag) else (models,)
 
 
 def _source_name(ref: DataRef) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -25,6 +27,20 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.shared.predictions import PreparedData
+from hydractl.stages.shared.reading import digests, identified
+
+
+class Identity(NamedTuple):
+    """What tells a set from others, and what tells its items, as `DIGEST`."""
+
+    fingerprint: Fingerprint
+    content: np.ndarray
+
+    @classmethod
+    def of(cls, items: Items, team: Team) -> Self:
+        """Read a set, of which each process reads its share."""
+        sha256, content = identified(items, digests(items, team))
+        return cls(Fingerprint(reference=items.name, sha256=sha256, count=len(items)), content)
 
 
 class _Part(PreparedData):
@@ -65,14 +81,17 @@ class StreamedData:
         return None if self.passed is None else len(self.passed)
 
     def __len__(self) -> int:
-        return len(self.known)
-
-    def as_fingerprint(self) -> Fingerprint:
-        """Return what a report says of it, which has passed."""
-        return Fingerprint(reference=self.stream.name, sha256=self.known.sha256, count=len(self))
+        return len(self.digest)
 
     @property
-    def known(self) -> Passed:
+    def identity(self) -> Identity:
+        """What tells it from others, once it has passed."""
+        digest = self.digest
+        fingerprint = Fingerprint(reference=self.stream.name, sha256=digest.sha256, count=len(digest))
+        return Identity(fingerprint, digest.content)
+
+    @property
+    def digest(self) -> Passed:
         """What is known of it, which has passed."""
         if self.passed is None:
             raise ValueError(f"{self.name} has not passed yet")
@@ -97,41 +116,41 @@ class StreamedData:
                 yield batch._replace(indices=batch.indices + begin)
 
     def _parts(self, per: int) -> Iterator[tuple[int, PreparedData]]:
-        seen, begin = Seen(self.stream), 0
+        reading, begin = Seen(self.stream), 0
         for items, cells in self.stream.labelled(repeat(per)):
-            digests = digests_of(items)
-            marks = marks_of(digests, cells)
+            digests_read = digests_of(items)
+            marks = marks_of(digests_read, cells)
             if self.passed is None:
-                seen.add(digests, marks, cells)
-                self._agree(seen)
-                if self.check is not None and seen.reader is not None:
-                    self.check(seen.reader)
+                reading.add(digests_read, marks, cells)
+                self._check_same_in_all(reading)
+                if self.check is not None and reading.reader is not None:
+                    self.check(reading.reader)
             else:
                 self.passed.check_same(begin, marks)
             yield begin, self._part(begin, items)
             begin += len(items)
         if self.passed is None:
-            self._agree(seen)
-            self.passed = seen.passed(self.progress)
+            self._check_same_in_all(reading)
+            self.passed = reading.passed(self.progress)
         self.passed.check_whole(begin)
 
     def _part(self, begin: int, items: Items) -> PreparedData:
-        which = (self.team.rank - begin // self.batch_size) % self.team.world
+        share = (self.team.rank - begin // self.batch_size) % self.team.world
         return _Part(
             items,
             batch_size=self.batch_size,
             limit_bytes=self.limit_bytes,
             name=self.name,
-            deal=Deal(which, self.team.world, among=BATCHES),
+            deal=Deal(share, self.team.world, among=BATCHES),
         )
 
-    def _agree(self, seen: Seen) -> None:
+    def _check_same_in_all(self, reading: Seen) -> None:
         """Refuse to answer about rows together that are not the same in all processes."""
         if self.team.world == 1:
             return
-        own = torch.tensor([*seen.chain.digest()], dtype=torch.uint8)
-        found = self.team.in_order([own])
-        if any(not torch.equal(each, found[0]) for each in found):
+        digest = torch.tensor([*reading.chain.digest()], dtype=torch.uint8)
+        first, *others = self.team.in_order([digest])
+        if not all(torch.equal(other, first) for other in others):
             raise DataError(
                 f"{self.stream.name}: the processes of this run read other rows, though all read one stream",
                 hint=ENDLESS_HINT,

@@ -30,12 +30,12 @@ from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
-from hydractl.stages.predict.fitting import Fit, beside, held
+from hydractl.stages.predict.fit_scores import Fit, beside, held
 from hydractl.stages.predict.journal import Journal, open_journal
-from hydractl.stages.predict.lines import ACCEPTED, ERROR, WRITERS, JSONLines, Line
+from hydractl.stages.predict.writers import ACCEPTED, ERROR, WRITERS, JSONLines, Line
 from hydractl.stages.predict.sources import Source, lines, open_sources
 from hydractl.stages.predict.stream import Answered, Asked, window
-from hydractl.stages.predict.telling import Teller
+from hydractl.stages.predict.rows import Teller
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.lineage import recorded
 from hydractl.stages.shared.made import begun, check_record

@@ -18,9 +18,9 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families.opening import open_model
 from hydractl.fusion.loaded import load
 from hydractl.manifest.report import Report
-from hydractl.stages.evaluate.saved import SavedPredictions
 from support import pairs, reviews
 from support.builders import Sample, base, perturbed, scores_file
+from support.predictions import SavedPredictions
 
 DATA, NEAR = "digits::split=test,classes=0-6,limit=70", "digits::classes=7-9,limit=40"
 SETS = {"id": DATA, "others": NEAR}

@@ -17,9 +17,9 @@ from hydractl.metrics.cost import count_macs
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.table import METRICS, needing
 from hydractl.stages.evaluate import cost as evaluate_cost
-from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from support.builders import base, sha
@@ -124,7 +124,9 @@ def test_what_training_took_is_not_asked_where_no_lineage_tells(tmp_path, monkey
     assert run(told, fail_if=(condition,)).checks[0].failed
     rows = run(model, compare=beside, **named).rows
     assert [{n: v.value for n, v in row.values.items()} for row in rows] == [{}, {"training_macs": 1000}]
-    monkeypatch.setattr("hydractl.stages.evaluate.run.load_any", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr(
+        "hydractl.stages.evaluate.measure_row.load_any", lambda *_, **__: pytest.fail("too late")
+    )
     for changes in ({"compare": beside, "fail_if": (condition,)}, named):
         with pytest.raises(UsageError, match=r"no lineage tells .* of `base`"):
             run(model, **changes)

@@ -18,16 +18,16 @@ from hydractl.metrics.measures import measure
 from hydractl.metrics.metric import Needs
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.table import METRICS
-from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from support.builders import base
 from support.heard import Heard
 from support.pictures import digits_folder, unreadable
+from support.predictions import SavedPredictions
 from support.variants import TINY, Variant
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=70")

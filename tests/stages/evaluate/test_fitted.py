@@ -21,8 +21,8 @@ from hydractl.metrics.scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from support.builders import base
+from support.predictions import SavedPredictions
 
 FIT, VAL, DATA = (
     f"digits::split={split},classes=0-6,limit={n}" for split, n in (("train", 90), ("val", 30), ("test", 40))

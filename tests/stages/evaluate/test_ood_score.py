@@ -15,12 +15,12 @@ from hydractl.errors import ManifestError, UsageError
 from hydractl.fusion.loaded import load
 from hydractl.manifest.report import Report
 from hydractl.metrics.scores import SCORES
-from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from support.builders import base
+from support.predictions import SavedPredictions
 
 DATA, NEAR, FAR = "digits::split=test,classes=0-6,limit=40", "digits::classes=7-8,limit=30", "noise::limit=20"
 OOD = ("--near", f"others={NEAR}", "--far", FAR)

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hydractl.checkpoint import write_tensors
 from hydractl.data.dataset import open_data
 from hydractl.data.items import ImageSet
 from hydractl.data.preprocess import eval_transform
-from hydractl.errors import CheckpointError, InputError
+from hydractl.errors import InputError
 from hydractl.metrics.samples import Responses
-from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.shared.predictions import PreparedData, predict
 from support.builders import base
+from support.predictions import SavedPredictions
 
 
 @pytest.fixture(scope="module")
@@ -105,22 +105,13 @@ def test_a_saved_file_reads_back(raw, tmp_path):
         name: Responses(torch.randn(3, count, 2), torch.randn(3, count))
         for name, count in (("id", 5), ("Tiny ImageNet", 4))
     }
-    saved = SavedPredictions(labels={"id": torch.tensor([0, 1, 1, 0, 1])})
-    saved.add("Deep ensemble x3", said, raw=raw)
+    labels = {"id": torch.tensor([0, 1, 1, 0, 1])}
     with (tmp_path / "p.st").open("wb") as file:
-        saved.write(file)
+        write_predictions(file, {"Deep ensemble x3": said}, labels, with_logits=raw)
 
     found = SavedPredictions.load(tmp_path / "p.st")
 
-    assert torch.equal(found.labels["id"], saved.labels["id"])
+    assert torch.equal(found.labels["id"], labels["id"])
     for name, own in found.of("Deep ensemble x3").items():
         assert torch.equal(own.log_probs, said[name].log_probs)
         assert torch.equal(own.logsumexp, said[name].logsumexp) if raw else own.logsumexp is None
-
-
-def test_a_file_of_something_else_is_refused(tmp_path):
-    with (tmp_path / "w.st").open("wb") as file:
-        write_tensors(file, {"head.weight": torch.zeros(2)}, header=None)
-
-    with pytest.raises(CheckpointError, match=r"w.st: tensor `head.weight` is no prediction"):
-        SavedPredictions.load(tmp_path / "w.st")

@@ -13,12 +13,12 @@ from hydractl.rivals.reference import Laplace, McDropout, Swag, parse_rival
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.asked import asked_of
 from support.builders import base
 from support.heard import Heard
+from support.predictions import SavedPredictions
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=120")
 TRAIN = "digits::split=train,classes=0-6,limit=90"

@@ -15,7 +15,7 @@ from hydractl.metrics.samples import Joined, Responses, whole
 from hydractl.metrics.scores import SCORES
 from hydractl.metrics.table import METRICS
 from hydractl.metrics.temperature import Scaled, fit_temperature, scale
-from hydractl.stages.evaluate.saved import SavedPredictions
+from hydractl.stages.evaluate.predictions_file import write_predictions
 from hydractl.stages.shared import spool
 from hydractl.stages.shared.spool import Spool
 
@@ -104,10 +104,9 @@ def test_where_nobody_knew_how_many_would_come_it_is_the_same(
 
 def test_what_is_saved_of_it_is_too(kept, said, tmp_path):
     def written(found):
-        saved = SavedPredictions(labels={"id": torch.zeros(N, dtype=torch.int64)})
-        saved.add("row", {"id": found}, raw=True)
+        labels = {"id": torch.zeros(N, dtype=torch.int64)}
         with (tmp_path / "p.st").open("wb") as file:
-            saved.write(file)
+            write_predictions(file, {"row": {"id": found}}, labels, with_logits=True)
         return (tmp_path / "p.st").read_bytes()
 
     assert written(Scaled(kept, 1.3)) == written(scale(said, 1.3))

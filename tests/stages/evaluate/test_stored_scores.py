@@ -16,7 +16,6 @@ from hydractl.metrics.scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig
@@ -25,6 +24,7 @@ from hydractl.stages.shared.classes import Classes, Naming, with_classes
 from support.builders import Sample, base
 from support.heard import Heard
 from support.pairs import pair
+from support.predictions import SavedPredictions
 
 FIT, DATA = "digits::split=train,classes=0-6,limit=90", "digits::split=val,classes=0-6,limit=60"
 OTHER = "digits::split=train,classes=0-6,limit=80"

@@ -22,13 +22,12 @@ from hydractl.families.opening import open_model
 from hydractl.parallel import Team
 from hydractl.progress import SILENT
 from hydractl.settings import declared
-from hydractl.stages.evaluate import opened as opening
+from hydractl.stages.evaluate import measure_row, open_models
 from hydractl.stages.evaluate import run as stage
 from hydractl.stages.evaluate import streamed as streams
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.predict.config import PredictConfig
 from hydractl.stages.predict.run import run_predict
 from hydractl.stages.shared import spool
@@ -37,6 +36,7 @@ from hydractl.stages.shared.unchanged import looked
 from support.builders import base
 from support.heard import Heard
 from support.lake import TEXTS, Lake, image, most_held, serve, stored, text
+from support.predictions import SavedPredictions
 from support.text_folders import save_text_model
 from support.together import as_processes, shares, together
 from support.variants import variant
@@ -230,7 +230,7 @@ def test_memory_holds_some_rows_however_many_there_are(served, monkeypatch):
 )
 def test_rows_that_change_from_row_to_row_are_told(served, monkeypatch, change, message):
     lake = served(of_images(40))
-    load, loaded = stage.load_any, []
+    load, loaded = measure_row.load_any, []
 
     def changing(*args, **named):
         if loaded:
@@ -239,7 +239,7 @@ def test_rows_that_change_from_row_to_row_are_told(served, monkeypatch, change, 
         loaded.append(1)
         return load(*args, **named)
 
-    monkeypatch.setattr(stage, "load_any", changing)
+    monkeypatch.setattr(measure_row, "load_any", changing)
     with pytest.raises(DataError, match=f"^hf:org/name::streaming=true: {message}") as caught:
         run_eval(config(compare=(NamedModels.parse("m0.st"),)))
     assert "add `limit=N`" in caught.value.hint
@@ -249,7 +249,9 @@ def test_rows_that_change_from_row_to_row_are_told(served, monkeypatch, change, 
 @pytest.fixture
 def crowd(monkeypatch):
     """Let threads of one process be processes of one run."""
-    own = as_processes(monkeypatch, stage, ("vit.st", "m0.st", "m1.st", "bert"), opening=opening)
+    own = as_processes(
+        monkeypatch, stage, ("vit.st", "m0.st", "m1.st", "bert"), opening=open_models, loading=measure_row
+    )
 
     def run(team, *configs):
         own.team = team

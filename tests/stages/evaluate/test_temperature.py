@@ -15,11 +15,10 @@ from hydractl.metrics.measures import measure
 from hydractl.metrics.resampling import Resampling
 from hydractl.metrics.table import METRICS
 from hydractl.metrics.temperature import fit_temperature, scale_log_probs
-from hydractl.stages.evaluate.condition import Condition
 from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.fail_if import Condition
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.shared.classes import Naming
@@ -28,6 +27,7 @@ from support.builders import base
 from support.heard import Heard
 from support.informed import informed
 from support.pairs import pair
+from support.predictions import SavedPredictions
 from support.reviews import arch, gibberish, reviews
 
 ID = DataRef.parse("digits::split=test,classes=0-6,limit=70")

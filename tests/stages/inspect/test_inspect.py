@@ -478,14 +478,12 @@ def test_what_eval_saves_is_recognised(tmp_path):
     import torch
 
     from hydractl.metrics.samples import Responses
-    from hydractl.stages.evaluate.saved import SavedPredictions
+    from hydractl.stages.evaluate.predictions_file import write_predictions
 
-    saved = SavedPredictions(
-        said={"base": {"id": Responses(torch.zeros(1, 4, 3))}},
-        labels={"id": torch.zeros(4, dtype=torch.int64)},
-    )
+    predictions = {"base": {"id": Responses(torch.zeros(1, 4, 3))}}
+    labels = {"id": torch.zeros(4, dtype=torch.int64)}
     with (tmp_path / "p.st").open("wb") as file:
-        saved.write(file)
+        write_predictions(file, predictions, labels, with_logits=False)
 
     assert look(tmp_path / "p.st").kind == "predictions"
 

@@ -19,13 +19,13 @@ from hydractl.manifest.report import Report
 from hydractl.metrics.scores import FITTED
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.run import run_eval
-from hydractl.stages.evaluate.saved import SavedPredictions
 from hydractl.stages.fuse.config import FuseConfig
 from hydractl.stages.fuse.run import run_fuse
 from hydractl.stages.predict.config import PredictConfig, parse_threshold
 from hydractl.stages.predict.run import run_predict
 from support.builders import base
 from support.heard import Heard
+from support.predictions import SavedPredictions
 
 FIT, DATA = "digits::split=train,classes=0-6,limit=90", "digits::split=val,classes=0-6"
 OTHER = "digits::split=train,classes=0-6,limit=80"

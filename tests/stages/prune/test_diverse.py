@@ -15,7 +15,7 @@ from hydractl.manifest.heads import HeadMask, HeadScores, TowerScores
 from hydractl.metrics.diversity import disagreement, mutual_information
 from hydractl.metrics.ranking import auroc
 from hydractl.metrics.samples import places
-from hydractl.stages.evaluate.doubts import tuned_on_ood
+from hydractl.stages.evaluate.caveats import tuned_on_ood
 from hydractl.stages.prune import diverse
 from hydractl.stages.prune.config import DiverseConfig, PruneConfig
 from hydractl.stages.prune.run import run_prune

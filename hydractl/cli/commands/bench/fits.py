@@ -19,7 +19,7 @@ from hydractl.rivals.reference import BayesVlm
 from hydractl.rivals.reference import Rival as Made
 from hydractl.stages.evaluate.refs import NamedModels
 from hydractl.stages.evaluate.rivals import check_made_of, check_pairs, comparing
-from hydractl.stages.evaluate.selection import check_stores
+from hydractl.stages.evaluate.selective_threshold import check_stores
 from hydractl.stages.finetune.config import FinetuneConfig
 from hydractl.stages.finetune.work import check_classes, check_trains, open_trained
 from hydractl.stages.prune.config import PruneConfig

@@ -105,7 +105,7 @@ class Analyst:
             apart=() if made else apart_of(models, self.opened),
             batches=self._batches,
             counts={name: len(inputs) for name, inputs in self.data.inputs.items()},
-            labels=self.data.known.labels,
+            labels=self.data.summary.labels,
             ood=self.config.groups,
             corruptions=self.corruptions,
             scores=self.scores,
@@ -127,7 +127,7 @@ class Analyst:
 
     def _batches(self, part: Part, of: str | Corruption) -> Iterable[Batch[Inputs]]:
         if isinstance(of, Corruption):
-            clean = self.data.whole(ID_NAME)
+            clean = self.data.prepared(ID_NAME)
             corrupted = with_corruption(clean.dataset, of)
             inputs: PreparedData | StreamedData = clean.of(corrupted, name=f"{of.name} {of.severity}")
         else:

@@ -7,7 +7,7 @@ import pytest
 from hydractl.errors import UsageError
 from hydractl.manifest.report import Row, Shift, Value
 from hydractl.metrics.table import METRICS
-from hydractl.stages.evaluate.condition import Condition
+from hydractl.stages.evaluate.fail_if import Condition
 
 SCOPES = ("birds", "noise", "near", "far", "all")
 ROW = Row(

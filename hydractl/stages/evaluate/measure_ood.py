@@ -1,8 +1,9 @@
-"""What tells OOD samples beside logits: scores that are fitted for a row or held by its models, and which score is best on validation data."""
+"""OOD scores of features, which are fitted for a row or stored by its models, and which score is best on validation data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from hydractl.errors import UsageError
 from hydractl.families.opening import OpenModel
@@ -18,6 +19,7 @@ from hydractl.progress import Progress
 from hydractl.stages.evaluate.config import EvalConfig
 from hydractl.stages.evaluate.cost import Loaded
 from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.selective_threshold import stores_other_classes
 from hydractl.stages.shared.classes import Classes
 from hydractl.stages.shared.fitting import FitOn, fitted_beside
 from hydractl.stages.shared.predictions import Predictor
@@ -26,7 +28,7 @@ BY = "auroc"
 """What scores are compared by on validation data."""
 
 
-def detecting(
+def with_ood_scores(
     row: Loaded,
     opened: Sequence[OpenModel],
     data: EvalData,
@@ -43,34 +45,37 @@ def detecting(
     """
     if not config.fitted:
         return row.models
-    if data.fit is None:
-        return tuple(
-            Scores.stored(own.checkpoint, own.header, scores=config.fitted, name=own.reference).of(
-                Watched.of(model, own.family, name=own.reference), name=own.reference
-            )
-            for model, own in zip(row.models, opened, strict=True)
-        )
-    on = FitOn(*data.fit, config.neighbours)
     return tuple(
-        fitted_beside(model, own, config.fitted, on, team, progress)
-        for model, own in zip(row.models, opened, strict=True)
+        _with_ood_scores(model, file, data, config, team, progress)
+        for model, file in zip(row.models, opened, strict=True)
     )
 
 
-def as_stored(
-    config: EvalConfig, opened: Sequence[OpenModel], beside: Sequence[Predictor | Detecting]
+def _with_ood_scores(
+    model: Predictor, file: OpenModel, data: EvalData, config: EvalConfig, team: Team, progress: Progress
+) -> Detecting:
+    if data.fit is not None:
+        training = FitOn(*data.fit, config.neighbours)
+        return fitted_beside(model, file, config.fitted, training, team, progress)
+    name = file.reference
+    scores = Scores.stored(file.checkpoint, file.header, scores=config.fitted, name=name)
+    return scores.of(Watched.of(model, file.family, name=name), name=name)
+
+
+def stored_scores(
+    config: EvalConfig, opened: Sequence[OpenModel], models: Sequence[Predictor | Detecting]
 ) -> tuple[StoredScores, ...]:
     """Return what a report says of the scores that a row's models hold; nothing where they are fitted, or there are none."""
     if config.fit is not None or not config.fitted:
         return ()
     return tuple(
-        StoredScores(data=model.header.fitted.data, knn_k=own.scores.neighbours)
-        for model, own in zip(opened, beside, strict=True)
-        if isinstance(own, Detecting) and model.header.fitted is not None
+        StoredScores(data=file.header.fitted.data, knn_k=model.scores.neighbours)
+        for file, model in zip(opened, models, strict=True)
+        if isinstance(model, Detecting) and file.header.fitted is not None
     )
 
 
-def check_held(
+def check_fitted_scores(
     config: EvalConfig, opened: Sequence[Sequence[OpenModel]], classes: Classes | None = None
 ) -> None:
     """Refuse scores of features that are neither fitted nor held by a model, for its classes.
@@ -85,16 +90,12 @@ def check_held(
     """
     if not config.fitted or config.fit is not None:
         return
-    for model in (model for row in opened for model in row):
-        scores = model.header.fitted.scores if model.header.fitted else ()
-        prompting = model.header.prompting
-        if lacking := [score for score in config.fitted if score not in scores]:
-            why = f"`{lacking[0]}` looks at features, and was never fitted for this model"
-        elif (
-            prompting
-            and classes
-            and (classes.names, classes.templates) != (model.header.labels, prompting.templates)
-        ):
+    for model in chain.from_iterable(opened):
+        fitted = model.header.fitted
+        missing = [score for score in config.fitted if fitted is None or score not in fitted.scores]
+        if missing:
+            why = f"`{missing[0]}` looks at features, and was never fitted for this model"
+        elif stores_other_classes(model, classes):
             why = "its OOD scores of features are for the classes that it stores"
         else:
             continue
@@ -104,20 +105,20 @@ def check_held(
         )
 
 
-def validated(
-    config: EvalConfig, found: Mapping[str, Kept]
+def best_on_validation(
+    config: EvalConfig, predictions: Mapping[str, Kept]
 ) -> tuple[dict[str, dict[str, Value]], str | None]:
     """Return every score's AUROC on each validation OOD set, and the score with the highest mean, of equal ones the first."""
     if not config.ood_val:
         return {}, None
     sets = [d.name for d in config.ood_val]
-    values = measure(
-        found[VAL],
+    numbers = measure(
+        predictions[VAL],
         None,
-        {name: found[name] for name in sets},
+        {name: predictions[name] for name in sets},
         metrics=(BY,),
         scores=config.scores,
         resampling=Resampling(resamples=config.bootstrap, seed=config.seed),
     ).ood
-    by_score = zip(config.scores, means(values, {VAL: sets})[VAL].values(), strict=True)
-    return values, max(by_score, key=lambda pair: pair[1])[0]
+    by_score = zip(config.scores, means(numbers, {VAL: sets})[VAL].values(), strict=True)
+    return numbers, max(by_score, key=lambda pair: pair[1])[0]

@@ -23,7 +23,7 @@ from hydractl.metrics.table import FIT
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import PredictConfig
-from hydractl.stages.predict.telling import Teller
+from hydractl.stages.predict.rows import Teller
 from hydractl.stages.shared.fitting import FitOn, fitted_beside
 from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.reading import digests

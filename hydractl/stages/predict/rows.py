@@ -19,7 +19,7 @@ from hydractl.metrics.scores import FITTED, KNN, MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
-from hydractl.stages.predict.lines import DATA, ERROR, PATH, ROW, Line, columns, lines_of, path_text
+from hydractl.stages.predict.writers import DATA, ERROR, PATH, ROW, Line, columns, lines_of, path_text
 from hydractl.stages.predict.sources import Source
 from hydractl.stages.predict.stream import Answered
 from hydractl.stages.shared.classes import Classes

@@ -14,8 +14,8 @@ from hydractl.manifest.document import Fingerprint
 from hydractl.manifest.header import InputFile, Step
 from hydractl.manifest.heads import HeadScores, TowerScores
 from hydractl.manifest.report import Report, Row
+from hydractl.stages.evaluate.caveats import of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.doubts import of_data, of_row, tuned_on_ood
 from hydractl.stages.evaluate.refs import NamedData, NamedModels
 from hydractl.stages.evaluate.run import run_eval
 from hydractl.stages.fuse.config import FuseConfig

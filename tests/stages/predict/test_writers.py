@@ -13,7 +13,7 @@ import torch
 
 from hydractl.fusion.predictions import Bound, Predictions
 from hydractl.metrics.samples import Responses
-from hydractl.stages.predict.lines import WRITERS, columns, lines_of
+from hydractl.stages.predict.writers import WRITERS, columns, lines_of
 
 NAMES = ("=1+1", 'a,"b"', "two\nlines", "zwölf")
 PATHS = ("a,b.png", "@x\r\n.png", '"q".png', " .png", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from hydractl.metrics.table import FIT, METRICS, TEMPERATURE, VAL, needing
 from hydractl.rivals.reference import Vilu
 from hydractl.scoring.circuit.objective import parse_objective
 from hydractl.stages.evaluate.config import EvalConfig
-from hydractl.stages.evaluate.selection import THRESHOLD, found_on
+from hydractl.stages.evaluate.selective_threshold import THRESHOLD, sources_of_stored
 from hydractl.stages.shared.reading import held_twice
 from hydractl.wording import counted, listed
 
@@ -40,13 +41,13 @@ SLACK = 1e-9  # 0.95 is a little more or less than it
 
 
 def of_data(
-    config: EvalConfig, found: Mapping[str, Fingerprint], contents: Mapping[str, np.ndarray]
+    config: EvalConfig, fingerprints: Mapping[str, Fingerprint], contents: Mapping[str, np.ndarray]
 ) -> Iterator[str]:
     """Yield what is doubtful of the data, in a line each.
 
     Args:
         config: What is measured.
-        found: Each set, by its name: `id`, those of options, and the OOD sets'.
+        fingerprints: Each set's, by its name: `id`, those of options, and the OOD sets'.
         contents: The digests of its items, as `DIGEST`.
     """
     yield from _shared(config, contents)
@@ -59,7 +60,7 @@ def of_data(
     for name in _tested(config) if config.bootstrap else ():
         if len(contents[name]) == 1:
             yield (
-                f"{found[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it have no "
+                f"{fingerprints[name].reference}: is one sample, which resampling cannot vary: intervals of numbers on it have no "
                 "width, or too little"
             )
 
@@ -72,10 +73,10 @@ def check_apart(config: EvalConfig, fingerprints: Mapping[str, Fingerprint]) -> 
     """
     tested = {fingerprints[name].sha256: name for name in (ID_NAME, *(d.name for d in config.ood))}
     for name in (VAL, *(d.name for d in config.ood_val)) if config.ood_val else ():
-        own = fingerprints[name]
-        if own.sha256 in tested:
+        validation = fingerprints[name]
+        if validation.sha256 in tested:
             raise DataError(
-                f"`{own.reference}` for validation is `{fingerprints[tested[own.sha256]].reference}`, which is tested on",
+                f"`{validation.reference}` for validation is `{fingerprints[tested[validation.sha256]].reference}`, which is tested on",
                 hint="choose on other data: another split, or other OOD data",
             )
 
@@ -92,10 +93,10 @@ def of_training(config: EvalConfig, tested: np.ndarray, fitted_on: Mapping[str, 
         if twice := int(np.isin(tested, content).sum()):
             yield f"{twice} of {len(tested)} samples of `--data` are in `{name}`, which a row is made with"
     for data, val in dict.fromkeys(config.chosen_by):
-        held = fitted_on[str(val)]
-        if twice := int(np.isin(held, fitted_on[str(data)]).sum()):
+        heldout = fitted_on[str(val)]
+        if twice := int(np.isin(heldout, fitted_on[str(data)]).sum()):
             yield (
-                f"{twice} of {len(held)} samples of `val={val}` are in `data={data}`: the prior is chosen where the model "
+                f"{twice} of {len(heldout)} samples of `val={val}` are in `data={data}`: the prior is chosen where the model "
                 "may be surer than elsewhere"
             )
 
@@ -107,11 +108,11 @@ def of_temperatures(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -
     if len(stored) == 1 or config.heldout is not None or not compared or scaled_alike(*stored):
         return
     rows = [*zip((row.name for row in config.rows), stored, strict=True)]
-    scaled = [name for name, own in rows if {*own} != {1.0}]
-    others = [name for name, own in rows if 1.0 in own]
+    scaled = [name for name, temperatures in rows if {*temperatures} != {1.0}]
+    unscaled = [name for name, temperatures in rows if 1.0 in temperatures]
     yield (
         f"the comparison of {listed(compared)} is unfair: {_first(scaled)} {'store' if len(scaled) > 1 else 'stores'} a temperature, "
-        f"{_first(others)} {'do' if len(others) > 1 else 'does'} not; `--temperature DATA` fits one for every row"
+        f"{_first(unscaled)} {'do' if len(unscaled) > 1 else 'does'} not; `--temperature DATA` fits one for every row"
     )
 
 
@@ -122,7 +123,7 @@ def _first(rows: Sequence[str]) -> str:
 
 
 def of_row(
-    config: EvalConfig, row: Row, models: Sequence[OpenModel], found: Mapping[str, Fingerprint]
+    config: EvalConfig, row: Row, models: Sequence[OpenModel], fingerprints: Mapping[str, Fingerprint]
 ) -> Iterator[str]:
     """Yield what is doubtful of a row, in a line each: scores that it cannot have, whose confidence it has, what it was made with.
 
@@ -130,27 +131,29 @@ def of_row(
         config: What is measured.
         row: As it was measured.
         models: What answers in it.
-        found: The data, as in `of_data`.
+        fingerprints: The data's, as in `of_data`.
     """
     for name in config.scores if row.members == 1 else ():
         if name in SCORES and SCORES[name].alone:
             yield f"{row.name}: `{name}` of a single model is {SCORES[name].alone}"
-    for made in row.derived:
-        if made is not None and made.kind == Vilu.KIND:
+    for derived in row.derived:
+        if derived is not None and derived.kind == Vilu.KIND:
             yield (
                 f"{row.name}: answers and probabilities are those of {models[0].reference}; calibration errors, curves and "
                 f"`{MSP}` are of the confidence that `{Vilu.KIND}:` has in them"
             )
-    tested = {found[name].sha256: name for name in _tested(config)}
-    for sha256 in dict.fromkeys(own.data.sha256 for own in row.stored_scores):
+    tested = {fingerprints[name].sha256: name for name in _tested(config)}
+    for sha256 in dict.fromkeys(scores.data.sha256 for scores in row.stored_scores):
         if sha256 in tested:
             yield f"{row.name}: its OOD scores were fitted on {_called(tested[sha256])}: {FLATTERED[FIT]}"
-    for what, sha256 in dict.fromkeys(found for model in models for found in found_on(model.header)):
+    for option, sha256 in dict.fromkeys(
+        chain.from_iterable(sources_of_stored(model.header) for model in models)
+    ):
         if sha256 in tested:
-            yield f"{row.name}: its {what} was found on {_called(tested[sha256])}: {FLATTERED[what]}"
+            yield f"{row.name}: its {option} was found on {_called(tested[sha256])}: {FLATTERED[option]}"
     steps = [step for model in models for step in steps_to(model.header.made_by) if step.command != EVAL]
-    seen = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
-    for name, command in sorted(seen):
+    read_by = {(tested[s.sha256], step.command) for step in steps for s in step.inputs if s.sha256 in tested}
+    for name, command in sorted(read_by):
         yield f"{row.name}: `hydractl {command}` has seen {_called(name)}, so new data may do worse"
 
 
@@ -174,13 +177,13 @@ def _tested(config: EvalConfig) -> tuple[str, ...]:
 
 def _shared(config: EvalConfig, contents: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Yield which sets hold samples of the ID set."""
-    own = contents[ID_NAME]
+    tested = contents[ID_NAME]
     for name, content in contents.items():
         if name == ID_NAME:
             continue
-        twice = int(np.isin(content, own).sum())
+        twice = int(np.isin(content, tested).sum())
         if twice and name in FLATTERED and name not in _tested(config):
-            yield f"{held_twice(f'--{name}', content, own)}: {FLATTERED[name]}"
+            yield f"{held_twice(f'--{name}', content, tested)}: {FLATTERED[name]}"
         elif twice and needing(config.chosen, Needs.OOD):
             yield f"{twice} of {len(content)} samples of {_called(name)} are in `--data`, so they cannot be told from it"
 

@@ -1,11 +1,11 @@
-"""`--fail-if`: a bound that a measured number must not break."""
+"""`--fail-if`, a bound that a measured number must not break, and `--threshold-for`, the risk that a threshold must keep."""
 
 from __future__ import annotations
 
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +15,7 @@ from hydractl.manifest.scopes import SHIFT
 from hydractl.metrics.metric import Needs, Unit
 from hydractl.metrics.scores import EVERY, MSP, number_name
 from hydractl.metrics.table import METRICS, metric_named
+from hydractl.settings import number
 from hydractl.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -27,6 +28,35 @@ GRAMMAR = re.compile(
 EXAMPLES = (
     "for example `--fail-if 'ece>0.02'` or `--fail-if 'auroc[near]<0.9'` or `--fail-if 'acc[fog:3]<80%'`"
 )
+OPTION = "--threshold-for"
+DELTA = 0.05
+RISK = re.compile(r"\s*risk\s*<=\s*(\S+)\s*")
+
+
+def parse_risk(text: str) -> float:
+    """Read `risk<=R`, the share of wrong answers that `--threshold-for` allows.
+
+    Raises:
+        UsageError: If it is anything else, or R is no share of wrong answers.
+    """
+    match = RISK.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"`{OPTION} {text}`: expected `risk<=R`, the share of wrong answers that is allowed",
+            hint=f"for example `{OPTION} 'risk<=0.01'`, in quotes: `<` means something to a shell",
+        )
+    risk = number(OPTION, match[1])
+    if not 0 < risk < 1:
+        raise UsageError(
+            f"`{OPTION} {text}`: a share lies between 0 and 1",
+            hint=f"1 % is written 0.01: `{OPTION} 'risk<={risk / 100:g}'`" if 1 <= risk < 100 else None,
+        )
+    return risk
+
+
+def risk_text(risk: float | None) -> str | None:
+    """Return a risk as it is typed."""
+    return None if risk is None else f"risk<={risk:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +101,14 @@ class Condition:
                 f"`--fail-if {text}`: expected METRIC, an operator of {' '.join(OPERATORS)}, and a number",
                 hint=EXAMPLES,
             )
-        metric, number = metric_named(match["metric"]), match["bound"]
-        if number.endswith("%") and metric.unit is not Unit.SHARE:
+        metric, typed_bound = metric_named(match["metric"]), match["bound"]
+        percent = typed_bound.endswith("%")
+        if percent and metric.unit is not Unit.SHARE:
             raise UsageError(f"`--fail-if {text}`: {metric.name} is no share", hint="leave the `%` out")
         try:
-            bound = float(f"{number[:-1]}e-2" if number.endswith("%") else number)
+            bound = float(f"{typed_bound[:-1]}e-2" if percent else typed_bound)
         except ValueError as error:
-            raise UsageError(f"`--fail-if {text}`: `{number}` is not a number", hint=EXAMPLES) from error
+            raise UsageError(f"`--fail-if {text}`: `{typed_bound}` is not a number", hint=EXAMPLES) from error
         return cls(
             metric=metric.name,
             scope=match["scope"],
@@ -122,29 +153,25 @@ class Condition:
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} {why}", hint="see `--metrics`, `--near`, `--far`"
             )
-        if self.scope is None and needs is Needs.OOD:
-            raise UsageError(
-                f"`--fail-if {self}`: {self.metric} on which OOD data?",
-                hint=f"write `{self.metric}[{scopes[-1]}]`; there are {', '.join(scopes)}",
-            )
-        if (
-            self.scope is not None
-            and needs is Needs.LABELS
-            and (self.scope in under or self.scope not in scopes)
-        ):
+        if self.scope is None:
+            if needs is Needs.OOD:
+                raise UsageError(
+                    f"`--fail-if {self}`: {self.metric} on which OOD data?",
+                    hint=f"write `{self.metric}[{scopes[-1]}]`; there are {', '.join(scopes)}",
+                )
+        elif needs is Needs.LABELS and (self.scope in under or self.scope not in scopes):
             self._check_under(self.scope, under)
-        elif self.scope is not None and needs not in (Needs.OOD, Needs.MEMBERS):
+        elif needs not in (Needs.OOD, Needs.MEMBERS):
             raise UsageError(
                 f"`--fail-if {self}`: {self.metric} is not measured on OOD data",
                 hint=f"write `{self.metric}{self.comparison}{self.bound:.12g}`",
             )
-        elif self.scope is not None and self.scope not in scopes:
+        elif self.scope not in scopes:
             raise UsageError(
                 f"`--fail-if {self}`: there is no OOD data set or group `{self.scope}`",
                 hint=did_you_mean(self.scope, scopes)
                 or (f"there are {', '.join(scopes)}" if scopes else "add `--near NAME=DATA`"),
             )
-
         if self.score is not None:
             self._check_score(self.score, scores)
 
@@ -153,15 +180,15 @@ class Condition:
             return
         name, _, severity = scope.partition(":")
         corrupt = f"{ALL if name == SHIFT else name}{severity and f':{severity}'}"
-        there = name in {*KNOWN, SHIFT} and severity in {"", *map(str, SEVERITIES)}
-        known = f"add `--corrupt {corrupt}`" if there else None
-        named = ", ".join(each for each in under if ":" not in each)
+        exists = name in {*KNOWN, SHIFT} and severity in {"", *map(str, SEVERITIES)}
+        add = f"add `--corrupt {corrupt}`" if exists else None
+        names = ", ".join(scope for scope in under if ":" not in scope)
         raise UsageError(
             f"`--fail-if {self}`: {self.metric} is not measured under `{scope}`",
-            hint=known
+            hint=add
             or did_you_mean(scope, under)
             or did_you_mean(scope, (SHIFT, *KNOWN))
-            or (f"there are {named}, and each with `:1` to `:5`" if under else "add `--corrupt NAME`"),
+            or (f"there are {names}, and each with `:1` to `:5`" if under else "add `--corrupt NAME`"),
         )
 
     def _check_score(self, score: str, scores: Sequence[str]) -> None:
@@ -171,25 +198,27 @@ class Condition:
                 hint=f"leave `@{score}` out",
             )
         if score not in scores:
-            known = did_you_mean(score, EVERY) if score not in EVERY else None
+            close = did_you_mean(score, EVERY) if score not in EVERY else None
             raise UsageError(
                 f"`--fail-if {self}`: the OOD score `{score}` is not measured",
-                hint=known or f"add `--ood-score {','.join((*scores, score))}`",
+                hint=close or f"add `--ood-score {','.join((*scores, score))}`",
             )
 
     def check(self, row: Row, scores: Sequence[str] = (MSP,)) -> Check:
         """Return what came of the condition on a row that was measured by these OOD scores."""
         from hydractl.manifest.report import Check  # noqa: PLC0415 - `--help` loads no pydantic
 
-        found = self._find(
-            row, self.metric if self.score is None else number_name(self.metric, self.score, scores)
-        )
-        return Check(condition=str(self), failed=OPERATORS[self.comparison](found, self.bound), found=found)
+        name = self.metric if self.score is None else number_name(self.metric, self.score, scores)
+        measured = self._measured(row, name)
+        failed = OPERATORS[self.comparison](measured, self.bound)
+        return Check(condition=str(self), failed=failed, found=measured)
 
-    def _find(self, row: Row, name: str) -> float:
+    def _measured(self, row: Row, name: str) -> float:
+        """Return the number of a row that the condition is about."""
         if self.scope is None:
             return row.values[name].value
         if row.shift is not None and METRICS[self.metric].needs is Needs.LABELS:
             return row.shift.at(self.scope)[name]
-        means: Mapping[str, float] | None = row.means.get(self.scope)
-        return row.ood[self.scope][name].value if means is None else means[name]
+        if self.scope in row.means:
+            return row.means[self.scope][name]
+        return row.ood[self.scope][name].value

@@ -1,0 +1,286 @@
+"""The rows of the table: models of one row at a time are loaded, predict on every data set and are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from hydractl.data.corruptions.names import Corruption
+from hydractl.data.inputs import with_corruption
+from hydractl.families.opening import OpenModel
+from hydractl.fusion.building import load_any
+from hydractl.fusion.detecting import Detecting, Scores
+from hydractl.manifest.curves import Origin
+from hydractl.manifest.document import Fingerprint
+from hydractl.manifest.report import Row
+from hydractl.manifest.scopes import ID_NAME
+from hydractl.metrics.curves import curves_of
+from hydractl.metrics.measures import Numbers, Shifted, means, measure
+from hydractl.metrics.metric import Needs
+from hydractl.metrics.resampling import Measured, Resampling
+from hydractl.metrics.samples import Kept
+from hydractl.metrics.table import needing
+from hydractl.progress import Progress
+from hydractl.stages.evaluate.caveats import of_row, tuned_on_ood
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.evaluate.cost import Loaded, count_sizes, measure_latencies
+from hydractl.stages.evaluate.data import EvalData
+from hydractl.stages.evaluate.extras.analyses import Analyst
+from hydractl.stages.evaluate.measure_ood import best_on_validation, stored_scores, with_ood_scores
+from hydractl.stages.evaluate.refs import NamedModels
+from hydractl.stages.evaluate.rivals import derive
+from hydractl.stages.evaluate.selective_threshold import threshold_of
+from hydractl.stages.shared.classes import settle
+from hydractl.stages.shared.predictions import Asked, Keeping, Predictor, Scaling, fits, predict_together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What all rows are measured with.
+
+    Attributes:
+        config: Of the run.
+        opened: The models of every row.
+        data: The data sets.
+        corruptions: Of the ID set.
+        analyst: Runs the analyses of each row.
+        device: Where models run.
+        dtype: In which they run; None is each model's own.
+        keeping: The processes that predict together, and where predictions wait.
+        progress: Hears what begins.
+    """
+
+    config: EvalConfig
+    opened: Sequence[Sequence[OpenModel]]
+    data: EvalData
+    corruptions: Sequence[Corruption]
+    analyst: Analyst
+    device: torch.device
+    dtype: torch.dtype | None
+    keeping: Keeping
+    progress: Progress
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process measures and writes."""
+        return self.keeping.team.leads
+
+    @property
+    def resampling(self) -> Resampling:
+        """The resamples of every interval: the same in all rows, on all data sets."""
+        return Resampling(resamples=self.config.bootstrap, seed=self.config.seed)
+
+
+@dataclass(kw_only=True)
+class Table:
+    """What the process that leads has measured; empty in the others.
+
+    Attributes:
+        rows: The rows of the report.
+        caveats: Why some numbers are less than they seem.
+        predictions: By row and data set, for `--save-predictions`.
+        first_numbers: Those of the first row, which each other row is compared with.
+        fitted_scores: The OOD scores that were fitted for the first model, for `--store`.
+        loaded: The models of all rows if time is measured.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    caveats: list[str] = field(default_factory=list)
+    predictions: dict[str, Mapping[str, Kept]] = field(default_factory=dict)
+    first_numbers: Numbers | None = None
+    fitted_scores: Scores | None = None
+    loaded: list[Loaded] = field(default_factory=list)
+
+
+def measure_rows(run: Evaluation) -> Table:
+    """Measure one row after another, and at the end the time of all in turn."""
+    table = Table()
+    for named, models in zip(run.config.rows, run.opened, strict=True):
+        run.progress.step(f"Evaluating {named.name}")
+        _add_row(table, run, named, models)
+    if table.loaded:
+        _add_latencies(table, run)
+    return table
+
+
+def _add_row(table: Table, run: Evaluation, named: NamedModels, models: Sequence[OpenModel]) -> None:
+    """Measure a row; unless time is measured, its models are freed at the end, before those of the next row are loaded."""
+    config, data = run.config, run.data
+    loaded, files, derived = derive(named, _load(run, models), models, data, run.progress)
+    scored_models = with_ood_scores(loaded, files, data, config, run.keeping.team, run.progress)
+    scaling, predictions = _predict(run, named.name, _row_models(scored_models, loaded, files))
+    shift = _measure_corrupted(run, _row_models(loaded.models, loaded, files), scaling)
+    analyses = run.analyst.of(named, loaded, models, predictions, scaling)
+    if not run.leads:
+        return
+    numbers = replace(_numbers(run, predictions), shift=shift)
+    values = scaling.values(_temperatures(models)) | count_sizes(loaded, config.chosen, models)
+    row = _row(run, named.name, models, predictions, numbers).model_copy(
+        update={
+            "values": numbers.values | values,
+            "difference": None if table.first_numbers is None else table.first_numbers.less(numbers),
+            "derived": derived,
+            "stored_scores": stored_scores(config, models, scored_models),
+            "analyses": analyses,
+        }
+    )
+    for caveat in of_row(config, row, models, data.summary.fingerprints):
+        table.caveats.append(caveat)
+        run.progress.warn(caveat)
+    if table.first_numbers is None:
+        table.first_numbers = numbers
+        table.fitted_scores = _fitted_scores(run, scored_models)
+    table.rows.append(_with_curves(run, row, models, predictions) if config.curves else row)
+    if config.save_predictions is not None:
+        table.predictions[named.name] = predictions
+    if needing(config.chosen, Needs.TIME):
+        table.loaded.append(loaded)
+
+
+def _load(run: Evaluation, models: Sequence[OpenModel]) -> Loaded:
+    """Load the models of a row, which are told the classes of the run."""
+    hint = "try `--device cpu`, or `--no-latency`, which holds one row at a time"
+    with fits(models[0].reference, run.device, hint=hint):
+        loaded = tuple(load_any(m, dtype=run.dtype).to(run.device) for m in models)
+    for model, opened in zip(loaded, models, strict=True):
+        settle(model, opened, run.data.classes)
+    return Loaded(models=loaded, preprocess=tuple(m.header.preprocess for m in models))
+
+
+def _row_models(
+    models: Sequence[Predictor | Detecting], loaded: Loaded, files: Sequence[OpenModel]
+) -> list[Asked]:
+    """Return models, or what stands for each, with how they read and what errors call them."""
+    names = [file.reference for file in files]
+    return [Asked(*model) for model in zip(models, loaded.preprocess, names, strict=True)]
+
+
+def _predict(run: Evaluation, name: str, row: Sequence[Asked]) -> tuple[Scaling, dict[str, Kept]]:
+    """Return the temperature of a row and its predictions on every data set, scaled; in processes that do not lead none."""
+    data = run.data
+    scaling = _scaling(run, name, row)
+    predictions = {
+        dataset: predict_together(row, inputs, run.keeping, progress=run.progress)
+        for dataset, inputs in data.inputs.items()
+    }
+    data.validate()  # streams have passed
+    return scaling, {
+        dataset: scaling(responses) for dataset, responses in predictions.items() if responses is not None
+    }
+
+
+def _scaling(run: Evaluation, name: str, row: Sequence[Asked]) -> Scaling:
+    """Return the temperature of a row: fitted on the held-out split, or the number of the configuration."""
+    if run.data.heldout is not None:
+        inputs, labels = run.data.heldout
+        predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
+        if predictions is not None:
+            return Scaling.fit(predictions, labels, row=name, progress=run.progress)
+    return Scaling(temperature=run.config.given_temperature)
+
+
+def _measure_corrupted(run: Evaluation, row: Sequence[Asked], scaling: Scaling) -> Shifted | None:
+    """Return what a row's numbers on labelled data become under each corruption; None without one, or in processes that do not lead.
+
+    Memory holds the predictions under one corruption, and of each metric a number a resample.
+    """
+    cells: dict[tuple[str, str], dict[str, Measured]] = {}
+    for corruption in run.corruptions:
+        clean = run.data.prepared(ID_NAME)
+        corrupted = with_corruption(clean.dataset, corruption)
+        inputs = clean.of(corrupted, name=f"{corruption.name} {corruption.severity}")
+        predictions = predict_together(row, inputs, run.keeping, progress=run.progress)
+        if predictions is None:
+            continue
+        cells[corruption.name, str(corruption.severity)] = measure(
+            scaling(predictions),
+            run.data.summary.labels,
+            {},
+            metrics=needing(run.config.chosen, Needs.LABELS),
+            scores=(),
+            resampling=run.resampling,
+        ).found
+    return Shifted(cells=cells) if cells else None
+
+
+def _numbers(run: Evaluation, predictions: Mapping[str, Kept]) -> Numbers:
+    config = run.config
+    numbers = measure(
+        predictions[ID_NAME],
+        run.data.summary.labels,
+        {d.name: predictions[d.name] for d in config.ood},
+        metrics=config.chosen,
+        scores=config.scores,
+        resampling=run.resampling,
+    )
+    return replace(numbers, groups=config.groups)
+
+
+def _row(
+    run: Evaluation,
+    name: str,
+    models: Sequence[OpenModel],
+    predictions: Mapping[str, Kept],
+    numbers: Numbers,
+) -> Row:
+    """Return a row of what follows from predictions and headers."""
+    config = run.config
+    by_score, best = best_on_validation(config, predictions)
+    ood, temperatures = numbers.ood, _temperatures(models)
+    return Row(
+        name=name,
+        models=tuple(Fingerprint(reference=m.as_input().name, sha256=m.checkpoint.digest) for m in models),
+        stored_temperatures=temperatures if {*temperatures} != {1.0} else (),
+        members=predictions[ID_NAME].shape[0],
+        values=numbers.values,
+        ood=ood,
+        threshold=threshold_of(config, predictions[ID_NAME], run.data.summary.labels),
+        means=means(ood, config.groups),
+        mean_intervals=numbers.mean_intervals,
+        ood_val=by_score,
+        best_score=best,
+        shift=None if numbers.shift is None else numbers.shift.told(),
+        tuned_on_ood=tuned_on_ood(models),
+    )
+
+
+def _temperatures(models: Sequence[OpenModel]) -> tuple[float, ...]:
+    return tuple(model.header.temperature for model in models)
+
+
+def _fitted_scores(run: Evaluation, models: Sequence[Predictor | Detecting]) -> Scores | None:
+    """Return the OOD scores that were fitted for the first model of a row, if they are stored."""
+    if run.config.store is None or run.config.fit is None:
+        return None
+    return next((model.scores for model in models if isinstance(model, Detecting)), None)
+
+
+def _with_curves(
+    run: Evaluation, row: Row, models: Sequence[OpenModel], predictions: Mapping[str, Kept]
+) -> Row:
+    """Return a row with its curves, and which heads its models keep and what made them, for `--curves`."""
+    config = run.config
+    ood = {data.name: predictions[data.name] for data in config.ood}
+    curves = curves_of(predictions[ID_NAME], run.data.summary.labels, ood, config.scores[0])
+    origins = tuple(
+        Origin(name=model.as_input().name, masks=model.header.masks, made_by=model.header.made_by)
+        for model in models
+    )
+    return row.model_copy(update={"curves": curves, "origins": origins})
+
+
+def _add_latencies(table: Table, run: Evaluation) -> None:
+    latencies, caveats = measure_latencies(
+        table.loaded,
+        run.config.chosen,
+        batch_size=run.config.batch_size,
+        seed=run.config.seed,
+        progress=run.progress,
+    )
+    table.rows = [
+        row.model_copy(update={"values": row.values | times})
+        for row, times in zip(table.rows, latencies, strict=True)
+    ]
+    table.caveats += caveats

@@ -1,0 +1,94 @@
+"""The models of all rows: whether they can stand in one table, and whether outputs may lie beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from hydractl.claims import Claim
+from hydractl.data.corruptions.names import Corruption
+from hydractl.data.corruptions.strengths import frost_scale
+from hydractl.data.inputs import Reading, content_of
+from hydractl.errors import DataError, InputError
+from hydractl.families.opening import OpenModel
+from hydractl.manifest.header import Tokenization
+from hydractl.stages.evaluate.config import EvalConfig
+from hydractl.stages.shared import outputs
+from hydractl.stages.shared.reading import open_reader
+
+
+def open_rows(config: EvalConfig) -> list[list[OpenModel]]:
+    """Open the models of every row."""
+    return [
+        [
+            open_reader(m, arch=config.arch if row == 0 else None, max_length=config.max_length)
+            for m in named.models
+        ]
+        for row, named in enumerate(config.rows)
+    ]
+
+
+def check_outputs(config: EvalConfig, opened: Sequence[Sequence[OpenModel]], lock: Claim) -> None:
+    """Refuse outputs that must not be written."""
+    models = [*chain.from_iterable(opened)]
+    for path, option in ((config.out, "-o"), (config.save_predictions, "--save-predictions")):
+        outputs.check_outputs(
+            [] if path is None else [path],
+            force=lock.may_replace,
+            models=models,
+            data=[config.data, *config.others],
+            files=[config.naming.file, *(scores.ref for scores in config.analysing.scores)],
+            option=option,
+        )
+    if config.store is not None:
+        outputs.check_models([config.store], lock, models=models, option="--store")
+
+
+def check_alike(config: EvalConfig, opened: Sequence[Sequence[OpenModel]]) -> None:
+    """Refuse models that answer different questions; one without class names may stand beside any other.
+
+    Where classes are named on the command line, what zero-shot models store of them does not count.
+
+    Raises:
+        InputError: If there are such.
+    """
+    models = [*chain.from_iterable(opened)]
+    first = models[0]
+    content = content_of(first.header.preprocess)
+    for model in models[1:]:
+        if (other := content_of(model.header.preprocess)) != content:
+            raise InputError(f"{model.reference}: reads {other}, {first.reference} reads {content}")
+    compared = [m for m in models if not (config.naming.names and m.header.prompting)]
+    named = next((m for m in compared if m.header.labels), first)
+    for model in compared:
+        count, expected = model.header.num_classes, named.header.num_classes
+        if count != expected and count and expected:
+            raise InputError(
+                f"{model.reference}: has {count} classes, {named.reference} has {expected}; one table compares models of one task"
+            )
+        if model.header.labels and model.header.labels != named.header.labels:
+            raise InputError(
+                f"{model.reference}: has other class labels, or in another order, than {named.reference}"
+            )
+
+
+def check_photographs(corruptions: Iterable[Corruption], how: Reading) -> None:
+    """Refuse photographs that are too small for crops of what the model reads.
+
+    Raises:
+        DataError: If one is, or cannot be read.
+    """
+    photographs = next((c.photographs for c in corruptions if c.photographs), None)
+    if photographs is None or isinstance(how, Tokenization):
+        return
+    from hydractl.data.corruptions.images import photograph  # noqa: PLC0415 - scipy, which few need
+
+    _, height, width = how.input_size
+    scale = frost_scale(min(height, width))
+    for i, file in enumerate(photographs.files):
+        rows, columns, *_ = photograph(photographs, i, scale).shape
+        if rows <= height or columns <= width:
+            raise DataError(
+                f"{file}: {columns} x {rows} pixels, scaled by {scale:g}, are too few for crops of {width} x {height}",
+                hint="name larger pictures, or leave them out, for drawn ice",
+            )

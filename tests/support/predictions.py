@@ -1,0 +1,49 @@
+"""What `eval --save-predictions` wrote, read back."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from hydractl.checkpoint import Checkpoint
+from hydractl.metrics.samples import Kept, Responses, Scored, whole
+from hydractl.stages.evaluate.predictions_file import LABELS, LOG_PROBS, LOGSUMEXP, SCORES
+
+
+@dataclass(kw_only=True)
+class SavedPredictions:
+    """A file's predictions by row and data set, the rows whose logits are known too, and labels by data set."""
+
+    said: dict[str, dict[str, Kept]] = field(default_factory=dict)
+    labels: dict[str, Tensor] = field(default_factory=dict)
+    raw: set[str] = field(default_factory=set)
+
+    @property
+    def log_probs(self):
+        """Members' log-probabilities (M, N, C) by row and data set."""
+        return {row: {data: found.log_probs for data, found in self.of(row).items()} for row in self.said}
+
+    def of(self, row):
+        return {data: whole(said) for data, said in self.said[row].items()}
+
+    @classmethod
+    def load(cls, path: Path):
+        checkpoint, saved = Checkpoint.open(path), cls()
+        for name in sorted(checkpoint.specs):
+            kind, *where = name.split("/")
+            tensor = checkpoint.tensor(name)
+            if kind == LABELS:
+                saved.labels["/".join(where)] = tensor
+                continue
+            row, data, *scores = where
+            sets = saved.said.setdefault(row, {})
+            if kind == LOG_PROBS:
+                sets[data] = Responses(tensor)
+            elif kind == LOGSUMEXP:
+                sets[data] = Responses(whole(sets[data]).log_probs, tensor)
+                saved.raw.add(row)
+            else:
+                assert kind == SCORES, name
+                known = sets[data] if isinstance(sets[data], Scored) else Scored(sets[data], {})
+                sets[data] = Scored(known.said, {**known.scores, scores[0]: tensor})
+        return saved
