@@ -13,25 +13,27 @@ from hydractl.data.inputs import open_items
 from hydractl.data.items import Items
 from hydractl.data.labels import required_labels
 from hydractl.data.matching import match_classes
+from hydractl.data.reference import DataRef
 from hydractl.errors import InputError
 from hydractl.families.opening import OpenModel
 from hydractl.families.tower import Towers
 from hydractl.fusion.detecting import Detecting, Scores
+from hydractl.fusion.features import Watched
 from hydractl.manifest.report import Report
 from hydractl.metrics.scores import FITTED, KNN
 from hydractl.metrics.table import FIT
 from hydractl.parallel import Team
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import PredictConfig
-from hydractl.stages.predict.rows import Teller
+from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.shared.fitting import FitOn, fitted_beside
 from hydractl.stages.shared.predictions import PreparedData
 from hydractl.stages.shared.reading import digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fit:
-    """The data.
+class FitData:
+    """The data of `--fit`.
 
     Attributes:
         items: Those.
@@ -44,39 +46,6 @@ class Fit:
     labels: Tensor
     sha256: str
     neighbours: int | None
-
-    @classmethod
-    def of(
-        cls, config: PredictConfig, opened: OpenModel, teller: Teller, team: Team, progress: Progress
-    ) -> Self | None:
-        """Open the data; None where nothing is fitted.
-
-        Raises:
-            DataError: If it cannot be used, or has no labels.
-            InputError: If the threshold of a report is on a score that was fitted otherwise.
-        """
-        if config.fit is None:
-            return None
-        classes, header = teller.classes, opened.header
-        items = open_items(config.fit, header.preprocess, workers=config.num_workers, progress=progress)
-        own = required_labels(items, "--fit", hint="name labelled training data")
-        matched = match_classes(
-            items,
-            classes.names if classes else header.labels,
-            num_classes=len(teller.names),
-            by_text=classes is not None,
-            called=f"`--fit {items.name}`",
-            progress=progress,
-        )
-        found = cls(
-            items=items,
-            labels=torch.tensor([matched[label] for label in own]),
-            sha256=items.fingerprint(digests(items, team)),
-            neighbours=config.neighbours if teller.score == KNN else None,
-        )
-        if teller.report is not None:
-            found.check(teller.report, where=str(config.threshold))
-        return found
 
     def check(self, report: Report, *, where: str) -> None:
         """Refuse a report whose scores were fitted otherwise: its threshold is not for these.
@@ -95,48 +64,98 @@ class Fit:
                 f"{self.items.name}` holds other samples",
                 hint="name the same data with `--fit`",
             )
-        if self.neighbours is not None and report.options.get("knn_k") != self.neighbours:
+        neighbours = report.options.get("knn_k")
+        if self.neighbours is not None and neighbours != self.neighbours:
             raise InputError(
-                f"{where}: its threshold is for the neighbour {report.options.get('knn_k')}, not {self.neighbours}",
-                hint=f"add `--knn-k {report.options.get('knn_k')}`",
+                f"{where}: its threshold is for the neighbour {neighbours}, not {self.neighbours}",
+                hint=f"add `--knn-k {neighbours}`",
             )
 
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FeatureScore:
+    """An OOD score of features: as the checkpoint stores it, or to be fitted on training data.
+
+    Attributes:
+        config: Of the run.
+        opened: The model.
+        name: Of the score.
+        source: What it is made of.
+    """
+
+    config: PredictConfig
+    opened: OpenModel
+    name: str
+    source: Scores | FitData
+
+    @classmethod
+    def open(
+        cls, config: PredictConfig, opened: OpenModel, rows: RowFormatter, team: Team, progress: Progress
+    ) -> Self | None:
+        """Open the training data, or read what the checkpoint stores; None where the score in lines is none of features.
+
+        Raises:
+            DataError: If training data cannot be used, or have no labels.
+            InputError: If the threshold of a report is on a score that was fitted otherwise.
+            CheckpointError: If what the checkpoint holds is broken.
+        """
+        source: Scores | FitData
+        if config.fit is not None:
+            source = _open_fit(config, config.fit, rows, team, progress)
+        elif rows.score in FITTED:
+            source = Scores.stored(
+                opened.checkpoint, opened.header, scores=[rows.score], name=opened.reference
+            )
+        else:
+            return None
+        return cls(config=config, opened=opened, name=rows.score, source=source)
+
     def options(self) -> dict[str, object]:
-        """Return everything of it that shapes a line."""
-        return {"fit": self.sha256, "knn_k": self.neighbours}
+        """Return everything that shapes a line besides what the model is."""
+        fit = self.source
+        return {"fit": fit.sha256, "knn_k": fit.neighbours} if isinstance(fit, FitData) else {}
+
+    def of(self, model: Towers, team: Team, progress: Progress) -> Detecting:
+        """Return a model beside the score, which is fitted now if it is not stored.
+
+        Raises:
+            DataError: If the score cannot be fitted on such data.
+        """
+        source, opened, config = self.source, self.opened, self.config
+        if isinstance(source, Scores):
+            watched = Watched.of(model, opened.family, name=opened.reference)
+            return source.of(watched, name=opened.reference)
+        inputs = PreparedData(
+            source.items,
+            batch_size=config.batch_size,
+            limit_bytes=0,
+            name=FIT,
+            deal=Deal(team.rank, team.world),
+        )
+        training = FitOn(inputs, source.labels, config.neighbours)
+        return fitted_beside(model, opened, [self.name], training, team, progress)
 
 
-def held(opened: OpenModel, teller: Teller, fit: Fit | None) -> Scores | None:
-    """Return the score that is told as the checkpoint holds it; None where it is none of features, or fitted now.
-
-    Raises:
-        CheckpointError: If what the checkpoint holds is broken.
-    """
-    if teller.score not in FITTED or fit is not None:
-        return None
-    return Scores.stored(opened.checkpoint, opened.header, scores=[teller.score], name=opened.reference)
-
-
-def beside(
-    config: PredictConfig,
-    opened: OpenModel,
-    model: Towers,
-    told: tuple[str, Fit],
-    team: Team,
-    progress: Progress,
-) -> Detecting:
-    """Return a model beside a score that is fitted for it now.
-
-    Raises:
-        DataError: If the score cannot be fitted on such data.
-    """
-    score, fit = told
-    inputs = PreparedData(
-        fit.items,
-        batch_size=config.batch_size,
-        limit_bytes=0,
-        name=FIT,
-        deal=Deal(team.rank, team.world),
+def _open_fit(
+    config: PredictConfig, ref: DataRef, rows: RowFormatter, team: Team, progress: Progress
+) -> FitData:
+    classes, header = rows.classes, rows.opened.header
+    items = open_items(ref, header.preprocess, workers=config.num_workers, progress=progress)
+    labels = required_labels(items, "--fit", hint="name labelled training data")
+    matched = match_classes(
+        items,
+        classes.names if classes else header.labels,
+        num_classes=len(rows.names),
+        by_text=classes is not None,
+        called=f"`--fit {items.name}`",
+        progress=progress,
     )
-    on = FitOn(inputs, fit.labels, config.neighbours)
-    return fitted_beside(model, opened, [score], on, team, progress)
+    fit = FitData(
+        items=items,
+        labels=torch.tensor([matched[label] for label in labels]),
+        sha256=items.fingerprint(digests(items, team)),
+        neighbours=config.neighbours if rows.score == KNN else None,
+    )
+    if rows.report is not None:
+        fit.check(rows.report, where=str(config.threshold))
+    return fit

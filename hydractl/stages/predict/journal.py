@@ -45,9 +45,9 @@ class Journal:
         blocks: Of an earlier run, how many lines each whole block has, and the digest of what was read for them.
         size: Bytes of the whole blocks and the first line; 0 where nothing is written yet.
         chain: The last block's digest.
-        found: The fingerprint that is there.
-        first: Bytes of the first line.
-        begun: Whether this run has written to it.
+        stored_fingerprint: The fingerprint that is there.
+        head_size: Bytes of the first line.
+        has_written: Whether this run has written to it.
     """
 
     path: Path
@@ -56,9 +56,9 @@ class Journal:
     blocks: list[tuple[int, str]]
     size: int = 0
     chain: str = ""
-    found: str = ""
-    first: int = 0
-    begun: bool = False
+    stored_fingerprint: str = ""
+    head_size: int = 0
+    has_written: bool = False
 
     def read(self) -> None:
         """Take note of the whole blocks that are there.
@@ -77,15 +77,15 @@ class Journal:
 
     def _begin(self) -> None:
         """Write the first line, and cut off what is no whole block."""
-        told = {"schema": SCHEMA, "fingerprint": self.fingerprint}
-        head = compact({**told, "settings": dict(self.settings)}).encode()
+        identity_of_run = {"schema": SCHEMA, "fingerprint": self.fingerprint}
+        head = compact({**identity_of_run, "settings": dict(self.settings)}).encode()
         if not self.size:
             self.path.write_bytes(head + b"\n")
             self.size = len(head) + 1
-        elif self.found != self.fingerprint:
-            head = head if len(head) < self.first else compact(told).encode()
+        elif self.stored_fingerprint != self.fingerprint:
+            head = head if len(head) < self.head_size else compact(identity_of_run).encode()
             with self.path.open("r+b") as file:
-                file.write(head.ljust(self.first - 1))  # as long as the one that is there
+                file.write(head.ljust(self.head_size - 1))  # as long as the one that is there
         os.truncate(self.path, self.size)
 
     def check(self, sets: Iterable[Items | Stream]) -> list[int]:
@@ -97,19 +97,19 @@ class Journal:
         Raises:
             OtherRunError: If some were.
         """
-        waiting, done = deque(self.blocks), list[int]()
+        waiting, completed = deque(self.blocks), list[int]()
         for items in sets:
-            done.append(0)
+            completed.append(0)
             for part in parts_of(items, [count for count, _ in waiting]):
                 count, inputs = waiting.popleft()
                 if len(part) != count or identity(part, range(count)) != inputs:
-                    first = sum(done) + 1
+                    first = sum(completed) + 1
                     raise OtherRunError(self.path, f"inputs {first} to {first + count - 1} are others now")
-                done[-1] += count
+                completed[-1] += count
         if waiting:
-            count = sum(done)
+            count = sum(completed)
             raise OtherRunError(self.path, f"there were more than {count} inputs, there are {count}")
-        return done
+        return completed
 
     def record(self, lines: Sequence[Line], items: Items, places: Sequence[int]) -> None:
         """Add a block. The first one makes the file: one without an answer would be of no use, and in another run's way.
@@ -119,9 +119,9 @@ class Journal:
             items: Where these are from.
             places: Which of them they are.
         """
-        if not self.begun:
+        if not self.has_written:
             self._begin()
-            self.begun = True
+            self.has_written = True
         inputs = identity(items, places)
         block = "".join(f"{text(line)}\n" for line in lines)
         self.chain = _link(self.chain, inputs, block.encode())
@@ -131,13 +131,13 @@ class Journal:
     def replay(self) -> Iterator[list[Line]]:
         """Yield all lines, some at a time."""
         with self.path.open("rb") as file:
-            some: list[Line] = []
+            lines: list[Line] = []
             for count, block, _ in _blocks(file):
-                some += map(json.loads, block[:count])  # with halves of surrogate pairs, in names of files
-                if len(some) >= AT_ONCE:
-                    yield some
-                    some = []
-            yield some
+                lines += map(json.loads, block[:count])  # with halves of surrogate pairs, in names of files
+                if len(lines) >= AT_ONCE:
+                    yield lines
+                    lines = []
+            yield lines
 
     def discard(self) -> None:
         """Remove it: its output is there, or it is of no use."""
@@ -151,8 +151,8 @@ def identity(items: Items, places: Sequence[int]) -> str:
         key = items.key(i)
         if isinstance(items, ImageSet) and isinstance(key, str):
             with contextlib.suppress(OSError):
-                found = os.stat(key)  # noqa: PTH116 - as elsewhere, a path may be too long
-                key = f"{key}\0{found.st_size}\0{found.st_mtime_ns}"
+                stat = os.stat(key)  # noqa: PTH116 - as elsewhere, a path may be too long
+                key = f"{key}\0{stat.st_size}\0{stat.st_mtime_ns}"
             sha.update(os.fsencode(f"{key}\n"))
         else:
             sha.update(items.item_digest(i))
@@ -164,7 +164,7 @@ def open_journal(
     fingerprint: str,
     settings: Mapping[str, str],
     *,
-    also: str,
+    subsumed: str,
     anew: str | None,
     progress: Progress,
 ) -> Journal:
@@ -174,7 +174,7 @@ def open_journal(
         out: The output that is being made.
         fingerprint: Of everything that shapes it but the inputs.
         settings: What of that a refusal may name, as `texts_of` has it.
-        also: Of another run whose lines would be lines of this one; the journal becomes this run's with the next block.
+        subsumed: Of another run whose lines would be lines of this one; the journal becomes this run's with the next block.
         anew: Why what an earlier run left is dropped; None keeps it.
         progress: Hears of it.
 
@@ -190,9 +190,9 @@ def open_journal(
     if anew is not None:
         progress.warn(DROPPED.format(why=anew, where=path))
         return journal
-    if first.get("fingerprint") not in {fingerprint, also}:
+    if first.get("fingerprint") not in {fingerprint, subsumed}:
         raise OtherRunError(path, changes(stored_texts(first.get("settings")), settings))
-    journal.found, journal.first, journal.size = first["fingerprint"], size, size
+    journal.stored_fingerprint, journal.head_size, journal.size = first["fingerprint"], size, size
     try:
         journal.read()
     except ValueError as error:

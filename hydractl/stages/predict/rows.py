@@ -1,4 +1,4 @@
-"""What is told of each input."""
+"""What a line says of each input: classes, an OOD score and a threshold."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hydractl.metrics.scores import FITTED, KNN, MSP
 from hydractl.metrics.table import TEMPERATURE
 from hydractl.progress import Progress
 from hydractl.stages.predict.config import NO_THRESHOLD, PredictConfig, check_bound
-from hydractl.stages.predict.writers import DATA, ERROR, PATH, ROW, Line, columns, lines_of, path_text
 from hydractl.stages.predict.sources import Source
 from hydractl.stages.predict.stream import Answered
+from hydractl.stages.predict.writers import DATA, ERROR, PATH, ROW, Line, columns, lines_of, path_text
 from hydractl.stages.shared.classes import Classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teller:
+class RowFormatter:
     """A run's classes, score and threshold.
 
     Attributes:
@@ -48,7 +48,7 @@ class Teller:
     report: Report | None = None
 
     @classmethod
-    def of(cls, config: PredictConfig, opened: OpenModel, progress: Progress) -> Teller:
+    def of(cls, config: PredictConfig, opened: OpenModel, progress: Progress) -> RowFormatter:
         """Look at what the model's header says.
 
         Raises:
@@ -64,10 +64,10 @@ class Teller:
                 f"{opened.reference}: tells no classes apart yet", hint="name them: `--classes cat,dog`"
             )
         stored = header.prompting and classes and (header.labels, header.prompting.templates)
-        own = header.threshold or header.fitted
-        if own and stored and stored != (classes and (classes.names, classes.templates)):
-            what = "threshold is" if header.threshold else "OOD scores of features are"
-            progress.warn(f"{opened.reference}: its {what} for the classes that it stores, and not applied")
+        others_asked = stored and stored != (classes and (classes.names, classes.templates))
+        if others_asked and (header.threshold or header.fitted):
+            lapsed = "threshold is" if header.threshold else "OOD scores of features are"
+            progress.warn(f"{opened.reference}: its {lapsed} for the classes that it stores, and not applied")
             header = header.model_copy(update={"threshold": None, "fitted": None})
         report = None
         if isinstance(config.threshold, Path):
@@ -87,21 +87,21 @@ class Teller:
     def lines(self, source: Source, answered: Answered) -> list[Line]:
         """Return the lines of consecutive items of a source."""
         bound = None if self.below is None else Bound(self.score, self.below)
-        found = Predictions.of(answered.said, self.names, bound)
-        told = lines_of(found, self.names, top_k=self.config.top_k, score=self.score)
-        called = [_called(source.name, answered.items.key(i)) for i in answered.places]
+        predictions = Predictions.of(answered.responses, self.names, bound)
+        lines = lines_of(predictions, self.names, top_k=self.config.top_k, score=self.score)
         return [
-            key | (line if i not in answered.bad else {ERROR: answered.bad[i]})
-            for i, key, line in zip(answered.places, called, told, strict=True)
+            _input_name(source.name, answered.items.key(i))
+            | (line if i not in answered.bad else {ERROR: answered.bad[i]})
+            for i, line in zip(answered.places, lines, strict=True)
         ]
 
     def columns(self, sources: Sequence[Source]) -> dict[str, type]:
         """Return the columns of a table of all lines."""
         texts = isinstance(self.opened.header.preprocess, Tokenization)
         kinds = {type(s.items.key(0)) for s in sources} or {int if texts else str}
-        there = {DATA: any(s.name is not None for s in sources), PATH: str in kinds, ROW: int in kinds}
+        keys = {DATA: any(s.name is not None for s in sources), PATH: str in kinds, ROW: int in kinds}
         return columns(
-            [key for key, is_there in there.items() if is_there],
+            [key for key, is_used in keys.items() if is_used],
             top_k=min(self.config.top_k, len(self.names)),
             members=len(self.opened.header.masks),
             accepts=self.below is not None,
@@ -124,25 +124,25 @@ class Teller:
         }
 
 
-def _called(source: str | None, key: str | int) -> Line:
+def _input_name(source: str | None, key: str | int) -> Line:
     name = {} if source is None else {DATA: path_text(source)}
     return name | ({PATH: path_text(key)} if isinstance(key, str) else {ROW: key})
 
 
 def _check_fitted(config: PredictConfig, name: str, header: Header, score: str) -> None:
     """Refuse a score of features that was never fitted, or twice."""
-    held = score in (header.fitted.scores if header.fitted else ())
+    is_stored = score in (header.fitted.scores if header.fitted else ())
     if score not in FITTED and config.fit is not None:
         raise UsageError(
             f"`--fit` has no effect: `{score}` is no OOD score of features",
             hint=f"leave it out, or add `--ood-score {KNN}`",
         )
-    if held and config.fit is not None:
+    if is_stored and config.fit is not None:
         raise UsageError(
             f"`--fit`: {name} holds `{score}` as it was fitted",
             hint="leave it out; `hydractl eval ... --fit DATA --store PATH` stores it anew",
         )
-    if score in FITTED and not held and config.fit is None:
+    if score in FITTED and not is_stored and config.fit is None:
         raise UsageError(
             f"{name}: `{score}` looks at features, and was never fitted for this model",
             hint=f"store it: `hydractl eval {shlex.quote(name)} --data TEST --ood-score {score} --fit TRAIN --store PATH`; or add "
@@ -154,20 +154,20 @@ def _bound(
     config: PredictConfig, opened: OpenModel, header: Header, report: Report | None
 ) -> tuple[str, float | None]:
     """Return the OOD score that is told, and the threshold on it."""
-    given = config.threshold
-    if isinstance(given, float):
+    bound = config.threshold
+    if isinstance(bound, float):
         score = config.ood_score or (header.threshold.score if header.threshold else MSP)
-        check_bound(score, given)
-        return score, None if given == NO_THRESHOLD else given
-    found = header.threshold if report is None else _reported(report, str(given), opened)
-    if found is None:
+        check_bound(score, bound)
+        return score, None if bound == NO_THRESHOLD else bound
+    threshold = header.threshold if report is None else _reported(report, str(bound), opened)
+    if threshold is None:
         return config.ood_score or MSP, None
-    if config.ood_score not in {None, found.score}:
+    if config.ood_score not in {None, threshold.score}:
         raise UsageError(
-            f"`--ood-score {config.ood_score}`: the threshold is for `{found.score}`",
+            f"`--ood-score {config.ood_score}`: the threshold is for `{threshold.score}`",
             hint="leave it out, or add `--threshold X`, or `--threshold none`",
         )
-    return found.score, found.below
+    return threshold.score, threshold.below
 
 
 def _reported(report: Report, path: str, opened: OpenModel) -> Threshold:

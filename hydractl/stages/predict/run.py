@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, takewhile
+from itertools import count, repeat, takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 
 from hydractl.claims import Claim
 from hydractl.data.crew import Crew
 from hydractl.data.inputs import lenient
-from hydractl.data.items import Items
 from hydractl.errors import DataError, UnreadableError
 from hydractl.families.opening import OpenModel
-from hydractl.families.tower import Towers
 from hydractl.fusion.building import load_any
-from hydractl.fusion.detecting import Detecting
-from hydractl.fusion.features import Watched
 from hydractl.jsonfile import compact, parse
 from hydractl.manifest.header import Step
 from hydractl.parallel import Team, answering_device, start_team
@@ -30,12 +26,12 @@ from hydractl.progress import SILENT, Progress
 from hydractl.publish import is_stream, publish, publish_together
 from hydractl.runtime import digest_text, torch_dtype
 from hydractl.stages.predict.config import LINES, PredictConfig, image_path, parsed
-from hydractl.stages.predict.fit_scores import Fit, beside, held
+from hydractl.stages.predict.fit_scores import FeatureScore
 from hydractl.stages.predict.journal import Journal, open_journal
-from hydractl.stages.predict.writers import ACCEPTED, ERROR, WRITERS, JSONLines, Line
+from hydractl.stages.predict.rows import RowFormatter
 from hydractl.stages.predict.sources import Source, lines, open_sources
-from hydractl.stages.predict.stream import Answered, Asked, window
-from hydractl.stages.predict.rows import Teller
+from hydractl.stages.predict.stream import Answered, BatchPredictor, window
+from hydractl.stages.predict.writers import ACCEPTED, ERROR, WRITERS, JSONLines, Line
 from hydractl.stages.shared.classes import settle
 from hydractl.stages.shared.lineage import recorded
 from hydractl.stages.shared.made import begun, check_record
@@ -47,6 +43,9 @@ from hydractl.training.run_settings import texts_of
 from hydractl.training.state import FORCED, OTHERS, OtherRunError
 from hydractl.version import __version__
 from hydractl.wording import counted
+
+_Block: TypeAlias = tuple[list[Line], Answered]
+"""Consecutive lines, and what they are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +75,18 @@ class PredictReport:
 
 
 @dataclass(kw_only=True)
-class _Counted:
-    """What has been told."""
+class _Counts:
+    """What lines say in all."""
 
     labels: Counter[str] = field(default_factory=Counter)
     bad: int = 0
     accepted: int | None = None
 
-    def add(self, some: Sequence[Line]) -> None:
-        self.labels.update(line["label"] for line in some if ERROR not in line)
-        self.bad += sum(ERROR in line for line in some)
-        if any(ACCEPTED in line for line in some):
-            self.accepted = (self.accepted or 0) + sum(line.get(ACCEPTED, False) for line in some)
-
-
-class _Block(NamedTuple):
-    """Consecutive lines, and what they are of."""
-
-    told: list[Line]
-    items: Items
-    places: range
+    def add(self, lines: Sequence[Line]) -> None:
+        self.labels.update(line["label"] for line in lines if ERROR not in line)
+        self.bad += sum(ERROR in line for line in lines)
+        if any(ACCEPTED in line for line in lines):
+            self.accepted = (self.accepted or 0) + sum(line.get(ACCEPTED, False) for line in lines)
 
 
 def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictReport:
@@ -113,184 +104,176 @@ def run_predict(config: PredictConfig, progress: Progress = SILENT) -> PredictRe
     with (
         resumable(config.out, force=config.force),
         start_team(device) as team,
-        claim([config.out] * team.leads, progress, force=replaces(config), wait=config.wait) as own,
+        claim([config.out] * team.leads, progress, force=replaces(config), wait=config.wait) as lock,
     ):
         opened = open_reader(config.model, arch=config.arch, max_length=config.max_length)
         if team.leads:
-            _check_outputs(config, opened, own)
+            _check_outputs(config, opened, lock)
         warn(opened, progress)
-        return _Run(config, opened, Teller.of(config, opened, progress), team, progress).done(device, own)
+        return _Run(config, opened, team, progress).write(device, lock)
 
 
-def _check_outputs(config: PredictConfig, opened: OpenModel, own: Claim) -> None:
+def _check_outputs(config: PredictConfig, opened: OpenModel, lock: Claim) -> None:
     if config.if_changed:
         check_record(config.out)
-    named = [given for given in config.data if given != LINES]
+    references = [reference for reference in config.data if reference != LINES]
     check_outputs(
         [config.out],
-        force=own.may_replace,
+        force=lock.may_replace,
         models=[opened],
-        data=[parsed(given) for given in named if image_path(given) is None],
+        data=[parsed(reference) for reference in references if image_path(reference) is None],
         files=[
             config.naming.file,
             config.threshold if isinstance(config.threshold, Path) else None,
-            *map(image_path, named),
+            *map(image_path, references),
         ],
     )
 
 
 class _Run:
-    """One run, in one of its processes; `form` is that of its output."""
+    """One run, in one of its processes."""
 
-    def __init__(
-        self, config: PredictConfig, opened: OpenModel, teller: Teller, team: Team, progress: Progress
-    ) -> None:
-        self.config, self.opened, self.teller = config, opened, teller
-        self.team, self.progress = team, progress
-        self.fit = Fit.of(config, opened, teller, team, progress)
-        self.held = held(opened, teller, self.fit)
-        self.counted = _Counted()
-        self.form = config.form
-        how = opened.header.preprocess
+    def __init__(self, config: PredictConfig, opened: OpenModel, team: Team, progress: Progress) -> None:
+        self.config, self.opened, self.team, self.progress = config, opened, team, progress
+        self.rows = RowFormatter.of(config, opened, progress)
+        self.score = FeatureScore.open(config, opened, self.rows, team, progress)
+        self.counts = _Counts()
         self.sources: list[Source] = []
         if config.data != (LINES,):
-            self.sources = [self._lenient(s) for s in open_sources(config, how, progress)]
+            self.sources = [*map(self._lenient, open_sources(config, opened.header.preprocess, progress))]
 
-    def done(self, device: torch.device, own: Claim) -> PredictReport:
-        """Do it; the model is loaded when everything else has been looked at."""
-        config = self.config
-        made_by = None
-        if self.team.leads:  # of what lies there now
-            told = {"ood_score": self.teller.score, "threshold": self.teller.below, "top_k": config.top_k}
-            made_by = recorded(config, config.out, opened=self.opened, options=told)
-        journal, done = None, [0 for _ in self.sources]
-        if self.team.leads and not is_stream(config.out):
-            journal, done = self._journal(done)
-        done = parse(self.team.told(compact(done)))
-        begun = sum(done)
-        if begun:
-            self.progress.step(f"Going on after {counted(begun, 'line')} of an interrupted run")
-        blocks = self._blocks(device, done)
+    def write(self, device: torch.device, lock: Claim) -> PredictReport:
+        """Write a line an input; the model is loaded when everything else has been looked at."""
+        config, leads = self.config, self.team.leads
+        made_by = self._made_by() if leads else None  # of what lies there now
+        journal, completed = None, [0 for _ in self.sources]
+        if leads and not is_stream(config.out):
+            journal, completed = self._journal(completed)
+        completed = parse(self.team.told(compact(completed)))
+        resumed_from = sum(completed)
+        if resumed_from:
+            self.progress.step(f"Going on after {counted(resumed_from, 'line')} of an interrupted run")
+        blocks = self._blocks(device, completed)
         if journal is not None:
-            self._write(journal, blocks, own, made_by)
-        elif self.team.leads:
-            with publish(config.out, own) as file:
-                writer = JSONLines(file, {})
-                for block in blocks:
-                    writer.write(block.told)
-                    file.flush()
-                    self.counted.add(block.told)
+            self._write_file(journal, blocks, lock, made_by)
+        elif leads:
+            self._write_stream(blocks, lock)
         else:
-            for _ in blocks:
-                pass
+            deque(blocks, maxlen=0)
         return PredictReport(
             path=config.out,
-            inputs=self.counted.labels.total() + self.counted.bad,
-            labels=dict(sorted(self.counted.labels.items())),
-            bad=self.counted.bad,
-            accepted=self.counted.accepted,
-            resumed_from=begun,
+            inputs=self.counts.labels.total() + self.counts.bad,
+            labels=dict(sorted(self.counts.labels.items())),
+            bad=self.counts.bad,
+            accepted=self.counts.accepted,
+            resumed_from=resumed_from,
         )
 
-    def _write(self, journal: Journal, blocks: Iterator[_Block], own: Claim, made_by: Step | None) -> None:
+    def _made_by(self) -> Step | None:
+        config = self.config
+        options = {"ood_score": self.rows.score, "threshold": self.rows.below, "top_k": config.top_k}
+        return recorded(config, config.out, opened=self.opened, options=options)
+
+    def _write_stream(self, blocks: Iterator[_Block], lock: Claim) -> None:
+        """Write lines as they come."""
+        with publish(self.config.out, lock) as file:
+            writer = JSONLines(file, {})
+            for lines, _ in blocks:
+                writer.write(lines)
+                file.flush()
+                self.counts.add(lines)
+
+    def _write_file(
+        self, journal: Journal, blocks: Iterator[_Block], lock: Claim, made_by: Step | None
+    ) -> None:
         """Write a file by way of its journal, and beside it what made it, if that is wanted."""
         try:
-            for block in blocks:
-                journal.record(block.told, block.items, block.places)
+            for lines, answered in blocks:
+                journal.record(lines, answered.items, answered.places)
         except BaseException:
             if not self.sources:  # what came on standard input does not come again
                 journal.discard()
             raise
         out = self.config.out
-        with publish_together(own) as begin, begun(begin, out, made_by) as file:
-            writer = WRITERS[self.form](file, self.teller.columns(self.sources))
-            for some in journal.replay():
-                writer.write(some)
-                self.counted.add(some)
+        with publish_together(lock) as begin, begun(begin, out, made_by) as file:
+            writer = WRITERS[self.config.form](file, self.rows.columns(self.sources))
+            for lines in journal.replay():
+                writer.write(lines)
+                self.counts.add(lines)
             writer.close()
         journal.discard()
 
-    def _journal(self, none: list[int]) -> tuple[Journal, list[int]]:
-        """Return the journal, and how many items of each source are done."""
-        told = self.teller.options() | (self.fit.options() if self.fit else {})
-        shaped = {"told": told, "data": [s.name for s in self.sources], "hydractl": __version__}
-        strict = shaped | {
-            "told": told | {"skip_bad": False}
+    def _journal(self, nothing_done: list[int]) -> tuple[Journal, list[int]]:
+        """Return the journal, and how many items of each source are completed."""
+        options = self.rows.options() | (self.score.options() if self.score else {})
+        run = {"told": options, "data": [s.name for s in self.sources], "hydractl": __version__}
+        strict = run | {
+            "told": options | {"skip_bad": False}
         }  # whose lines are those of a run that skips, too
-        own, also = (digest_text(compact(each)) for each in (shaped, strict))
-        settings = texts_of(told | {"data": shaped["data"], "hydractl": __version__})
-        opened = partial(open_journal, self.config.out, own, settings, also=also, progress=self.progress)
+        fingerprint, subsumed = digest_text(compact(run)), digest_text(compact(strict))
+        settings = texts_of(options | {"data": run["data"], "hydractl": __version__})
+        opened = partial(
+            open_journal, self.config.out, fingerprint, settings, subsumed=subsumed, progress=self.progress
+        )
         try:
             journal = opened(anew=FORCED if self.config.force or not self.sources else None)
             return journal, journal.check([source.items for source in self.sources])
         except OtherRunError:
             if not self.config.if_changed:
                 raise
-            return opened(anew=OTHERS), none
+            return opened(anew=OTHERS), nothing_done
 
-    def _blocks(self, device: torch.device, done: list[int]) -> Iterator[_Block]:
-        """Yield the lines of each source but those of the items that are done."""
-        with self._ticking(sum(done)) as ticks:
-            asked = self._asked(device, ticks)
-            begun = zip(self.sources, done, strict=True) if self.sources else ((s, 0) for s in self._lines())
-            for source, start in begun:
-                for answered in _with_way_out(asked.answers(source.items, start=start)):
-                    told = self.teller.lines(source, answered) if self.team.leads else []
-                    yield _Block(told, answered.items, answered.places)
+    def _blocks(self, device: torch.device, completed: list[int]) -> Iterator[_Block]:
+        """Yield the lines of each source but those of the items that are completed, and what they are of."""
+        with self._ticking(sum(completed)) as ticks:
+            predictor = self._load(device, ticks)
+            starts = (
+                zip(self.sources, completed, strict=True) if self.sources else zip(self._lines(), repeat(0))
+            )
+            for source, start in starts:
+                for answered in _with_way_out(predictor.answers(source.items, start=start)):
+                    yield self.rows.lines(source, answered) if self.team.leads else [], answered
 
     @contextmanager
-    def _ticking(self, begun: int) -> Iterator[Iterator[object]]:
-        """Give what moves a bar on with each of this process's batches, of those that are left after `begun` items."""
+    def _ticking(self, completed: int) -> Iterator[Iterator[object]]:
+        """Give what moves a bar on with each of this process's batches, of those that are left after `completed` items."""
         size, world = self.config.batch_size, self.team.world
-        most = [s.most for s in self.sources]
-        known = [-(-items // size) for items in most if items is not None]
-        total = -(-(sum(known) - begun // size) // world) if len(known) == len(most) else None
-        over: list[bool] = []
-        steps = range(total) if total is not None else takewhile(lambda _: not over, count())
+        lengths = [s.most for s in self.sources]
+        batches = [-(-length // size) for length in lengths if length is not None]
+        total = -(-(sum(batches) - completed // size) // world) if len(batches) == len(lengths) else None
+        ended: list[bool] = []
+        steps = range(total) if total is not None else takewhile(lambda _: not ended, count())
         ticks = iter(self.progress.track(steps, label=f"{self.opened.reference}", total=total))
         yield ticks
-        over.append(True)
-        for _ in ticks:
-            pass
+        ended.append(True)
+        deque(ticks, maxlen=0)
 
     def _lines(self) -> Iterator[Source]:
-        empty = True
+        items = None
         crew = Crew.of(self.config.num_workers, images=0)
         how, size = self.opened.header.preprocess, window(self.config.batch_size)
         for items in lines(how, size=size, crew=crew, null=self.config.null):
-            empty = False
             yield self._lenient(Source(None, items))
-        if empty:
+        if items is None:
             raise DataError("standard input: holds no line")
 
     def _lenient(self, source: Source) -> Source:
         return Source(source.name, lenient(source.items)) if self.config.skip_bad else source
 
-    def _asked(self, device: torch.device, ticks: Iterator[object]) -> Asked:
+    def _load(self, device: torch.device, ticks: Iterator[object]) -> BatchPredictor:
         config, opened = self.config, self.opened
         with fits(opened.reference, device):
             model = load_any(opened, dtype=torch_dtype(config.dtype) if config.dtype else None).to(device)
-        settle(model, opened, self.teller.classes)
-        return Asked(
-            model=model,
+        settle(model, opened, self.rows.classes)
+        return BatchPredictor(
+            model=self.score.of(model, self.team, self.progress) if self.score else model,
+            device=model.device,
             how=opened.header.preprocess,
             name=opened.reference,
             batch_size=config.batch_size,
             team=self.team,
             ticks=ticks,
-            beside=self._beside(model),
         )
-
-    def _beside(self, model: Towers) -> Detecting | None:
-        """Return the model beside the score that is told, if that is one of features: as it is held, or fitted now."""
-        opened = self.opened
-        if self.held is not None:
-            watched = Watched.of(model, opened.family, name=opened.reference)
-            return self.held.of(watched, name=opened.reference)
-        if self.fit is None:
-            return None
-        told = self.teller.score, self.fit
-        return beside(self.config, opened, model, told, self.team, self.progress)
 
 
 def _with_way_out(answers: Iterator[Answered]) -> Iterator[Answered]:

@@ -45,16 +45,16 @@ def open_sources(config: PredictConfig, how: Reading, progress: Progress) -> lis
         DataError: If one cannot be opened.
         UsageError: If image files, or a list of them, are named for a model of texts.
     """
-    made: list[tuple[str, Items | Stream]] = []
+    sets: list[tuple[str, Items | Stream]] = []
     for files, group in groupby(config.data, is_file):
-        named = list(group)
+        names = list(group)
         if files:
-            paths = [path for given in named if (path := image_path(given))]
-            made.append((named[0], crewed(_files(paths, how), config.num_workers)))
+            paths = [path for name in names if (path := image_path(name))]
+            sets.append((names[0], crewed(_files(paths, how), config.num_workers)))
         else:
-            made += [(given, _opened(parsed(given), config, how, progress)) for given in named]
-    counted = [items for _, items in made if isinstance(items.key(0), int)]
-    return [Source(name if items in counted and len(counted) > 1 else None, items) for name, items in made]
+            sets += [(name, _opened(parsed(name), config, how, progress)) for name in names]
+    counted = [items for _, items in sets if isinstance(items.key(0), int)]
+    return [Source(name if items in counted and len(counted) > 1 else None, items) for name, items in sets]
 
 
 def _opened(ref: DataRef, config: PredictConfig, how: Reading, progress: Progress) -> Items | Stream:
@@ -96,13 +96,13 @@ def lines(how: Reading, *, size: int, crew: Crew | None, null: bool = False) -> 
     """
     if content_of(how) is Content.TEXTS:
         texts = ((i, _text(line, i)) for i, line in enumerate(_lines(null=null)))
-        while some := list(islice(texts, size)):
-            numbers, read = zip(*some, strict=True)
-            yield TextSet(texts=read, keys=numbers, name=STDIN)
+        while chunk := list(islice(texts, size)):
+            numbers, chunk_texts = zip(*chunk, strict=True)
+            yield TextSet(texts=chunk_texts, keys=numbers, name=STDIN)
         return
     paths = (_path(line, i) for i, line in enumerate(_lines(null=null)) if line)
-    while found := tuple(islice(paths, size)):
-        yield ImageSet(store=GivenStore(found), places=range(len(found)), name=STDIN, crew=crew)
+    while files := tuple(islice(paths, size)):
+        yield ImageSet(store=GivenStore(files), places=range(len(files)), name=STDIN, crew=crew)
 
 
 def _lines(*, null: bool) -> Iterator[bytes]:
@@ -120,14 +120,14 @@ def _lines(*, null: bool) -> Iterator[bytes]:
 
 def _ended(file: BinaryIO, end: bytes) -> Iterator[bytes]:
     """Yield what stands before each `end`, as it comes, and what is left; no more than is too long for a line."""
-    rest = b""
+    pending = b""
     while piece := file.read1(LONGEST):  # type: ignore[attr-defined] # standard input is buffered
-        *whole, rest = (rest + piece).split(end)
-        yield from whole
-        if len(rest) > LONGEST:
+        *ended, pending = (pending + piece).split(end)
+        yield from ended
+        if len(pending) > LONGEST:
             break
-    if rest:
-        yield rest
+    if pending:
+        yield pending
 
 
 def _text(line: bytes, i: int) -> str:

@@ -6,7 +6,7 @@ Several processes share the batches; the first of them has all answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
 
@@ -32,35 +32,35 @@ def window(batch_size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What is said of some items, at these places; `bad` says of an image by its place why it cannot be read."""
+    """The responses to some items, at these places; `bad` says of an image by its place why it cannot be read."""
 
     items: Items
     places: range
-    said: Responses | Scored
+    responses: Responses | Scored
     bad: dict[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A model as it is asked.
+class BatchPredictor:
+    """A model that answers about a set some batches at a time.
 
     Attributes:
-        model: On the device of this process.
+        model: On the device of this process, perhaps beside OOD scores of its features, which are seen as it answers.
+        device: That.
         how: How it reads.
         name: What errors call it.
         batch_size: Samples in one forward pass.
         team: The processes that share the work.
         ticks: Moves on with each of this process's batches.
-        beside: The model beside OOD scores of its features, which are seen as it answers; None where none is told.
     """
 
-    model: Towers
+    model: Towers | Detecting
+    device: torch.device
     how: Reading
     name: str
     batch_size: int
     team: Team
     ticks: Iterator[object]
-    beside: Detecting | None = None
 
     def answers(self, items: Items | Stream, *, start: int = 0) -> Iterator[Answered]:
         """Yield what the model says of a set from item `start` on, a multiple of `window`; every process is told of every item.
@@ -76,56 +76,58 @@ class Asked:
             for part in items.parts(repeat(self.batch_size * BATCHES), start=start):
                 yield from self.answers(part)
             return
-        fills = self.model.device.type == "cpu" and torch.get_num_threads() >= cores()
+        fills = self.device.type == "cpu" and torch.get_num_threads() >= cores()
         deal, size = Deal(self.team.rank, self.team.world, ahead=not fills), self.batch_size
         if isinstance(items, TextSet):
             step = window(size)
             for begin in range(start, len(items), step):
                 part = items.taken(range(begin, min(begin + step, len(items))))
-                own = encoded(part, self.how, batch_size=size, deal=deal)
-                yield self._together(own, items, begin, offset=begin)
+                batches = encoded(part, self.how, batch_size=size, deal=deal)
+                yield self._together(batches, items, begin, offset=begin)
             return
         order = range(start, len(items))
-        every = iter(encoded(items, self.how, batch_size=size, indices=order, limit_bytes=0, deal=deal))
+        stream = iter(encoded(items, self.how, batch_size=size, indices=order, limit_bytes=0, deal=deal))
         for begin in range(start, len(items), size * BATCHES * self.team.world):
-            yield self._together(islice(every, BATCHES), items, begin)
+            yield self._together(islice(stream, BATCHES), items, begin)
 
     def _together(
-        self, own: Iterable[Batch[Inputs]], items: Items, begin: int, *, offset: int = 0
+        self, batches: Iterable[Batch[Inputs]], items: Items, begin: int, *, offset: int = 0
     ) -> Answered:
         """Return what all processes' batches give, which hold consecutive items from `begin` on."""
-        places, tensors, bad = list[torch.Tensor](), list[tuple[torch.Tensor, ...]](), list[torch.Tensor]()
+        places, bad = list[torch.Tensor](), list[torch.Tensor]()
+        tensors: list[tuple[torch.Tensor, ...]] = []
 
         def noted() -> Iterator[Batch[Inputs]]:
-            for batch in own:
+            for batch in batches:
                 bad.append(_packed({offset + i: why for i, why in batch.bad.items()}))
                 yield batch
 
-        for indices, *found in self._responses(noted(), items.name):
+        for indices, *parts in self._responses(noted(), items.name):
             places.append(indices + offset - begin)
-            tensors.append((*found,))
+            tensors.append((*parts,))
             next(self.ticks, None)
         order = torch.cat(self.team.in_order(places)).argsort()
-        said = Responses(*(self._joined(tensors, k, order) for k in range(2)))
-        why_not = {
-            int(i): why
-            for part in self.team.in_order(bad)
-            for i, why in json.loads(bytes(part.tolist())).items()
-        }
-        told = said if self.beside is None else self.beside.scored(said, self._joined(tensors, 2, order))
-        return Answered(items=items, places=range(begin, begin + len(order)), said=told, bad=why_not)
+        log_probs, logsumexp, *scores = (
+            torch.cat(self.team.in_order([batch[k] for batch in tensors]), 1)[:, order]
+            for k in range(3 if isinstance(self.model, Detecting) else 2)
+        )
+        answers = Responses(log_probs, logsumexp)
+        return Answered(
+            items=items,
+            places=range(begin, begin + len(order)),
+            responses=self.model.scored(answers, *scores) if isinstance(self.model, Detecting) else answers,
+            bad={
+                int(i): why
+                for part in self.team.in_order(bad)
+                for i, why in json.loads(bytes(part.tolist())).items()
+            },
+        )
 
     def _responses(self, batches: Iterable[Batch[Inputs]], data: str) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield what this process's batches give, in one pass of the model each."""
-        if self.beside is not None:
-            return self.beside.responses(batches, name=self.name, data=data)
+        if isinstance(self.model, Detecting):
+            return self.model.responses(batches, name=self.name, data=data)
         return responses(self.model, batches, name=self.name, data=data)
-
-    def _joined(
-        self, each: Sequence[tuple[torch.Tensor, ...]], part: int, order: torch.Tensor
-    ) -> torch.Tensor:
-        """Return one part (A, N, ...) of what all processes' batches give."""
-        return torch.cat(self.team.in_order([one[part] for one in each]), 1)[:, order]
 
 
 def _packed(bad: dict[int, str]) -> torch.Tensor:

@@ -25,34 +25,34 @@ Line = dict[str, Any]
 PATH, ROW, DATA, ACCEPTED, ERROR = "path", "row", "data", "accepted", "error"
 
 
-def lines_of(found: Predictions, names: Sequence[str], *, top_k: int, score: str) -> Iterator[Line]:
+def lines_of(predictions: Predictions, names: Sequence[str], *, top_k: int, score: str) -> Iterator[Line]:
     """Yield what is told of each sample, without what it is called.
 
     Args:
-        found: N samples.
+        predictions: Of N samples.
         names: Of the classes.
         top_k: How many classes are told, at most all.
         score: The OOD score that is told.
     """
-    likeliest = found.probabilities.sort(dim=1, descending=True, stable=True)
-    chances, classes = (x[:, :top_k] for x in likeliest)
-    rows = zip(
-        _numbers(chances),
+    likeliest = predictions.probabilities.sort(dim=1, descending=True, stable=True)
+    probabilities, classes = (x[:, :top_k] for x in likeliest)
+    samples = zip(
+        _numbers(probabilities),
         classes.tolist(),
-        found.votes.T.tolist(),
-        *map(_numbers, (found.entropy, found.mutual_information, found.scores[score])),
-        [None] * len(found) if found.accepted is None else found.accepted.tolist(),
+        predictions.votes.T.tolist(),
+        *map(_numbers, (predictions.entropy, predictions.mutual_information, predictions.scores[score])),
+        [None] * len(predictions) if predictions.accepted is None else predictions.accepted.tolist(),
         strict=True,
     )
-    for own, top, votes, entropy, information, strangeness, accepted in rows:
+    for probability, top, votes, entropy, information, ood_score, accepted in samples:
         yield {
             "label": names[top[0]],
-            "probability": own[0],
-            "top": [{"label": names[c], "probability": p} for c, p in zip(top, own, strict=True)],
+            "probability": probability[0],
+            "top": [{"label": names[c], "probability": p} for c, p in zip(top, probability, strict=True)],
             "entropy": entropy,
             "mutual_information": information,
             "votes": [names[c] for c in votes],
-            "ood_score": strangeness,
+            "ood_score": ood_score,
             **({} if accepted is None else {ACCEPTED: accepted}),
         }
 
@@ -126,7 +126,7 @@ class Parquet(Writer):
 
     @override
     def write(self, lines: Sequence[Line]) -> None:
-        rows = [{name: _utf8(value) for name, value in flattened(line).items()} for line in lines]
+        rows = [{name: _utf8(cell) for name, cell in flattened(line).items()} for line in lines]
         self.rows.write_table(self.table(rows, schema=self.schema))
 
     @override
@@ -167,8 +167,8 @@ def columns(keys: Sequence[str], *, top_k: int, members: int, accepts: bool, ski
 def flattened(line: Line) -> Line:
     """Return a line as a table has it: a column for each of the likeliest classes and for each vote."""
     top, votes = line.get("top", ()), line.get("votes", ())
-    flat = {key: value for key, value in line.items() if key not in {"top", "votes"}}
-    flat |= {f"{name}{_nth(k)}": value for k, one in enumerate(top) for name, value in one.items()}
+    flat = {name: cell for name, cell in line.items() if name not in {"top", "votes"}}
+    flat |= {f"{name}{_nth(k)}": cell for k, likely in enumerate(top) for name, cell in likely.items()}
     return flat | {f"vote_{m + 1}": vote for m, vote in enumerate(votes)}
 
 
@@ -176,15 +176,15 @@ def _nth(k: int) -> str:
     return f"_{k + 1}" if k else ""
 
 
-def _cell(value: object) -> object:
-    return json.dumps(value) if isinstance(value, bool) else value
+def _cell(cell: object) -> object:
+    return json.dumps(cell) if isinstance(cell, bool) else cell
 
 
-def _utf8(value: object) -> object:
+def _utf8(cell: object) -> object:
     r"""Return a cell, of a text the bytes that are not UTF-8 as `\xff`: Parquet has no others."""
-    if not isinstance(value, str):
-        return value
-    return value.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    if not isinstance(cell, str):
+        return cell
+    return cell.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def path_text(path: str) -> str:
@@ -194,5 +194,5 @@ def path_text(path: str) -> str:
 
 def text(line: Line) -> str:
     r"""Return a line as JSON; lone surrogates are written as `\udcff`, which Python opens a file by."""
-    found = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
-    return NOT_UTF8.sub(lambda half: f"\\u{ord(half[0]):04x}", found)
+    written = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    return NOT_UTF8.sub(lambda half: f"\\u{ord(half[0]):04x}", written)
